@@ -193,6 +193,14 @@ class Table:
         return found[0] or 0, found[1] or 0
 
     @property
+    def is_restored(self) -> bool:
+        """Whether its last commit is Delta's RESTORE, which leaves the position as it is."""
+        if self.delta is None:
+            return False
+        with self.refusals():
+            return bool(self.delta.history(1)[0].get("operation") == "RESTORE")
+
+    @property
     def _snapshots(self) -> str:
         return f"{self.app}/snapshot"
 

@@ -323,23 +323,15 @@ class DeltaTarget:
         """
 
         def look(held: Held) -> Held:
+            names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
+            # They are not kept: nothing of a table is in memory before it changes.
+            changes, state = (self._made(*one, held.relation_id) for one in names.items())
             known = self._own[held.relation_id]
-            found = OwnPositions(
-                self._position("changes", held.stored + version_suffix(held.version), held),
-                self._position("state", held.stored, held),
-            )
-            self._own[held.relation_id] = found
-            lost = known.lost_since(found, held)
+            self._own[held.relation_id], lost = known.look(held, changes, state)
             return held if lost is None else held._replace(stale=lost)
 
         with ThreadPoolExecutor(self.threads) as pool:
             return dict(zip(tables, pool.map(look, tables.values()), strict=True))
-
-    def _position(self, kind: str, name: str, held: Held) -> tuple[int, int]:
-        """How far a table is; nothing of it is kept in memory."""
-        table = self._made(kind, name, held.relation_id)
-        table.load()
-        return table.position
 
     def _read(self, progress: Table) -> dict[int, Held]:
         tables = {}

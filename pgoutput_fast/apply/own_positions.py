@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .targets import CHANGES_ALONE, CHANGES_DELETED, CHANGES_PUT_BACK, DELETED, PUT_BACK
 
 if TYPE_CHECKING:
+    from .delta_table import Table
     from .targets import Held
 
 _Position = tuple[int, int]
@@ -44,24 +45,29 @@ class OwnPositions(NamedTuple):
         """With another position of the table that is "changes", or "state"."""
         return self._replace(**{kind: (lsn, copy_lsn)})
 
-    def lost_since(self, found: OwnPositions, held: Held) -> str | None:
-        """Why the rows of a table, or its changes, are not what they were; None: they are.
+    def look(self, held: Held, changes: Table, state: Table) -> tuple[OwnPositions, str | None]:
+        """How far the two are now, and why one is not what it was; None: it is.
 
         Parameters
         ----------
-        found : OwnPositions
-            What the tables say now.
         held : Held
+        changes, state : Table
+            They are loaded.
         """
-        if held.stale is None and _is_before(found.state, self.state):
-            return PUT_BACK if any(found.state or ()) else DELETED
-        if held.stale in (None, CHANGES_ALONE) and _is_before(found.changes, self.changes):
-            return CHANGES_PUT_BACK if any(found.changes or ()) else CHANGES_DELETED
-        return None
+        for table in (changes, state):
+            table.load()
+        found, lost = OwnPositions(changes.position, state.position), None
+        if held.stale is None and _has_lost(state, self.state):
+            lost = PUT_BACK if state.exists else DELETED
+        elif held.stale in (None, CHANGES_ALONE) and _has_lost(changes, self.changes):
+            lost = CHANGES_PUT_BACK if changes.exists else CHANGES_DELETED
+        return found, lost
 
 
-def _is_before(found: _Position | None, known: _Position | None) -> bool:
+def _has_lost(table: Table, known: _Position | None) -> bool:
     """Whether a table has less than it had."""
-    if found is None or known is None:
-        return False
-    return any(now < then for now, then in zip(found, known, strict=True))
+    if table.is_restored:
+        return True
+    return known is not None and any(
+        now < then for now, then in zip(table.position, known, strict=True)
+    )

@@ -16,6 +16,8 @@ from pgoutput_fast.embedded import EmbeddedServer
 
 pytest.importorskip("deltalake")
 
+from deltalake import DeltaTable
+
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
 
 COLUMNS = "id, v, n, d"
@@ -63,6 +65,7 @@ def check_copied(synced: Synced, rows: int) -> None:
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
             ("delta", "last entry", False), ("distributed", "state", True),
+            ("delta", "restore", True),
             ("iceberg", "changes", False), ("distributed parquet", "changes", True),
         )
     ],
@@ -74,6 +77,7 @@ def test_a_table_that_was_put_back(
     """It lacks what came since, whether more comes or not; it is copied again."""
     synced.sync()
     kind = "changes" if what == "changes" else "state"
+    version = DeltaTable(str(place_of(synced, "state"))).version()
     place, copy = place_of(synced, kind), tmp_path / "copy"
     if place.is_dir():
         shutil.copytree(place, copy)
@@ -83,6 +87,8 @@ def test_a_table_that_was_put_back(
     assert synced.sync().stale == {}
     if what == "last entry":
         max((place / "_delta_log").glob("*.json")).unlink()
+    elif what == "restore":
+        DeltaTable(str(place)).restore(version)
     else:
         put_back(place, copy)
     if goes_on:
@@ -118,7 +124,7 @@ def test_a_change_table_that_was_deleted(synced: Synced) -> None:
 @pytest.mark.parametrize("tables", ["delta"], indirect=True)
 def test_a_target_of_a_former_version(synced: Synced, tmp_path: Path) -> None:
     """It does not tell how far its tables are by themselves, and is taken as it is."""
-    from deltalake import DeltaTable, write_deltalake
+    from deltalake import write_deltalake
 
     synced.sync()
     progress = DeltaTable(str(synced.tables.path / "_progress"))
