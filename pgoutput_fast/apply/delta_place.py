@@ -103,6 +103,11 @@ class Place:
         """Move a table's directory, or what is left of it in a place that can only copy."""
         with self.refusals(before):
             if self.path is not None:
+                if (self.path / after).is_dir() and any((self.path / after).iterdir()):
+                    raise PgOutputError(
+                        f"{self.path / before} is to be {after}, as its table was renamed, and "
+                        "that is there already: move the one away that is not the table's"
+                    )
                 (self.path / before).rename(self.path / after)
                 fsync_path((self.path / after).parent)
                 return

@@ -64,6 +64,9 @@ _KINDS = {"delta": "Delta tables", "parquet": "plain Parquet files", "iceberg": 
 _GIVEN = {"parquet": "give changes='parquet'", "iceberg": "give iceberg="}
 """By which arguments the others were asked for."""
 
+_NEWEST = ("newest_lsn", "newest_time", "slot")
+"""Numbers in the log of `_progress`, beside the position: `Stored.newest`, and `Stored.slot`."""
+
 _PROGRESS_SCHEMA = pa.schema(
     {
         "schema": pa.string(),
@@ -169,16 +172,17 @@ class DeltaTarget:
         self._tables.clear()
         progress = Table(self.place, _PROGRESS, "pgoutput_fast", self._retention)
         progress.load()
-        if not progress.exists:
+        is_new = not progress.exists
+        if is_new:
             self._refuse_other_things()
             progress.create(_PROGRESS_SCHEMA, (0, 0), description=self._description(origin))
         stored = self._checked(progress, origin)
-        if not stored.tables:
+        if not stored.lsn:
             # Nothing was passed over yet that would be missing: it begins anew.
             progress.describe(self._description(origin))
         self._tables[_PROGRESS] = progress
         self._do_moves()
-        stored = stored._replace(tables=self._with_own(stored.tables))
+        stored = stored._replace(tables=self._with_own(stored.tables), is_new=is_new)
         for held in stored.tables.values():
             if f"{held.namespace}.{held.name}" in self._partition_by and held.stale is None:
                 self.state(held)  # which refuses other partitions than those that it has
@@ -285,18 +289,18 @@ class DeltaTarget:
                 f"{origin.system_identifier}: give another place"
             )
         held = self._read(progress)
-        if not held:
+        kept = Kept(found["soft_deletes"], found["tables"] and tuple(found["tables"]))
+        if not held and (kept, found.get("changes")) != (self.kept, self._kind):
             return Stored(0, {})
-        tables = None if found["tables"] is None else tuple(found["tables"])
-        self.kept.check(self.place.uri, Kept(found["soft_deletes"], tables))
+        self.kept.check(self.place.uri, kept)
         # Before this was stored there were no Parquet files, and tables tell the others apart.
         other = "delta" if self._kind == "parquet" else self._kind
         self._check_kind(found.get("changes", other))
         if self.place.path is not None:  # in object storage each question takes its time
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
-        lsn, time = (progress.transaction(name) for name in ("newest_lsn", "newest_time"))
-        newest = None if lsn is None or time is None else Commit(lsn, time)
-        return Stored(progress.position[0], held, newest)
+        lsn, time, slot = (progress.transaction(name) or 0 for name in _NEWEST)
+        newest = Commit(lsn, time) if lsn else None
+        return Stored(progress.position[0], held, newest, slot)
 
     def _check_kind(self, made: str) -> None:
         """Refuse change tables of another kind than the target was made with."""
@@ -451,9 +455,10 @@ class DeltaTarget:
         )
         with progress.refusals(), Writer(progress, _PROGRESS_SCHEMA, (), "progress") as writer:
             writer.write(conformed(rows, _PROGRESS_SCHEMA))
-            newest = stored.newest
-            more = {} if newest is None else {"newest_lsn": newest.lsn, "newest_time": newest.time}
-            progress.commit(writer.finish(), [], (stored.lsn, 0), schema=_PROGRESS_SCHEMA, **more)
+            newest = zip(_NEWEST, (*(stored.newest or (0, 0)), stored.slot), strict=True)
+            progress.commit(
+                writer.finish(), [], (stored.lsn, 0), schema=_PROGRESS_SCHEMA, **dict(newest)
+            )
         written = [one.table for one in self._writers if not one.is_elsewhere]
         self._writers = []
         self._do_moves()

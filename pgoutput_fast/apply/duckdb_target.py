@@ -80,7 +80,8 @@ CREATE TABLE _progress (
 _SOURCE = """
 CREATE TABLE _source (
     format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT,
-    soft_deletes VARCHAR, tables VARCHAR[], newest_lsn UBIGINT, newest_time BIGINT
+    soft_deletes VARCHAR, tables VARCHAR[], newest_lsn UBIGINT, newest_time BIGINT,
+    slot BIGINT
 )
 """
 
@@ -184,25 +185,25 @@ class DuckdbTarget:
                                   "CREATE SCHEMA state"):  # fmt: skip
                     connection.execute(statement)
                 connection.execute(
-                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL)",
+                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, NULL)",
                     [TARGET_FORMAT, *origin, self.kept.soft_deletes, self.kept.listed],
                 )
                 connection.execute("COMMIT")
             else:
                 self._check_own(names)
-                for column in ("newest_lsn UBIGINT", "newest_time BIGINT"):
+                for column in ("newest_lsn UBIGINT", "newest_time BIGINT", "slot BIGINT"):
                     # Files of former versions lack them.
                     connection.execute(f"ALTER TABLE _source ADD COLUMN IF NOT EXISTS {column}")
             if is_new:
                 fsync_path(self.path.parent)
             stored = self._read(connection, origin, names)
-            if not stored.tables:
+            if not stored.lsn:
                 # Nothing was passed over yet that would be missing: it begins anew.
                 connection.execute(
                     "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?, newest_lsn = NULL",
                     [self.kept.soft_deletes, self.kept.listed],
                 )
-            return stored
+            return stored._replace(is_new=is_new)
 
     def peek(self, origin: Origin) -> Stored:
         """See `Target`."""
@@ -246,12 +247,12 @@ class DuckdbTarget:
             )
             if lost := _lost(tables[row[2]], names):
                 tables[row[2]] = tables[row[2]]._replace(stale=lost)
-        if not tables:
+        kept = Kept(found[4], None if found[5] is None else tuple(found[5]))
+        if not tables and kept != self.kept:
             return Stored(0, {})
-        chosen = None if found[5] is None else tuple(found[5])
-        self.kept.check(str(self.path), Kept(found[4], chosen))
-        newest = [one for one in found[6:] if one is not None]
-        return Stored(found[3], tables, Commit(*newest) if len(newest) > 1 else None)
+        self.kept.check(str(self.path), kept)
+        lsn, time_, slot = (*found[6:], None, None, None)[:3]  # a former version has none
+        return Stored(found[3], tables, Commit(lsn, time_) if lsn else None, slot or 0)
 
     def close(self) -> None:
         """See `Target`."""
@@ -324,10 +325,11 @@ class DuckdbTarget:
         )
         self.run("DELETE FROM _progress")
         self.run("INSERT INTO _progress FROM rows", rows=rows)
-        newest = "" if stored.newest is None else (
-            f", newest_lsn = {stored.newest.lsn}, newest_time = {stored.newest.time}"
-        )  # fmt: skip
-        self.run(f"UPDATE _source SET lsn = {stored.lsn}{newest}")
+        lsn, time_ = ("NULL", "NULL") if stored.newest is None else stored.newest
+        self.run(
+            f"UPDATE _source SET lsn = {stored.lsn}, newest_lsn = {lsn}, newest_time = {time_}, "
+            f"slot = {stored.slot}"
+        )
         self.run("COMMIT")
 
     def later(self, write: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..captured.histories import has_commit
+from ..captured.histories import has_commit, has_copy
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import Consumer, consumers, remove_consumer
@@ -23,7 +23,6 @@ from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..segments.format import BEGIN_NAME
-from ..segments.listing import contents
 from .departures import Departures, departed
 from .targets import (
     CHANGES_ALONE,
@@ -36,6 +35,7 @@ from .targets import (
     Origin,
     Stored,
     Target,
+    number_of,
     window,
 )
 from .window_writer import (
@@ -201,7 +201,9 @@ class Syncing:
         }  # fmt: skip
         source = self._source()
         self._stored = target.open(origin_of(source))
-        if not self._stored.lsn:
+        self._slot = number_of(source.metadata.slot)
+        self._is_known = consumer in {one.name for one in consumers(directory)}
+        if not self._stored.lsn and self._is_known:
             self._begin_anew(consumer)
         self._consumer = Consumer(directory, consumer)
         cut_off = check_position(
@@ -217,6 +219,7 @@ class Syncing:
         self._seconds = 0.0
         self._windows = 0
         self._commit_time = self._newest()
+        self._is_behind_told = False
         self._is_compared = False  # whether the directory has the history that the target has
         self._looked = 0  # up to where there was nothing to write
         self._waiting: tuple[str, ...] = ()
@@ -226,24 +229,23 @@ class Syncing:
         self._end_lsn = 0
         self._is_stopped: Callable[[], bool] = lambda: False
         self._see(source)
-        lost = [one for one in self._stored.tables.values() if one.stale in LOST]
+        # Of those that were dropped or left the publications, a target may have what it likes.
+        lost = {key: one for key, one in self._stored.tables.items() if one.stale in LOST}
+        for relation_id in departed(history_of([directory]), list(lost)):
+            self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and options.unknown == "error":
-            raise IncompleteError(f"{qualified(lost[0])}: {lost[0].stale}: copy it again")
+            one = next(iter(lost.values()))
+            raise IncompleteError(f"{qualified(one)}: {one.stale}: copy it again")
         self._say_stale()
 
     def _begin_anew(self, consumer: str) -> None:
         """Have a new target begin with the newest snapshots, though one was there before."""
-        known = {one.name: one.position for one in consumers(self._directory)}
-        if consumer not in known:
-            return
         remove_consumer(self._directory, consumer)
-        at = known[consumer].lsn
-        # There is nothing yet where a first call was cut short, which is not worth a word.
-        if at > contents(self._directory).begin or (self._directory / BEGIN_NAME).exists():
+        if self._stored.is_new:
             _log.warning(
-                "%s begins anew: one that had what was committed before %s from %s is not there. "
-                "If it was not deleted, see whether its disk is mounted",
-                self._name, format_lsn(at), self._directory,
+                "%s begins anew: one that was written from %s is not there. If it was not deleted, "
+                "see whether its disk is mounted",
+                self._name, self._directory,
             )  # fmt: skip
 
     def _source(self) -> SegmentSource:
@@ -317,6 +319,11 @@ class Syncing:
         """Write what is there, up to a size; False if there is nothing."""
         source = self._source()
         self._see(source)
+        if self._end_lsn < self._stored.lsn:
+            # Another directory has brought what is between them; or earlier states of this one and
+            # of the server were put back. Nobody can tell yet, and nothing of it is the target's.
+            self._say_behind()
+            return False
         self._compare()
         before = self._consumer.position
         plan = source.plan(
@@ -379,23 +386,49 @@ class Syncing:
             self._stored = one.write(source, plan)
         return one
 
+    def _say_behind(self) -> None:
+        if not self._is_behind_told:
+            self._is_behind_told = True
+            _log.warning(
+                "%s has what was committed before %s, and %s ends at %s: it goes on once that has "
+                "as much",
+                self._name, format_lsn(self._stored.lsn), self._directory,
+                format_lsn(self._end_lsn),
+            )  # fmt: skip
+
+    def _lacks(self) -> str | None:
+        """What the target has from a history that is not the directory's; None: nothing.
+
+        It has its newest transaction; and, if the target goes on with the directory of the same
+        slot, the copies behind that.
+        """
+        newest = self._stored.newest
+        if newest is not None and has_commit(self._directory, newest) is False:
+            return f"the transaction that was committed at {format_lsn(newest.lsn)}"
+        since = 0 if newest is None else newest.lsn
+        is_same_slot = self._stored.slot == self._slot and self._is_known
+        for relation_id, held in self._stored.tables.items() if is_same_slot else ():
+            counts = held.copy_lsn > since and held.stale is None
+            if counts and not has_copy(self._directory, relation_id, held.copy_lsn):
+                return f"the copy of {qualified(held)} as of {format_lsn(held.copy_lsn)}"
+        return None
+
     def _compare(self) -> None:
         """See whether what the target has is what has happened, once the directory has as much.
 
         If not, what was committed before the target's position would be passed over.
         """
-        if self._is_compared or self._end_lsn < self._stored.lsn:
+        if self._is_compared:
             return
         self._is_compared = True
-        newest = self._stored.newest
-        if newest is None or has_commit(self._directory, newest) is not False:
+        lacks = self._lacks()
+        if lacks is None:
             return
         if self._options.unknown == "error":
             raise IncompleteError(
-                f"{self._name} has the transaction that was committed at {format_lsn(newest.lsn)}, "
-                f"and {self._directory} does not: an earlier state of the directory was put back, "
-                "and of the server; or another directory has brought it, of other tables. "
-                "unknown='copy' has the tables copied again"
+                f"{self._name} has {lacks}, and {self._directory} does not: an earlier state of "
+                "the directory was put back, and of the server; or another directory has brought "
+                "it, of other tables. unknown='copy' has the tables copied again"
             )
         tables = self._stored.tables
         gone = departed(history_of([self._directory]), list(tables))

@@ -25,7 +25,7 @@ from .evolution import Known, replaced
 from .naming import free_name, renames, stored_table
 from .stored_changes import as_taken
 from .table_window import TableWindow
-from .targets import CHANGES_ALONE, Held, IncompleteError, Stored, Target
+from .targets import CHANGES_ALONE, Held, IncompleteError, Stored, Target, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -156,7 +156,12 @@ class WindowWriter:
             relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
             for relation_id, held in self._held.items()
         }
-        stored = Stored(max(after.lsn, self._lsn), tables, self._newest_of(plan))
+        stored = Stored(
+            max(after.lsn, self._lsn),
+            tables,
+            self._newest_of(plan),
+            number_of(source.metadata.slot),
+        )
         self._target.commit(stored)
         return stored
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..segments import SegmentReader
 from ..segments.listing import contents
@@ -41,6 +42,25 @@ def newest_commit(units: Sequence[Unit]) -> Commit | None:
             if found is not None:
                 return found
     return None
+
+
+def newest_copy(units: Sequence[Unit]) -> tuple[int, int] | None:
+    """The relation id and the LSN of the newest copy of which units have rows; None: of none."""
+    copies = [unit.step.copy for unit in units if unit.step is not None and unit.step.copy]
+    newest = max(copies, key=lambda copy: copy.lsn, default=None)
+    return None if newest is None else (newest.relation_id, newest.lsn)
+
+
+def has_copy(directory: Path, relation_id: int, lsn: int) -> bool:
+    """Whether a directory has, or had, a copy of a table, as of an LSN.
+
+    Raises
+    ------
+    PgOutputError
+        The directory can't be read.
+    """
+    state = Tables(directory).read().get(relation_id)
+    return state is not None and any(copy.lsn == lsn for copy in state.snapshots)
 
 
 def has_commit(directory: Path, commit: Commit) -> bool | None:

@@ -18,9 +18,12 @@ _IDENTITY = ("system_identifier", "database", "slot")
 
 
 def offset_at(
-    source: SegmentSource, position: Position, newest: Commit | None = None
+    source: SegmentSource,
+    position: Position,
+    newest: Commit | None = None,
+    copy: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """A position as Spark stores it, and the newest commit before it that was read."""
+    """A position as Spark stores it, and the newest commit and copy before it that were read."""
     offset = {
         "position": format_lsn(position.lsn),
         "tables": {str(key): format_lsn(lsn) for key, lsn in sorted(position.tables.items())},
@@ -28,6 +31,8 @@ def offset_at(
     }
     if newest is not None:
         offset["newest"] = [format_lsn(newest.lsn), newest.time]
+    if copy is not None:
+        offset["copy"] = [copy[0], format_lsn(copy[1])]
     return offset
 
 
@@ -44,6 +49,23 @@ def newest_of(offset: Mapping[str, Any]) -> Commit | None:
     try:
         lsn, time_ = found
         return Commit(parse_lsn(lsn), int(time_))
+    except (ValueError, TypeError, AttributeError, PgOutputError):
+        raise _is_no_offset(offset) from None
+
+
+def copy_of(offset: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The relation id and LSN of the newest copy that was read; None: the offset has none.
+
+    Raises
+    ------
+    PgOutputError
+        It is of another form.
+    """
+    if (found := offset.get("copy")) is None:
+        return None
+    try:
+        relation_id, lsn = found
+        return int(relation_id), parse_lsn(lsn)
     except (ValueError, TypeError, AttributeError, PgOutputError):
         raise _is_no_offset(offset) from None
 

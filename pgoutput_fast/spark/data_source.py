@@ -51,7 +51,7 @@ except ImportError as error:
 from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.embedded_capture import EmbeddedCapture
-from pgoutput_fast.captured.histories import has_commit, newest_commit
+from pgoutput_fast.captured.histories import has_commit, has_copy, newest_commit, newest_copy
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.captured.units import SegmentSource, open_source
 from pgoutput_fast.directory.consumers import Consumer
@@ -66,7 +66,7 @@ from pgoutput_fast.values import EPOCH_UTC
 
 from ._change_files import DDL, write_changes
 from ._envelopes import RECORD_DDL, envelopes
-from ._offsets import newest_of, offset_at, position_of
+from ._offsets import copy_of, newest_of, offset_at, position_of
 from ._planning import Item, item_batches
 from ._source_options import SourceOptions, in_options, source_options
 from ._told_errors import telling
@@ -607,7 +607,10 @@ class _Planner:
         newest = newest_commit(plan.units)
         if newest is not None:
             self._committed = EPOCH_UTC + datetime.timedelta(microseconds=newest.time)
-        end = offset_at(source, plan.after.position, newest or newest_of(start))
+        end = offset_at(
+            source, plan.after.position, newest or newest_of(start),
+            newest_copy(plan.units) or copy_of(start),
+        )  # fmt: skip
         if self._options.mode == "table":
             relation_id = self._table(start).relation_id
             if relation_id is not None:
@@ -622,14 +625,18 @@ class _Planner:
         if self._is_compared:
             return
         self._is_compared = True
-        newest = newest_of(offset)
-        if newest is not None and has_commit(self._options.segments, newest) is False:
-            raise PgOutputError(
-                f"the checkpoint has read the transaction that was committed at "
-                f"{format_lsn(newest.lsn)}, and {self._options.segments} does not have it: an "
-                "earlier state of the directory was put back, and of the server, so that what was "
-                "read since did not happen there; begin with a new checkpoint, and a new target"
-            )
+        directory, newest, copy = self._options.segments, newest_of(offset), copy_of(offset)
+        if newest is not None and has_commit(directory, newest) is False:
+            lacks = f"the transaction that was committed at {format_lsn(newest.lsn)}"
+        elif copy and (newest is None or copy[1] > newest.lsn) and not has_copy(directory, *copy):
+            lacks = f"the copy of a table as of {format_lsn(copy[1])}"
+        else:
+            return
+        raise PgOutputError(
+            f"the checkpoint has read {lacks}, and {directory} does not have it: an earlier state "
+            "of the directory was put back, and of the server, so that what was read since did not "
+            "happen there; begin with a new checkpoint, and a new target"
+        )
 
     def _check_left(
         self, source: SegmentSource, position: Position, relation_id: int | None

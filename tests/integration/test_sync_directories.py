@@ -102,9 +102,28 @@ def compare_state(server: ImagedServer, lake: Path) -> None:
     assert sorted((one,) for one in found.column("id").to_pylist()) == truth
 
 
+CHANGED = ("INSERT INTO t VALUES (100)", "DELETE FROM t WHERE id = 1")
+COPIED = ("ALTER PUBLICATION p DROP TABLE t", *CHANGED, "ALTER PUBLICATION p ADD TABLE t")
+
+
+def copies_of(lake: Path) -> list[int]:
+    import deltalake
+
+    found = deltalake.DeltaTable(str(lake / "_progress")).to_pyarrow_table()
+    lsns: list[int] = found.column("copy_lsn").to_pylist()
+    return lsns
+
+
+@pytest.mark.parametrize(
+    ("statements", "in_silence"),
+    [(CHANGED, False), pytest.param(COPIED, False, marks=pytest.mark.slow),
+     pytest.param(CHANGED, True, marks=pytest.mark.slow)],
+    ids=["changes", "a copy", "in silence"],
+)  # fmt: skip
 def test_a_server_and_a_directory_that_were_put_back(
-    imaged: ImagedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    imaged: ImagedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    statements: tuple[str, ...], in_silence: bool,
+) -> None:  # fmt: skip
     """As they are on one disk, of which there was an image; the target is elsewhere, and newer."""
     given: dict[str, Any] = {
         "slot": "s", "publications": ["p"], "target": str(tmp_path / "lake"),
@@ -112,17 +131,25 @@ def test_a_server_and_a_directory_that_were_put_back(
     }  # fmt: skip
     apply.sync(imaged.dsn(), **given)
     imaged.keep()
-    execute(imaged, "INSERT INTO t VALUES (100)", "DELETE FROM t WHERE id = 1")
-    apply.sync(imaged.dsn(), **given)
-    imaged.go_back()
+    before = copies_of(tmp_path / "lake")
+    execute(imaged, *statements)
+    for _ in range(3):
+        apply.sync(imaged.dsn(), **given)
+    assert (copies_of(tmp_path / "lake") == before) == (statements == CHANGED)
+    imaged.go_back(in_silence=in_silence)
     with pytest.raises(pf.PgOutputError, match=r"an earlier state of the directory was put back"):
         apply.sync(imaged.dsn(), **given, unknown="error")
     for row in (202, 203):
         apply.sync(imaged.dsn(), **given)
         assert f"public.t is not kept up to date: {OTHER_HISTORY}" in caplog.text
-        execute(imaged, f"INSERT INTO t VALUES ({row})")
+        if not in_silence:
+            execute(imaged, f"INSERT INTO t VALUES ({row})")
     assert apply.sync(imaged.dsn(), **given).stale == {}
     compare_state(imaged, tmp_path / "lake")
+    # What it found wrong is settled.
+    copies = copies_of(tmp_path / "lake")
+    assert apply.sync(imaged.dsn(), **given, unknown="error").stale == {}
+    assert copies_of(tmp_path / "lake") == copies
 
 
 @pytest.mark.slow
@@ -137,7 +164,7 @@ def test_a_capture_that_went_on_in_what_was_put_back(
     def go_on() -> None:
         capture(
             imaged.dsn(), slot="s", publications=["p"], directory=tmp_path / "segments",
-            create_slot=True, snapshot="initial", until_lsn=now(imaged),
+            create_slot=True, snapshot="initial", until_lsn=now(imaged), keep_seconds=0.001,
         )  # fmt: skip
 
     go_on()

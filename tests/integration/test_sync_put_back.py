@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -154,7 +155,7 @@ def test_a_target_that_is_not_there(synced: Synced, caplog: pytest.LogCaptureFix
     assert "begins anew" not in caplog.text
     synced.tables.remove()
     synced.settle()
-    told = f"{synced.options['target']} begins anew: one that had what was committed before "
+    told = f"{synced.options['target']} begins anew: one that was written from "
     assert told in caplog.text
     assert synced.compare("t", COLUMNS) == 51
     assert caplog.text.count("begins anew") == 1
@@ -167,3 +168,38 @@ def test_tables_without_their_progress(synced: Synced) -> None:
     with pytest.raises(pf.PgOutputError, match=r"has tables, and not _progress, .*: restore that"):
         synced.sync()
     assert not (synced.tables.path / "_progress").exists()
+
+
+@pytest.mark.parametrize("tables", ["duckdb", "delta"], indirect=True)
+def test_a_target_of_which_no_table_has_come_yet(
+    synced: Synced, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on, though what it has passed over is deleted."""
+    given: dict[str, Any] = {
+        "snapshot": "never", "uncopied": "empty", "tables": "public.t", "keep_seconds": 0.001,
+    }  # fmt: skip
+    synced.database.execute("DELETE FROM t")
+    for row in range(4):
+        synced.sync(**given)
+        synced.database.execute(f"INSERT INTO bag VALUES ({row}, 'b')")
+    assert "begins anew" not in caplog.text
+    synced.database.execute("INSERT INTO t VALUES (1, 'x', 1, 'd')")
+    assert synced.sync(**given).stale == {}
+    assert synced.compare("t", COLUMNS) == 1
+
+
+@pytest.mark.parametrize("tables", ["duckdb", "delta"], indirect=True)
+def test_tables_that_left_and_were_deleted(synced: Synced, wait_until: Any) -> None:
+    """Nobody can copy them, and nobody has need of them."""
+    synced.sync()
+    synced.database.execute("DROP TABLE t", "INSERT INTO bag VALUES (9, 'b')")
+    wait_until(lambda: synced.sync().left == ("public.t",))
+    if isinstance(synced.tables, DuckdbTables):
+        with contextlib.closing(duckdb.connect(str(synced.tables.path))) as connection:
+            connection.execute('DROP TABLE changes."public.t"; DROP TABLE state."public.t"')
+    else:
+        for kind in ("changes", "state"):
+            shutil.rmtree(place_of(synced, kind))
+    synced.database.execute("INSERT INTO bag VALUES (10, 'b')")
+    assert synced.sync(unknown="error").stale == {}
+    synced.compare("bag", "a, b")
