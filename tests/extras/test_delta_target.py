@@ -1202,6 +1202,7 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         "stored": "public.things", "version": 1, "lsn": 0x101, "copy_lsn": 0x50,
         "commit_time": datetime.datetime(1970, 1, 1, microsecond=5, tzinfo=datetime.timezone.utc),
         "stale": "why", "columns": '[["id", "id_", 23, -1, "int32", true, 1]]', "moves": "[]",
+        "own": "[[257, 0], [257, 0]]",
     }  # fmt: skip
     assert synced.reopen().stored == stored
 
