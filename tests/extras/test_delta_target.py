@@ -1192,7 +1192,8 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         copy_lsn=0x50,
         columns=(Column("id", "id_", 23, -1, "int32", True, 1),),
     )
-    stored = Stored(0x900, {held.relation_id: held, 1 << 31: held._replace(relation_id=1 << 31)})
+    other = held._replace(relation_id=1 << 31, stored="public.other")
+    stored = Stored(0x900, {held.relation_id: held, 1 << 31: other})
     with window(synced.target):
         synced.target.commit(stored)
     path = str(synced.path / "_progress")
