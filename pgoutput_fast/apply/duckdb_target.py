@@ -133,6 +133,13 @@ class DuckdbTarget:
         """Raise duckdb's errors as this package's."""
         try:
             yield
+        except self._duckdb.OutOfMemoryException as error:
+            said = str(error).partition("\n")[0]
+            raise PgOutputError(
+                f"can't write {self.path}: a window has more than a transaction of DuckDB takes in "
+                f"{_MEGABYTES} MB, as where a table is altered many times in it ({said}). Give a "
+                "smaller window, such as window_bytes=65536, until the backlog is done"
+            ) from error
         except self._duckdb.Error as error:
             raise PgOutputError(f"can't write {self.path}: {error}") from error
 
