@@ -227,6 +227,7 @@ KILLS = {
 
 
 @ENGINES
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("where", KILLS)
 def test_kill_9(made: MadeDirectory, tables: ParquetTables, where: str, engine: str) -> None:
     module, owner, name, left, behind, seen, waiting = KILLS[where]

@@ -97,6 +97,7 @@ def test_a_slot_in_one_query_after_another(streams: Any, wait_until: WaitUntil) 
     assert len(made.changes) == 119
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_beyond_the_directory(streams: Any) -> None:
     database, made = streams
     made.start().awaitTermination()

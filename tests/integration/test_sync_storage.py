@@ -27,6 +27,7 @@ SECRET = "a-secret-that-nobody-may-see"
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 
 
+@pytest.mark.slow
 def test_tables_in_object_storage(
     pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

@@ -56,6 +56,7 @@ def errors_of(source: str, path: Path) -> list[tuple[int, str]]:
     return [(int(line.split(":")[1]), line.rsplit("[", 1)[1].rstrip("]")) for line in found]
 
 
+@pytest.mark.slow
 def test_words_are_checked(tmp_path: Path) -> None:
     assert errors_of(GOOD, tmp_path / "good.py") == []
     lines = BAD.splitlines()

@@ -354,6 +354,7 @@ def test_a_column_that_comes_while_a_stream_runs(
     ignoring.stop()
 
 
+@pytest.mark.slow
 def test_a_column_that_comes_before_a_stream_has_read(
     source: Any, made: MadeDirectory, tmp_path: Path
 ) -> None:
@@ -407,6 +408,7 @@ def test_a_type_that_is_altered_while_a_stream_runs(
     assert read_anew(made, tmp_path, begin, end) == [1200, 1 << 40]
 
 
+@pytest.mark.slow
 def test_another_table_has_got_the_name(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
     fill(made, 1200, 1)
     query = Query(source, made, tmp_path / "checkpoint")
