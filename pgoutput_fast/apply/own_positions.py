@@ -52,7 +52,7 @@ class OwnPositions(NamedTuple):
         ----------
         held : Held
         changes, state : Table
-            They are loaded.
+            They need not be loaded yet.
         """
         for table in (changes, state):
             table.load()

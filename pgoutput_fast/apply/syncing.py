@@ -405,11 +405,13 @@ class Syncing:
         newest = self._stored.newest
         if newest is not None and has_commit(self._directory, newest) is False:
             return f"the transaction that was committed at {format_lsn(newest.lsn)}"
+        if self._stored.slot != self._slot or not self._is_known:
+            return None
         since = 0 if newest is None else newest.lsn
-        is_same_slot = self._stored.slot == self._slot and self._is_known
-        for relation_id, held in self._stored.tables.items() if is_same_slot else ():
+        states = Tables(self._directory).read()
+        for relation_id, held in self._stored.tables.items():
             counts = held.copy_lsn > since and held.stale is None
-            if counts and not has_copy(self._directory, relation_id, held.copy_lsn):
+            if counts and not has_copy(states, relation_id, held.copy_lsn):
                 return f"the copy of {qualified(held)} as of {format_lsn(held.copy_lsn)}"
         return None
 

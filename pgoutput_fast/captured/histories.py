@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..segments import SegmentReader
 from ..segments.listing import contents
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from ..directory.copies import TableState
     from ..segments.reader import Commit
     from .units import Unit
 
@@ -51,15 +51,16 @@ def newest_copy(units: Sequence[Unit]) -> tuple[int, int] | None:
     return None if newest is None else (newest.relation_id, newest.lsn)
 
 
-def has_copy(directory: Path, relation_id: int, lsn: int) -> bool:
+def has_copy(states: Mapping[int, TableState], relation_id: int, lsn: int) -> bool:
     """Whether a directory has, or had, a copy of a table, as of an LSN.
 
-    Raises
-    ------
-    PgOutputError
-        The directory can't be read.
+    Parameters
+    ----------
+    states : mapping of int to TableState
+        What `Tables.read` gives of it.
+    relation_id, lsn : int
     """
-    state = Tables(directory).read().get(relation_id)
+    state = states.get(relation_id)
     return state is not None and any(copy.lsn == lsn for copy in state.snapshots)
 
 

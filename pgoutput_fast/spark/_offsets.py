@@ -32,7 +32,7 @@ def offset_at(
     if newest is not None:
         offset["newest"] = [format_lsn(newest.lsn), newest.time]
     if copy is not None:
-        offset["copy"] = [copy[0], format_lsn(copy[1])]
+        offset["copy"] = [format_lsn(copy[1]), copy[0]]
     return offset
 
 
@@ -44,13 +44,8 @@ def newest_of(offset: Mapping[str, Any]) -> Commit | None:
     PgOutputError
         It is of another form.
     """
-    if (found := offset.get("newest")) is None:
-        return None
-    try:
-        lsn, time_ = found
-        return Commit(parse_lsn(lsn), int(time_))
-    except (ValueError, TypeError, AttributeError, PgOutputError):
-        raise _is_no_offset(offset) from None
+    found = _pair(offset, "newest")
+    return None if found is None else Commit(*found)
 
 
 def copy_of(offset: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -61,11 +56,17 @@ def copy_of(offset: Mapping[str, Any]) -> tuple[int, int] | None:
     PgOutputError
         It is of another form.
     """
-    if (found := offset.get("copy")) is None:
+    found = _pair(offset, "copy")
+    return None if found is None else (found[1], found[0])
+
+
+def _pair(offset: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+    """An LSN and a number; None: the offset does not have them."""
+    if (found := offset.get(name)) is None:
         return None
     try:
-        relation_id, lsn = found
-        return int(relation_id), parse_lsn(lsn)
+        lsn, number = found
+        return parse_lsn(lsn), int(number)
     except (ValueError, TypeError, AttributeError, PgOutputError):
         raise _is_no_offset(offset) from None
 

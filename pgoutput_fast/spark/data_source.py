@@ -55,6 +55,7 @@ from pgoutput_fast.captured.histories import has_commit, has_copy, newest_commit
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.captured.units import SegmentSource, open_source
 from pgoutput_fast.directory.consumers import Consumer
+from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.reading import Position
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import history_of
@@ -628,7 +629,11 @@ class _Planner:
         directory, newest, copy = self._options.segments, newest_of(offset), copy_of(offset)
         if newest is not None and has_commit(directory, newest) is False:
             lacks = f"the transaction that was committed at {format_lsn(newest.lsn)}"
-        elif copy and (newest is None or copy[1] > newest.lsn) and not has_copy(directory, *copy):
+        elif (
+            copy
+            and (newest is None or copy[1] > newest.lsn)
+            and not has_copy(Tables(directory).read(), *copy)
+        ):
             lacks = f"the copy of a table as of {format_lsn(copy[1])}"
         else:
             return
