@@ -30,6 +30,7 @@ _PASSES = re.compile(
     r"\b(429|500|502|503|504)\b",
     re.IGNORECASE,
 )
+_FULL = re.compile(r"no space left|disk quota exceeded", re.IGNORECASE)
 _SECRET = re.compile(r"secret|token|password|key|credential|sas|signature", re.IGNORECASE)
 
 
@@ -147,6 +148,8 @@ class Place:
                 text += ". Look at the credentials, the endpoint and the bucket"
                 if may_pass(text):
                     raise RetryableError(text) from None
+            if _FULL.search(text):
+                text += ". Nothing is lost: free space there, and call it again"
             raise PgOutputError(text) from None
 
     def conflict(self, what: str, shown: str = "") -> ConflictError:

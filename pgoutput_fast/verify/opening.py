@@ -102,6 +102,11 @@ def _opened(
         raise PgOutputError(f"segments were given, and {path} is no export that was made of them")
     if has_begun(path):
         return DirectoryTarget(path, types)
+    if any((path / name).is_dir() for name in ("changes", "state")):
+        raise PgOutputError(
+            f"{path} has tables of a sync, and not _progress, which says how far they are: "
+            "restore that"
+        )
     raise PgOutputError(
         f"{path} has no segments and no export in it; the targets are a directory of segments, "
         "one of an export or of Delta tables, and duckdb:FILE"

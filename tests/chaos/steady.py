@@ -1,10 +1,11 @@
 """Memory of a capture and of a consumer while pgbench writes: flat, however long that takes.
 
-    python tests/chaos/steady.py [--what streams|syncs] [--seconds N] [--scale N] [--clients N]
-                                 [--rate N]
+    python tests/chaos/steady.py [--what streams|syncs|spark] [--seconds N] [--scale N]
+                                 [--clients N] [--rate N]
 
 `capture` and `groups()` with columns, or syncs into DuckDB and Delta tables, read beside each
-other, in processes of their own. Their resident memory is looked up each second. Its median in the
+other, in processes of their own; or one sync whose windows Spark's executors write, and the memory
+of the driver and of its Java process is looked at. It is looked up each second. Its median in the
 last part of the time must be that of the first part, but for some megabytes; a part is a minute, or
 a third of a shorter time. At the end both must have read everything.
 """
@@ -26,10 +27,11 @@ import psycopg
 from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
 
 VERSION = 18
-ALLOWED = {"streams": 4 << 20, "syncs": 64 << 20}
+ALLOWED = {"streams": 4 << 20, "syncs": 64 << 20, "spark": 64 << 20}
 """Bytes of growth. duckdb, delta-rs and pyarrow keep some memory for themselves."""
-WARM_UP = {"streams": 5, "syncs": 120}
-"""Seconds in which modules are loaded and buffers made, and old rows copied."""
+WARM_UP = {"streams": 5, "syncs": 120, "spark": 300}
+"""Seconds in which modules are loaded and buffers made, and old rows copied. Java takes its whole
+heap in time, and Spark keeps what it knows of its last 1,000 jobs."""
 
 READERS = {
     "capture": """
@@ -57,6 +59,18 @@ SYNCS = {
     "sync_duckdb": SYNC.format(slot="sync_duckdb", target="duckdb:%s.duckdb"),
     "sync_delta": SYNC.format(slot="sync_delta", target="%s.lake"),
 }
+SPARK = {
+    "driver": """
+import sys
+from pgoutput_fast.spark import session, sync
+spark = session("local[2]", configuration={"spark.driver.memory": "512m"})
+sync(
+    spark, sys.argv[1], slot="sync_spark", publications=["p"], target=sys.argv[2] + ".lake",
+    driver_bytes=0,
+)
+"""
+}
+CODES = {"streams": READERS, "syncs": SYNCS, "spark": SPARK}
 
 
 def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
@@ -72,6 +86,15 @@ def resident(pid: int) -> int:
     """Bytes of memory that a process has."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def java_of(pid: int) -> int | None:
+    """The Java process that a driver has started."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    for child in " ".join(path.read_text() for path in children).split():
+        if Path(f"/proc/{child}/comm").read_text().strip() == "java":
+            return int(child)
+    return None
 
 
 def wait_for(dsn: str, query: str, wanted: object, readers: dict[str, Any]) -> None:
@@ -93,11 +116,14 @@ def samples_while(
         for name, reader in readers.items():
             assert reader.poll() is None, f"{name} has ended"
             found[name].append(resident(reader.pid))
+            java = java_of(reader.pid)
+            if java is not None:
+                found.setdefault(f"{name}'s Java", []).append(resident(java))
     return found
 
 
 def run(what: str, seconds: int, scale: int, clients: int, rate: int) -> None:
-    codes, warm_up = READERS if what == "streams" else SYNCS, WARM_UP[what]
+    codes, warm_up = CODES[what], WARM_UP[what]
     pgbench = str(find_server_bindir(VERSION) / "pgbench")
     settings = {"log_min_messages": "fatal", "max_wal_size": "256MB", "checkpoint_timeout": "30s"}
     readers: dict[str, subprocess.Popen[bytes]] = {}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -47,6 +49,7 @@ from pgoutput_fast.apply import (  # noqa: E402
     delta_table,
 )
 from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaTarget, _State  # noqa: E402
+from pgoutput_fast.verify.opening import open_target  # noqa: E402
 
 ORIGIN = Origin("7000000000000000001", "shop")
 THINGS = t.Table("things", {"id": "int4", "name": "text", "note": "text"})
@@ -791,6 +794,29 @@ def test_another_database_and_other_things_are_refused(tmp_path: Path) -> None:
     for name in ("50%", "a[b", "x`"):
         with pytest.raises(pf.PgOutputError, match="directory of another name"):
             DeltaTarget(tmp_path / name)
+
+
+def test_tables_without_their_progress_are_refused(synced: Synced) -> None:
+    """By verify too, which says what is missing."""
+    begun(synced, [1, "a", "x"])
+    shutil.rmtree(synced.path / "_progress")
+    with pytest.raises(pf.PgOutputError, match=r"has tables, and not _progress"):
+        DeltaTarget(synced.path).peek(ORIGIN)
+    with pytest.raises(pf.PgOutputError, match=r"has tables of a sync, and not _progress"):
+        open_target(str(synced.path), None, pf.TypeRegistry)
+
+
+def test_a_full_disk_says_that_nothing_is_lost(tmp_path: Path) -> None:
+    place = delta_place.Place(str(tmp_path))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        pytest.raises(pf.PgOutputError, match=r"left on device\. Nothing is lost: free"),
+        place.refusals("table x"),
+    ):
+        raise full
+    with pytest.raises(pf.PgOutputError) as error, place.refusals("table x"):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    assert "Nothing is lost" not in str(error.value)
 
 
 def test_what_is_there_is_found_out_without_writing(synced: Synced, tmp_path: Path) -> None:
