@@ -9,13 +9,14 @@ from ..captured.changes import ChangeReader
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import consumers
+from ..directory.reading import Position, first_position
 from ..errors import PgOutputError
 from ..history import Follower, history_of
 from ..names import qualified, shown_name
 from ..segments.listing import has_begun
 from .departures import mistaken
 from .embedded_capture import check_slot
-from .syncing import check_position, copied_name, origin_of
+from .syncing import check_position, copied_name, lost_tables, origin_of
 from .targets import Held, Origin, Stored, Target
 from .window_writer import SyncOptions
 
@@ -50,6 +51,8 @@ class TablePlan(NamedTuple):
         Whether the directory has one of it, so that its rows are known.
     is_published : bool or None
         Whether a publication has it; None: no server was asked.
+    is_lost : bool
+        Whether it would be copied again first, as the directory lacks changes of it.
     """
 
     relation_id: int
@@ -62,6 +65,7 @@ class TablePlan(NamedTuple):
     waits: bool = False
     has_snapshot: bool = False
     is_published: bool | None = None
+    is_lost: bool = False
 
 
 class SlotPlan(NamedTuple):
@@ -184,9 +188,21 @@ def plan_sync(
             directory, False, slot, 0, 0, _sorted(tables, options), _mistaken(asked, options)
         )
     stored = target.peek(origin_of(source))
+    lost: list[int] = []
+    if asked is not None and options.unknown == "copy":
+        lost = lost_tables(directory, stored, consumer)
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
-    position = known[consumer] if consumer in known else source.begin().position
-    check_position(directory, str(name), stored, position, options.uncopied)
+    if consumer in known:
+        position = known[consumer]
+    elif lost:
+        position = first_position(source.seen.states, source.seen.contents.begin)
+    else:
+        position = source.begin().position
+    if lost:  # nothing is read of them until they are copied
+        ends = dict.fromkeys(lost, source.seen.contents.end)
+        position = Position(position.lsn, {**position.tables, **ends})
+    else:
+        check_position(directory, str(name), stored, position, options.uncopied)
     counted = _count(source, directory, position, decode_for, options, stored)
     states = source.seen.states
     names = {**_copied_names(directory, source.seen), **published}
@@ -201,6 +217,7 @@ def plan_sync(
             waits=state is not None and state.held_from is not None,
             has_snapshot=state is not None and bool(state.snapshots),
             is_published=None if asked is None else relation_id in published,
+            is_lost=relation_id in lost,
         )
     end = source.seen.contents.end
     return SyncPlan(

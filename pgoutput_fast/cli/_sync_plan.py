@@ -144,7 +144,9 @@ def _comes(plan: SyncPlan, one: TablePlan, arguments: dict[str, Any]) -> Iterato
         yield f"its snapshot of {counted(one.rows, 'row')} as of {format_lsn(one.copy_lsn)}"
     if plan.has_begun and (one.held is not None or one.has_snapshot or one.changes):
         yield f"{counted(one.changes, 'change')} from {format_lsn(one.lsn)} on"
-    if one.waits:
+    if one.is_lost:
+        yield "would be copied again, as the directory lacks changes of it"
+    elif one.waits:
         yield "waits until it is copied"
     elif one.has_snapshot or one.held is not None:
         pass

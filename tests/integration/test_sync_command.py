@@ -232,6 +232,32 @@ def test_dry_run_leaves_nothing_behind(
     assert "there is no directory" in capsys.readouterr().err
 
 
+def test_dry_run_of_a_target_that_was_moved(
+    published: Any, run: Running, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It is another consumer there, which lacks what was deleted as the former one had it."""
+    old, new = tmp_path / "old.duckdb", tmp_path / "new.duckdb"
+    small = ("--until", "now", "--segment-bytes", "1", "--keep-seconds", "0.1")
+    for one in range(3):
+        published.execute(f"INSERT INTO t VALUES ({100 + one}, 'x')")
+        run(arguments(published, old, *small))
+    directory = tmp_path / "new.duckdb.segments"
+    (tmp_path / "old.duckdb.segments").rename(directory)
+    old.rename(new)
+    assert (directory / "begin.json").exists()  # the first ones are deleted
+    given, before = arguments(published, new), there(tmp_path)
+    assert main(["sync", *given, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"public\.t  up to .* in the target.*; would be copied again, as the", said)
+    assert there(tmp_path) == before
+    assert main(["sync", *given, "--unknown", "error", "--dry-run"]) == 1
+    assert "have them copied again" in capsys.readouterr().err
+    run([*given, "--until", "now"])
+    assert rows(new) == held(published)
+    assert main(["sync", *given, "--dry-run"]) == 0
+    assert "would be copied again" not in capsys.readouterr().out
+
+
 def _progress(file: Path) -> list[dict[str, Any]]:
     found = ask(file, 'SELECT "table", lsn FROM _progress')
     return [{"table": table, "lsn": lsn} for table, lsn in found]
