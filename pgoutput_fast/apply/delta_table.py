@@ -20,6 +20,7 @@ from ..errors import PgOutputError
 from .delta_files import Writer, is_small, partition_texts
 from .delta_place import directory_of, require_deltalake
 from .delta_types import conformed, has_type, stored_schema
+from .own_positions import OwnPosition
 from .targets import ConflictError
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Table:
         self.delta: Any = None
         self._maintained_at = 0
         self._on_disk = -1
+        self._restored: int | None = None  # the mark from which on another has restored it
 
     @property
     def uri(self) -> str:
@@ -193,12 +195,27 @@ class Table:
         return found[0] or 0, found[1] or 0
 
     @property
-    def is_restored(self) -> bool:
-        """Whether its last commit is Delta's RESTORE, which leaves the position as it is."""
+    def own(self) -> OwnPosition:
+        """How far it is by its log."""
+        return OwnPosition(*self.position, self.mark)
+
+    @property
+    def mark(self) -> int | None:
+        """Up to which version its log was looked at for `is_put_back`."""
         if self.delta is None:
+            return None
+        return self._on_disk if self._restored is None else self._restored
+
+    def is_put_back(self, mark: int | None) -> bool:
+        """Whether a commit since a mark is Delta's RESTORE; without a mark, whether the last is.
+
+        It is not known of commits that are not in the log any more.
+        """
+        if self.delta is None or mark == self.delta.version():
             return False
+        commits = 1 if mark is None else max(1, self.delta.version() - mark)
         with self.refusals():
-            return bool(self.delta.history(1)[0].get("operation") == "RESTORE")
+            return any(one.get("operation") == "RESTORE" for one in self.delta.history(commits))
 
     @property
     def _snapshots(self) -> str:
@@ -371,6 +388,9 @@ class Table:
     def _have_on_disk(self) -> None:
         """Wait until what was committed is on the local disk, as delta-rs does not."""
         before, self._on_disk = self._on_disk, self.delta.version()
+        # Another one's may be among several. The next sync finds that out by the mark.
+        if self._on_disk - before > 1 and self._restored is None and self.is_put_back(before):
+            self._restored = before
         if self.place.path is not None:
             log = self.place.path / self.directory / "_delta_log"
             # The last commit may be a join of files, which came behind the one that this is for.

@@ -27,7 +27,7 @@ from .delta_merge import Merge, shape_of
 from .delta_place import Place, directory_of, require_deltalake
 from .delta_table import Table
 from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
-from .own_positions import OwnPositions
+from .own_positions import OwnPositions, Positioned
 from .parquet_table import ParquetTable
 from .targets import (
     DELETED,
@@ -432,7 +432,7 @@ class DeltaTarget:
         for one in self._writers:
             relation_id = one.held.relation_id
             own = self._own.get(relation_id, OwnPositions())
-            self._own[relation_id] = own.moved(one.kind, one.lsn, one.copy_lsn)
+            self._own[relation_id] = own.moved(one.kind, one.own)
         moves: dict[int, list[Any]] = {}
         for at, move in enumerate(self._moves):
             moves.setdefault(move.relation_id, []).append((at, *move))
@@ -516,7 +516,7 @@ def version_suffix(version: int) -> str:
     return "" if version == 1 else f".v{version}"
 
 
-class _Changes:
+class _Changes(Positioned):
     """See `ChangeWriter`."""
 
     kind = "changes"
@@ -525,7 +525,7 @@ class _Changes:
         self._target = target
         self.table = table
         self.held = held
-        self.lsn, self.copy_lsn = table.position
+        self.own = table.own
         self._schema: pa.Schema | None = table.schema if table.exists else None
         self._writers: list[Writer] = []
         self._files: Written = []
@@ -611,7 +611,7 @@ class _Changes:
             table.commit(files, [], position)
         else:
             table.create(self._schema, position, files=files)
-        self.lsn, self.copy_lsn = position
+        self.own = table.own
 
     def discard(self) -> None:
         """Delete what was written and does not stand."""
@@ -621,7 +621,7 @@ class _Changes:
         self._writers, self._files = [], []
 
 
-class _State:
+class _State(Positioned):
     """See `StateWriter`."""
 
     kind = "state"
@@ -632,8 +632,9 @@ class _State:
         self.table = table
         self.held = held
         self.marker = marker
-        self.lsn, self.copy_lsn = table.position
-        self.is_ahead = self.lsn > held.lsn
+        self.own = table.own
+        # At a copy it has that alone, and so its columns.
+        self.is_ahead = self.lsn > held.lsn and self.lsn != self.copy_lsn
         """Of a call before that was cut short: alterations may come that it has."""
         self.is_elsewhere = False
         """Whether another process writes it in this window."""
@@ -719,7 +720,7 @@ class _State:
         schema, self._writer = self._writer.schema, None
         self.table.commit(files, [], (held.lsn, held.copy_lsn), schema=schema, altered=0)
         self.is_ahead = False
-        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+        self.own = self.table.own
 
     def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
         """See `StateWriter`."""
@@ -762,7 +763,7 @@ class _State:
                 schema=shape.schema if whole else None,
                 altered=altered,
             )
-        self.lsn, self.copy_lsn = position
+        self.own = table.own
 
     def discard(self) -> None:
         """Delete what was written and does not stand."""

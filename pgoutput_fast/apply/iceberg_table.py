@@ -199,6 +199,28 @@ class IcebergTable(Table):
         return int(self._property(_LSN, "0")), int(self._property(_COPY_LSN, "0"))
 
     @property
+    def mark(self) -> int | None:
+        """The LSN up to which the newest snapshot of a sync's has changes.
+
+        Others' snapshots, such as of joined files, may come behind it. None: it has expired.
+        """
+        if self._table is None:
+            return None
+        snapshot = self._table.current_snapshot()
+        while snapshot is not None:
+            lsn = None if snapshot.summary is None else snapshot.summary.get(_LSN)
+            if lsn is not None:
+                return int(lsn)
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+        return None
+
+    def is_put_back(self, mark: int | None) -> bool:
+        """Whether it was rolled back to a snapshot before a mark; its properties stay then."""
+        now = self.mark
+        return mark is not None and now is not None and now < mark
+
+    @property
     def schema(self) -> pa.Schema:
         """Its columns, in the types of its files; Iceberg has some of them as wider ones."""
         return schema_of(self._property(_SCHEMA))

@@ -4,6 +4,9 @@ A target's `_progress` says up to where each table was looked at. The log of a D
 to where that one has changes, which may be long before, as none came. So an earlier state of a
 single table, such as a copy from a backup, would pass for one to which nothing happened since.
 `_progress` therefore also has how far each table's own log was.
+
+That of Delta's RESTORE, or of a rollback of Iceberg's, goes on, and the position stays as it is. So
+a mark of the log is kept too, from which on it is looked for such a commit.
 """
 
 from __future__ import annotations
@@ -17,7 +20,37 @@ if TYPE_CHECKING:
     from .delta_table import Table
     from .targets import Held
 
-_Position = tuple[int, int]
+
+class OwnPosition(NamedTuple):
+    """How far a table is by its own log.
+
+    Attributes
+    ----------
+    lsn, copy_lsn : int
+        The LSN up to which it has changes, and that of its newest snapshot.
+    mark : int or None
+        Up to where its log was looked at; None: it is not known, or there is none. See `Table`.
+    """
+
+    lsn: int
+    copy_lsn: int
+    mark: int | None = None
+
+
+class Positioned:
+    """A writer of a table, which knows how far that is."""
+
+    own: OwnPosition
+
+    @property
+    def lsn(self) -> int:
+        """See `ChangeWriter`."""
+        return self.own.lsn
+
+    @property
+    def copy_lsn(self) -> int:
+        """See `ChangeWriter`."""
+        return self.own.copy_lsn
 
 
 class OwnPositions(NamedTuple):
@@ -25,25 +58,24 @@ class OwnPositions(NamedTuple):
 
     Attributes
     ----------
-    changes, state : tuple of int, or None
-        The LSN up to which the newest change table, and the table of rows, has changes, and that of
-        its newest snapshot; None: it is not known.
+    changes, state : OwnPosition or None
+        Of the newest change table, and of the table of rows; None: it is not known.
     """
 
-    changes: _Position | None = None
-    state: _Position | None = None
+    changes: OwnPosition | None = None
+    state: OwnPosition | None = None
 
     @classmethod
     def parse(cls, text: str | None) -> OwnPositions:
         """What `_progress` has; targets of former versions have nothing."""
-        return cls(*(one and tuple(one) for one in json.loads(text))) if text else cls()
+        return cls(*(one and OwnPosition(*one) for one in json.loads(text))) if text else cls()
 
     def __str__(self) -> str:
         return json.dumps(self)
 
-    def moved(self, kind: str, lsn: int, copy_lsn: int) -> OwnPositions:
+    def moved(self, kind: str, position: OwnPosition) -> OwnPositions:
         """With another position of the table that is "changes", or "state"."""
-        return self._replace(**{kind: (lsn, copy_lsn)})
+        return self._replace(**{kind: position})
 
     def look(self, held: Held, changes: Table, state: Table) -> tuple[OwnPositions, str | None]:
         """How far the two are now, and why one is not what it was; None: it is.
@@ -56,7 +88,7 @@ class OwnPositions(NamedTuple):
         """
         for table in (changes, state):
             table.load()
-        found, lost = OwnPositions(changes.position, state.position), None
+        found, lost = OwnPositions(changes.own, state.own), None
         if held.stale is None and _has_lost(state, self.state):
             lost = PUT_BACK if state.exists else DELETED
         elif held.stale in (None, CHANGES_ALONE) and _has_lost(changes, self.changes):
@@ -64,10 +96,9 @@ class OwnPositions(NamedTuple):
         return found, lost
 
 
-def _has_lost(table: Table, known: _Position | None) -> bool:
+def _has_lost(table: Table, known: OwnPosition | None) -> bool:
     """Whether a table has less than it had."""
-    if table.is_restored:
+    if table.is_put_back(None if known is None else known.mark):
         return True
-    return known is not None and any(
-        now < then for now, then in zip(table.position, known, strict=True)
-    )
+    lsn, copy_lsn = table.position
+    return known is not None and (lsn < known.lsn or copy_lsn < known.copy_lsn)

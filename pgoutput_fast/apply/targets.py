@@ -239,10 +239,13 @@ class NotForeseenError(Exception):
 class ChangeWriter(Protocol):
     """Writes a change table."""
 
-    lsn: int
-    """What was committed before this is there."""
-    copy_lsn: int
-    """The LSN of the newest snapshot that is there."""
+    @property
+    def lsn(self) -> int:
+        """What was committed before this is there."""
+
+    @property
+    def copy_lsn(self) -> int:
+        """The LSN of the newest snapshot that is there."""
 
     def fits(self, schema: pa.Schema) -> bool:
         """Whether the table can have these changes: no column that it has is of another type."""
@@ -264,8 +267,13 @@ class ChangeWriter(Protocol):
 class StateWriter(Protocol):
     """Writes a state table."""
 
-    lsn: int
-    copy_lsn: int
+    @property
+    def lsn(self) -> int:
+        """As of `ChangeWriter`."""
+
+    @property
+    def copy_lsn(self) -> int:
+        """As of `ChangeWriter`."""
 
     def load(self, schema: pa.Schema) -> None:
         """Begin to replace all rows by those of a snapshot, of these columns."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.apply.delta_files import Added
     from pgoutput_fast.apply.delta_table import Table
     from pgoutput_fast.apply.evolution import Known
+    from pgoutput_fast.apply.own_positions import OwnPosition
     from pgoutput_fast.captured.units import Plan, SegmentSource, Unit
     from pgoutput_fast.directory.copies import Copy
 
@@ -148,10 +149,10 @@ class TableOfFiles(TableWindow):
         state.is_elsewhere = True
         return FoldTask(self._before, self.held, first, parts)
 
-    def folded(self, position: tuple[int, int]) -> None:
+    def folded(self, position: OwnPosition) -> None:
         """See how far a task has brought its state table."""
         state: Any = self._state
-        state.lsn, state.copy_lsn = position
+        state.own = position
 
     def merged(self, net: NetFile) -> None:
         """See what Spark has merged, which a task has left to it."""

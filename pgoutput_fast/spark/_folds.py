@@ -22,6 +22,7 @@ from ._net_files import is_for_spark, write_net
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pgoutput_fast.apply.own_positions import OwnPosition
     from pgoutput_fast.apply.targets import Alteration, Held, Origin
 
     from ._net_files import NetFile, Staging
@@ -90,15 +91,14 @@ class Folded(NamedTuple):
     """What came of a table.
 
     Fields: relation_id; seconds; incomplete (why its changes do not fit what is there; None: they
-    do); net (what is to be merged by Spark yet); position (how far its state table is by its log:
-    the LSN, and that of its snapshot).
+    do); net (what is to be merged by Spark yet); position (how far its state table is by its log).
     """
 
     relation_id: int
     seconds: float
     incomplete: str | None
     net: NetFile | None
-    position: tuple[int, int]
+    position: OwnPosition
 
 
 def fold_tables(tasks: FoldTasks) -> list[Folded]:
@@ -162,7 +162,7 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
     except IncompleteError as error:
         incomplete = str(error)
     seconds = time.perf_counter() - begin
-    return Folded(task.before.relation_id, seconds, incomplete, left, (state.lsn, state.copy_lsn))
+    return Folded(task.before.relation_id, seconds, incomplete, left, state.own)
 
 
 def _stored(alteration: Alteration) -> Alteration:

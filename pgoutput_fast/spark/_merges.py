@@ -243,7 +243,7 @@ def settle(state: Any, net: NetFile) -> None:
         )
     with state.table.refusals():
         _have_on_disk(state.table, net.version)
-    state.lsn, state.copy_lsn = state.table.position
+    state.own = state.table.own
 
 
 def _have_on_disk(table: Table, version: int) -> None:

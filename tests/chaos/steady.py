@@ -97,6 +97,12 @@ def java_of(pid: int) -> int | None:
     return None
 
 
+def tenths(samples: list[int]) -> list[list[int]]:
+    """Samples in ten parts, or in as many as there are."""
+    size = -(-len(samples) // 10)
+    return [samples[at : at + size] for at in range(0, len(samples), size)]
+
+
 def wait_for(dsn: str, query: str, wanted: object, readers: dict[str, Any]) -> None:
     deadline = time.monotonic() + 120
     while execute(dsn, query) != [(wanted,)]:
@@ -163,7 +169,8 @@ def run(what: str, seconds: int, scale: int, clients: int, rate: int) -> None:
         last = statistics.median(samples[-part:])
         print(
             f"{name}: median of the first {part} s {first / 2**20:.1f} MB, of the last {part} s "
-            f"{last / 2**20:.1f} MB, most {max(samples) / 2**20:.1f} MB",
+            f"{last / 2**20:.1f} MB, most {max(samples) / 2**20:.1f} MB; of each tenth of all",
+            *(f"{statistics.median(tenth) / 2**20:.0f}" for tenth in tenths(samples)),
             flush=True,
         )
         assert last - first < ALLOWED[what], f"{name} has grown by {(last - first) / 2**20:.1f} MB"

@@ -26,6 +26,7 @@ from pgoutput_fast import testing as t
 from pgoutput_fast.apply import NetChanges, fold
 from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.targets import (
+    PUT_BACK,
     Added,
     Alteration,
     Column,
@@ -806,6 +807,19 @@ def test_tables_without_their_progress_are_refused(synced: Synced) -> None:
         open_target(str(synced.path), None, pf.TypeRegistry)
 
 
+def test_a_restore_during_a_sync_is_found_by_the_next_one(synced: Synced) -> None:
+    """It lies between two commits of the sync, of which the last one is not known to be behind."""
+    begun(synced, [1, "a", "x"], [2, "b", "y"])
+    version = deltalake.DeltaTable(str(synced.path / "state" / "public.things")).version()
+    synced.write(batches(0x200, t.delete(THINGS, {"id": 1})), 0x201)
+    deltalake.DeltaTable(str(synced.path / "state" / "public.things")).restore(version)
+    synced.write(batches(0x300, t.insert(THINGS, [3, "c", "z"])), 0x301)
+    assert synced.rows() == things([1, "a", "x"], [2, "b", "y"], [3, "c", "z"])
+    synced.target.close()
+    (held,) = DeltaTarget(synced.path).open(ORIGIN).tables.values()
+    assert held.stale == PUT_BACK
+
+
 def test_a_full_disk_says_that_nothing_is_lost(tmp_path: Path) -> None:
     place = delta_place.Place(str(tmp_path))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -1229,7 +1243,7 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         "stored": "public.things", "version": 1, "lsn": 0x101, "copy_lsn": 0x50,
         "commit_time": datetime.datetime(1970, 1, 1, microsecond=5, tzinfo=datetime.timezone.utc),
         "stale": "why", "columns": '[["id", "id_", 23, -1, "int32", true, 1]]', "moves": "[]",
-        "own": "[[257, 0], [257, 0]]",
+        "own": "[[257, 0, 0], [257, 0, 1]]",
     }  # fmt: skip
     assert synced.reopen().stored == stored
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from in_process import InProcessEngine, InProcessJobs
-from made_directory import MadeDirectory
+from made_directory import MadeDirectory, catalog_read
 from synced_tables import DeltaTables
 
 from pgoutput_fast import apply, testing
@@ -18,6 +18,7 @@ from pgoutput_fast.apply import delta_target
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
 from pgoutput_fast.captured.units import Unit
+from pgoutput_fast.directory.history import HistoryWriter
 from pgoutput_fast.errors import PgOutputError, RetryableError
 from pgoutput_fast.spark import _folds
 from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
@@ -185,6 +186,32 @@ def test_a_snapshot_that_stands_when_the_driver_has_to_write_the_rest(
     assert (rows(tables), changes(tables)) == (
         ROWS, ["truncate", "read", "read", "update", "insert"]
     )  # fmt: skip
+
+
+def test_a_snapshot_that_stands_when_the_driver_has_to_rename_a_column(
+    made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of rows is at the snapshot, so it has the columns of that, and no later ones."""
+    tables = DeltaTables(tmp_path)
+    renamed = testing.Table("things", {"id": "int4", "text": "text"}, 16390, key=["id"])
+    history = HistoryWriter(made.directory, None)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"], [2, "b"]])
+    history.note(catalog_read(900, THINGS))
+    made.commit(1200, renamed.relation(), testing.update(renamed, [2, "B"]))
+    history.note(catalog_read(1300, renamed))
+
+    def refused(self: Any, run: Any, known: Any) -> None:
+        assert rows(tables) == [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]
+        raise NotForeseenError("it is another table")
+
+    monkeypatch.setattr(TableOfFiles, "add_run", refused)
+    ended = apply.sync(
+        segments=made.directory, target=tables.target, until="now", engine=InProcessEngine(),
+        unknown="error",
+    )  # fmt: skip
+    assert ended.stale == {}
+    assert rows(tables) == [{"id": 1, "text": "a"}, {"id": 2, "text": "B"}]
 
 
 class _Elsewhere(InProcessJobs):

@@ -59,15 +59,42 @@ def check_copied(synced: Synced, rows: int) -> None:
     assert len(places) == len(set(places))
 
 
+def version_of(place: Path) -> int:
+    return DeltaTable(str(place)).version() if (place / "_delta_log").exists() else 0
+
+
+def roll_back(synced: Synced, place: Path, version: int) -> None:
+    """Have a Delta table be as it was at a version, or a change table of Iceberg as at first."""
+    if isinstance(synced.tables, IcebergTables):
+        table = synced.tables._opened().load_table(("changes", "public.t"))
+        first = table.history()[0].snapshot_id
+        table.manage_snapshots().rollback_to_snapshot(first).commit()
+    else:
+        DeltaTable(str(place)).restore(version)
+
+
+def commit_behind(synced: Synced, kind: str) -> None:
+    """Have another program do something to a table that leaves its rows as they are."""
+    if isinstance(synced.tables, IcebergTables):
+        table = synced.tables._opened().load_table(("changes", "public.t"))
+        with table.transaction() as transaction:
+            transaction.set_properties(owner="somebody")
+        return
+    table = DeltaTable(str(place_of(synced, kind)))
+    table.alter.set_table_description("of somebody")
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+
 @pytest.mark.parametrize(
     ("tables", "what", "goes_on"),
-    [("delta", "state", False), ("delta", "changes", True)]
+    [("delta", "state", False), ("delta", "changes", True), ("delta", "restore behind", True)]
     + [
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
             ("delta", "last entry", False), ("distributed", "state", True),
-            ("delta", "restore", True),
-            ("iceberg", "changes", False), ("distributed parquet", "changes", True),
+            ("delta", "restore", True), ("distributed", "restore behind", False),
+            ("iceberg", "changes", False), ("iceberg", "changes rolled back", True),
+            ("delta", "changes rolled back", True), ("distributed parquet", "changes", True),
         )
     ],
     indirect=["tables"],
@@ -77,9 +104,9 @@ def test_a_table_that_was_put_back(
 ) -> None:
     """It lacks what came since, whether more comes or not; it is copied again."""
     synced.sync()
-    kind = "changes" if what == "changes" else "state"
-    version = DeltaTable(str(place_of(synced, "state"))).version()
+    kind = "changes" if what.startswith("changes") else "state"
     place, copy = place_of(synced, kind), tmp_path / "copy"
+    version = version_of(place)
     if place.is_dir():
         shutil.copytree(place, copy)
     else:
@@ -88,8 +115,10 @@ def test_a_table_that_was_put_back(
     assert synced.sync().stale == {}
     if what == "last entry":
         max((place / "_delta_log").glob("*.json")).unlink()
-    elif what == "restore":
-        DeltaTable(str(place)).restore(version)
+    elif what.endswith(("rolled back", "restore", "behind")):
+        roll_back(synced, place, version)
+        if what != "restore":
+            commit_behind(synced, kind)
     else:
         put_back(place, copy)
     if goes_on:

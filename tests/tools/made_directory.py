@@ -323,9 +323,9 @@ def catalog_read(lsn: int, *tables: testing.Table, **missing: str) -> CatalogRea
     for table in tables:
         columns = tuple(
             CatalogColumn(
-                name, type_id, "", -1, False, False, "", name in missing, missing.get(name)
+                name, type_id, "", -1, False, False, "", name in missing, missing.get(name), number
             )
-            for name, type_id in (("id", 23), ("note", 25), ("n", 23))[: len(table.columns)]
+            for number, (_, name, type_id, _) in enumerate(table.columns, 1)
         )
         found.append(CatalogTable(
             table.relation_id, table.namespace, table.name, "r", "d", None, (), ("id",), (),
