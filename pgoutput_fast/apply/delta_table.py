@@ -20,7 +20,6 @@ from ..errors import PgOutputError
 from .delta_files import Writer, is_small, partition_texts
 from .delta_place import directory_of, require_deltalake
 from .delta_types import conformed, has_type, stored_schema
-from .own_positions import OwnPosition
 from .targets import ConflictError
 
 if TYPE_CHECKING:
@@ -62,6 +61,22 @@ class File(NamedTuple):
     partition: dict[str, Any]
     least: dict[str, Any]
     greatest: dict[str, Any]
+
+
+class OwnPosition(NamedTuple):
+    """How far a table is by its own log.
+
+    Attributes
+    ----------
+    lsn, copy_lsn : int
+        The LSN up to which it has changes, and that of its newest snapshot.
+    mark : int or None
+        Up to where its log was looked at; None: it is not known, or there is none. See `Table`.
+    """
+
+    lsn: int
+    copy_lsn: int
+    mark: int | None = None
 
 
 class Table:

@@ -14,27 +14,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from .delta_table import OwnPosition
 from .targets import CHANGES_ALONE, CHANGES_DELETED, CHANGES_PUT_BACK, DELETED, PUT_BACK
 
 if TYPE_CHECKING:
     from .delta_table import Table
     from .targets import Held
-
-
-class OwnPosition(NamedTuple):
-    """How far a table is by its own log.
-
-    Attributes
-    ----------
-    lsn, copy_lsn : int
-        The LSN up to which it has changes, and that of its newest snapshot.
-    mark : int or None
-        Up to where its log was looked at; None: it is not known, or there is none. See `Table`.
-    """
-
-    lsn: int
-    copy_lsn: int
-    mark: int | None = None
 
 
 class Positioned:

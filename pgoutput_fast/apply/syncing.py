@@ -64,6 +64,8 @@ _GATHER = 1.0
 # A capture reads the catalogue when a type may have been altered, and does not wait for that.
 _TYPES_TIMEOUT = 30.0  # seconds
 _TYPES_WAIT = 0.1  # seconds between two looks
+# Where directories take turns, the capture of the next one catches up when it begins.
+_BEHIND = 10.0  # seconds
 _CUT_OFF = (
     "it was dropped or left the publications, and its last changes before that are not in this "
     "directory"
@@ -219,6 +221,7 @@ class Syncing:
         self._seconds = 0.0
         self._windows = 0
         self._commit_time = self._newest()
+        self._behind_since: float | None = None
         self._is_behind_told = False
         self._is_compared = False  # whether the directory has the history that the target has
         self._looked = 0  # up to where there was nothing to write
@@ -294,6 +297,8 @@ class Syncing:
                     break
                 self._gather(lambda: is_over() or is_stopped())
             if ends or is_enough():
+                if self._end_lsn < self._stored.lsn:
+                    self._say_behind(at_once=True)
                 self._departures.look(self._stored.tables, at_once=True)
                 return self._told()
             self._tell()
@@ -386,8 +391,12 @@ class Syncing:
             self._stored = one.write(source, plan)
         return one
 
-    def _say_behind(self) -> None:
-        if not self._is_behind_told:
+    def _say_behind(self, *, at_once: bool = False) -> None:
+        """Tell once that the directory ends before what the target has, if that does not pass."""
+        if self._behind_since is None:
+            self._behind_since = time.monotonic()
+        is_long = at_once or time.monotonic() - self._behind_since > _BEHIND
+        if is_long and not self._is_behind_told:
             self._is_behind_told = True
             _log.warning(
                 "%s has what was committed before %s, and %s ends at %s: it goes on once that has "

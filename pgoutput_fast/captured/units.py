@@ -27,7 +27,7 @@ from ..directory.reading import (
 from ..errors import PgOutputError, counted
 from ..lsn import format_lsn, parse_lsn
 from ..segments import Segment, SegmentMetadata, SegmentReader, list_segments
-from ..segments.format import ANNOUNCED_LSN
+from ..segments.format import ANNOUNCED_LSN, BEGIN_NAME
 from ..segments.listing import Contents, metadata_of
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
@@ -98,6 +98,8 @@ class SegmentSource:
         Of one of the segments, or of the directory.
     where : str
         What errors call the source.
+    relation_id : int, optional
+        The table that alone is read.
 
     Attributes
     ----------
@@ -109,8 +111,15 @@ class SegmentSource:
     metadata : SegmentMetadata
     """
 
-    def __init__(self, look: Callable[[], Look], metadata: SegmentMetadata, where: str) -> None:
+    def __init__(
+        self,
+        look: Callable[[], Look],
+        metadata: SegmentMetadata,
+        where: str,
+        relation_id: int | None = None,
+    ) -> None:
         self._look = look
+        self.relation_id = relation_id
         self.metadata = metadata
         self._where = where
         # It reads up to the end that it sees now, though more may come meanwhile.
@@ -125,7 +134,35 @@ class SegmentSource:
     def before(self, lsn: int) -> SegmentSource:
         """The same for who reads what was committed before an LSN, and none of the copies since."""
         look = self._look
-        return SegmentSource(lambda: look().before(lsn), self.metadata, self._where)
+        given = self.metadata, self._where, self.relation_id
+        return SegmentSource(lambda: look().before(lsn), *given)
+
+    def of_table(self, relation_id: int) -> SegmentSource:
+        """The same for who reads this table alone: what others lack does not matter."""
+        look = self._look
+        return SegmentSource(
+            lambda: look().of_table(relation_id), self.metadata, self._where, relation_id
+        )
+
+    def from_lsn(self, lsn: int) -> Position:
+        """Where what was committed from an LSN on begins, and the copies since.
+
+        Raises
+        ------
+        PgOutputError
+            Some of it is deleted.
+        """
+        begin = self.seen.contents.begin
+        if lsn >= begin:
+            return Position(lsn, {})
+        if (Path(self._where) / BEGIN_NAME).exists():
+            raise PgOutputError(
+                f"what was committed from {format_lsn(lsn)} on, and before {format_lsn(begin)}, is "
+                f"deleted from {self._where}"
+            )
+        # The rows of a first copy have the LSN before the first segment's.
+        copied = (one for one, state in self.seen.states.items() if state.snapshots)
+        return Position(begin, dict.fromkeys(copied, lsn))
 
     def begin(self) -> Progress:
         """Where a new export begins: each table at its newest snapshot.

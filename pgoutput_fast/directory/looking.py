@@ -61,6 +61,12 @@ class Look(NamedTuple):
                 states[relation_id] = TableState(copies)
         return self._replace(states=states)
 
+    def of_table(self, relation_id: int) -> Look:
+        """The same for who reads this table alone: what others lack does not matter."""
+        states = {key: state for key, state in self.states.items() if key == relation_id}
+        files = {key: paths for key, paths in self.files.items() if key[0] == relation_id}
+        return self._replace(states=states, files=files)
+
     def of(self, copy: Copy) -> list[CopyFile]:
         """The files of a copy that is to be read, in the order of its rows.
 
@@ -217,9 +223,10 @@ def readable(reading: Reading, found: Look, where: str) -> Reading:
 
 
 def _deleted(relation_id: int, where: str) -> PgOutputError:
+    directory = Path(where)
+    how = how_to_copy(directory, [relation_id]) if directory.is_dir() else "have it copied again"
     return PgOutputError(
-        f"the files of the snapshot of relation {relation_id} are deleted from {where}: have this "
-        f"table copied again"
+        f"the files of the snapshot of relation {relation_id} are deleted from {where}: {how}"
     )
 
 

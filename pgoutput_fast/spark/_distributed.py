@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pgoutput_fast.apply.delta_files import Added
-    from pgoutput_fast.apply.delta_table import Table
+    from pgoutput_fast.apply.delta_table import OwnPosition, Table
     from pgoutput_fast.apply.evolution import Known
-    from pgoutput_fast.apply.own_positions import OwnPosition
     from pgoutput_fast.captured.units import Plan, SegmentSource, Unit
     from pgoutput_fast.directory.copies import Copy
 

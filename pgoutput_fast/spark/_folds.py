@@ -22,7 +22,7 @@ from ._net_files import is_for_spark, write_net
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pgoutput_fast.apply.own_positions import OwnPosition
+    from pgoutput_fast.apply.delta_table import OwnPosition
     from pgoutput_fast.apply.targets import Alteration, Held, Origin
 
     from ._net_files import NetFile, Staging

@@ -88,6 +88,8 @@ def position_of(offset: Mapping[str, Any], source: SegmentSource) -> Position:
     try:
         of = {name: offset[name] for name in _IDENTITY}
         tables = {int(key): parse_lsn(lsn) for key, lsn in offset["tables"].items()}
+        if source.relation_id is not None:
+            tables = {key: lsn for key, lsn in tables.items() if key == source.relation_id}
         position = Position(parse_lsn(offset["position"]), tables)
     except (KeyError, ValueError, TypeError, AttributeError, PgOutputError):
         raise _is_no_offset(offset) from None

@@ -265,6 +265,7 @@ class Planned:
         if relation_id is None:
             stretch = reading.rest
         else:
+            reading = reading._replace(tables={relation_id: reading.of(relation_id)})
             stretch = readable(reading, found, self._where).of(relation_id)
         items = [
             Item(str(one.path), None, copy, one.rows)

@@ -277,7 +277,7 @@ def _registry(path: str) -> TypeRegistry:
 def _capture_options(found: _Options, capture: str) -> dict[str, Any]:
     read: dict[str, Callable[[str], Any]] = {
         "snapshot": lambda text: _one_of(text, _SNAPSHOTS),
-        "protocol": lambda text: text if text == "auto" else int(text),
+        "protocol": _protocol,
         "binary": _flag,
         "two_phase": _flag,
         "max_delay": float,
@@ -299,6 +299,11 @@ def _capture_options(found: _Options, capture: str) -> dict[str, Any]:
         made[name] = value
     made.setdefault("snapshot", "initial")
     return made if capture == "embedded" else {}
+
+
+def _protocol(text: str) -> str | int:
+    given = _one_of(text, ("auto", "1", "2", "3", "4"))
+    return given if given == "auto" else int(given)
 
 
 def _one_of(text: str, allowed: tuple[str, ...]) -> str:

@@ -324,10 +324,7 @@ class _BatchReader(DataSourceReader):
         _tell_mistaken(self._options)
         if self._end is not None:
             source = source.before(self._end)
-        if self._start is None:
-            begin = source.begin()
-        else:
-            begin = Progress(Position(self._start, {}))
+        begin = source.begin() if self._start is None else Progress(source.from_lsn(self._start))
         plan = source.plan({"start": None}, begin, sys.maxsize, whole_copies=True, until=self._end)
         units = [] if plan is None else [unit for unit in plan.units if self._wants(unit)]
         return _unit_partitions(units, source.metadata, self._options)
@@ -563,23 +560,20 @@ class _Planner:
                     raise
                 time.sleep(_WAIT)
 
-    def _source(self) -> SegmentSource:
+    def _source(self, relation_id: int | None = None) -> SegmentSource:
+        """What there is to read; of one table alone, once it is known."""
         source = open_source([self._options.segments])
         if not isinstance(source, SegmentSource):
             raise PgOutputError(f"no capture has begun in {self._options.segments}")
-        return source
+        return source if relation_id is None else source.of_table(relation_id)
 
     def begin(self) -> dict[str, Any]:
         """The offset of a new query; Spark may ask for it though there is a checkpoint."""
-        source = self._source()
+        plan = _find(self._options).plan if self._options.mode == "table" else None
+        relation_id = None if plan is None else plan.relation.relation_id
+        source = self._source(relation_id)
         if self._options.starting_lsn is not None:
-            position = Position(self._options.starting_lsn, {})
-            if position.lsn < source.seen.contents.begin:
-                raise PgOutputError(
-                    f"the option startingLsn is {format_lsn(position.lsn)}, and the first segment "
-                    f"of {self._options.segments} begins at "
-                    f"{format_lsn(source.seen.contents.begin)}"
-                )
+            position = source.from_lsn(self._options.starting_lsn)
             if position.lsn > source.seen.contents.end:
                 raise PgOutputError(
                     f"the option startingLsn is {format_lsn(position.lsn)}, and "
@@ -587,14 +581,14 @@ class _Planner:
                 )
         else:
             position = source.begin().position
-        return offset_at(source, position)
+        return _of_table(offset_at(source, position), relation_id)
 
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
         """Where a batch from an offset ends that has at most so many bytes, or little more."""
         if self._capture is not None and self._capture.is_over():
             with self._refusals():
                 self._capture.result()
-        source = self._source()
+        source = self._source(start.get("relation_id"))
         position = position_of(start, source)
         self._check_history(start)
         self._acknowledge(source, position)
@@ -612,11 +606,9 @@ class _Planner:
             source, plan.after.position, newest or newest_of(start),
             newest_copy(plan.units) or copy_of(start),
         )  # fmt: skip
-        if self._options.mode == "table":
-            relation_id = self._table(start).relation_id
-            if relation_id is not None:
-                end["relation_id"] = relation_id
-        return end
+        return _of_table(
+            end, self._table(start).relation_id if self._options.mode == "table" else None
+        )
 
     def _check_history(self, offset: Mapping[str, Any]) -> None:
         """Refuse a directory that was put back to an earlier state, and in which others went on.
@@ -695,7 +687,7 @@ class _Planner:
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What has to be read between two offsets."""
-        source = self._source()
+        source = self._source(end.get("relation_id"))
         before, after = position_of(start, source), position_of(end, source)
         self._check_history(end)
         plan = source.plan({"start": None}, Progress(before), 0, whole_copies=True, until=after)
@@ -738,6 +730,11 @@ class _Planner:
             )
             self._chosen = chosen._replace(target=target)
         return self._chosen
+
+
+def _of_table(offset: dict[str, Any], relation_id: int | None) -> dict[str, Any]:
+    """An offset, with the table that it is of, if that is known."""
+    return offset if relation_id is None else {**offset, "relation_id": relation_id}
 
 
 _LONGEST = 63

@@ -222,6 +222,12 @@ class FoundTable(NamedTuple):
             Nothing is known of the table.
         """
         if self.plan is None:
+            if self.name in self.others():
+                raise PgOutputError(
+                    f"the segments have no change of {self.name} any more, nor its snapshot, as "
+                    "they were deleted, or it waits for its first one: have it copied "
+                    "(pgoutput-fast snapshot)"
+                )
             there = ", ".join(self.others()) or "none"
             raise PgOutputError(
                 f"no Relation of {self.name} is in the segments; is the table published, has it "
@@ -519,7 +525,10 @@ def frames_target(
     known = _relation_frames(relations)
     plan = _announced(known, table, settings)
     if plan is None and ranges is not None:
-        raise PgOutputError(f"relations= has no range of LSNs of {table}; check the table's name")
+        raise PgOutputError(
+            f"relations= has no range of LSNs of {table}; check the table's name, and whether the "
+            "files from which they were taken have a row of it"
+        )
     newest = plan is None or ranges is not None
     if schema is None:
         if plan is None:

@@ -28,6 +28,7 @@ from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
 from pgoutput_fast.directory.consumers import _NAME as ALLOWED
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
+from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.segments.listing import Segment
 from pgoutput_fast.spark import data_source, read_segments
 from pgoutput_fast.spark._source_options import source_options
@@ -640,6 +641,10 @@ def test_a_directory_that_was_replaced(
             "the option binary: 'x' is none of 'true', 'false'",
         ),
         (
+            {"table": "t", "segments": "a", "slot": "s", "publications": "p", "protocol": "9"},
+            "the option protocol: '9' is none of 'auto', '1', '2', '3', '4'",
+        ),
+        (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p",
              "dsn": "host=h password=geheim"},
             "the option dsn has a password",
@@ -891,6 +896,63 @@ def test_a_pattern_that_matches_nothing_is_told_of(
     stream.stop()
     source.reader(schema).partitions()
     assert told() == wanted
+
+
+def test_what_another_table_lacks_does_not_matter(
+    source: Any, made: MadeDirectory, tmp_path: Path
+) -> None:
+    """A query of one table needs what there is of that one."""
+    made.wait(OTHER, 1000)
+    made.copy(OTHER, 1101, [[7]])
+    made.wait(T, 1000)
+    made.copy(T, 1101, [[7, "old"]])
+    fill(made, 1200, 2)
+    retain(made.directory, Keep(bytes=0), made.writer.store_position)
+    made.wait(T, 1300, first=False)
+    made.copy(T, 1401, [[1, "a"]])
+    fill(made, 1500, 1)
+    read = source.read.format("pgoutput").option("segments", str(made.directory))
+    found = read.option("table", "public.t").load()
+    assert [(row[0], row[9]) for row in rows(found)] == [
+        ("truncate", None), ("read", (1, "a")), ("insert", (1500, "x"))
+    ]  # fmt: skip
+    query = Query(source, made, tmp_path / "checkpoint")
+    assert query.run() == [("truncate", None), ("read", 1), ("insert", 1500)]
+    fill(made, 1600, 1)
+    assert query.run() == [("insert", 1600)]
+    with pytest.raises(
+        pf.PgOutputError, match=r"no change of public\.other any more, nor its snap"
+    ):
+        read_segments(source, made.directory, "public.other")
+
+
+@pytest.mark.parametrize("mode", ["table", "manifest", "envelope"])
+def test_a_batch_from_before_the_first_segment(
+    source: Any, made: MadeDirectory, tmp_path: Path, mode: str
+) -> None:
+    """The rows of the first copies have the LSN before that; nothing else was there."""
+    made.wait(T, 990)
+    made.copy(T, 1000, [[1, "a"]])
+    made.commit(1100, T.relation(), testing.insert(T, [2, "b"]))
+    given = {"segments": str(made.directory), "mode": mode}
+    given |= {"table": "public.t"} if mode == "table" else {}
+    given |= {"topicPrefix": "p"} if mode == "envelope" else {}
+    for start, lsns in ((1, [999, 999, 1100]), (999, [999, 999, 1100]), (1000, [1100])):
+        read = source.read.format("pgoutput").options(
+            **given, startingLsn=pf.format_lsn(start),
+            **({"output": str(tmp_path / str(start))} if mode == "manifest" else {}),
+        )  # fmt: skip
+        found = read.load().collect()
+        if mode == "manifest":
+            got = [place[0] for place in files_of(found)["public.t"]]
+        else:
+            got = sorted(row.commit_lsn for row in found)
+        assert got == lsns
+    retain(made.directory, Keep(bytes=0), made.writer.store_position)
+    given |= {"output": str(tmp_path / "late")} if mode == "manifest" else {}
+    made.commit(1200, T.relation(), testing.insert(T, [3, "c"]))
+    with pytest.raises(AnalysisException, match=r"is deleted from"):
+        source.read.format("pgoutput").options(**given, startingLsn="0/1").load().collect()
 
 
 def test_a_published_table_without_changes(source: Any, made: MadeDirectory) -> None:
