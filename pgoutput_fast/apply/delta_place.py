@@ -146,6 +146,8 @@ class Place:
             text = f"can't read or write {what} in {self.uri}: {self.shown(error)}"
             if self.path is None:
                 text += ". Look at the credentials, the endpoint and the bucket"
+                if "URL scheme is not allowed" in text:
+                    text += "; an endpoint of http:// needs AWS_ALLOW_HTTP=true"
                 if may_pass(text):
                     raise RetryableError(text) from None
             if _FULL.search(text):

@@ -105,7 +105,9 @@ class Table:
         self.delta: Any = None
         self._maintained_at = 0
         self._on_disk = -1
-        self._restored: int | None = None  # the mark from which on another has restored it
+        # The mark since which another program has put an earlier state back. The next sync finds
+        # that out by it.
+        self._restored: int | None = None
 
     @property
     def uri(self) -> str:
@@ -216,10 +218,20 @@ class Table:
 
     @property
     def mark(self) -> int | None:
-        """Up to which version its log was looked at for `is_put_back`."""
-        if self.delta is None:
+        """Up to where its log was looked at, by `is_put_back`, and nothing was put back."""
+        if not self.exists:
             return None
-        return self._on_disk if self._restored is None else self._restored
+        return self._looked if self._restored is None else self._restored
+
+    @property
+    def _looked(self) -> int | None:
+        """The version that was looked at last, and whose commits are known to be on disk."""
+        return self._on_disk
+
+    def look_back(self, mark: int | None) -> None:
+        """See whether an earlier state was put back since a mark, which stays its mark then."""
+        if self._restored is None and mark is not None and self.is_put_back(mark):
+            self._restored = mark
 
     def is_put_back(self, mark: int | None) -> bool:
         """Whether a commit since a mark is Delta's RESTORE; without a mark, whether the last is.
@@ -403,9 +415,8 @@ class Table:
     def _have_on_disk(self) -> None:
         """Wait until what was committed is on the local disk, as delta-rs does not."""
         before, self._on_disk = self._on_disk, self.delta.version()
-        # Another one's may be among several. The next sync finds that out by the mark.
-        if self._on_disk - before > 1 and self._restored is None and self.is_put_back(before):
-            self._restored = before
+        if self._on_disk - before > 1:  # others' may be among them
+            self.look_back(before)
         if self.place.path is not None:
             log = self.place.path / self.directory / "_delta_log"
             # The last commit may be a join of files, which came behind the one that this is for.

@@ -189,9 +189,10 @@ class DeltaTarget:
         self._writers = []
         return stored
 
-    def attached(self, origin: Origin) -> DeltaTarget:
+    def attached(self, origin: Origin, own: Mapping[int, OwnPositions]) -> DeltaTarget:
         """It, without a claim, to write tables for a process that has it open."""
         self._origin = origin
+        self._own = dict(own)
         return self
 
     @property
@@ -398,8 +399,16 @@ class DeltaTarget:
             table = self._tables.get(directory)
             if table is None:
                 table = self._tables[directory] = self._made(kind, name, relation_id)
+        is_new = not table.exists
         table.load()
+        known = getattr(self.own(relation_id), kind)
+        if is_new and known is not None:
+            table.look_back(known.mark)
         return table
+
+    def own(self, relation_id: int) -> OwnPositions:
+        """How far a table's two tables are known to be."""
+        return self._own.get(relation_id, OwnPositions())
 
     def _made(self, kind: str, name: str, relation_id: int) -> Table:
         """A table that was not looked at yet."""
@@ -431,8 +440,7 @@ class DeltaTarget:
         held = list(stored.tables.values())
         for one in self._writers:
             relation_id = one.held.relation_id
-            own = self._own.get(relation_id, OwnPositions())
-            self._own[relation_id] = own.moved(one.kind, one.own)
+            self._own[relation_id] = self.own(relation_id).moved(one.kind, one.own)
         moves: dict[int, list[Any]] = {}
         for at, move in enumerate(self._moves):
             moves.setdefault(move.relation_id, []).append((at, *move))
@@ -449,7 +457,7 @@ class DeltaTarget:
                 pa.array([one.stale for one in held], pa.string()),
                 pa.array([json.dumps(one.columns) for one in held]),
                 pa.array([json.dumps(moves.get(one.relation_id, [])) for one in held]),
-                pa.array([str(self._own.get(one.relation_id, OwnPositions())) for one in held]),
+                pa.array([str(self.own(one.relation_id)) for one in held]),
             ],
             names=_PROGRESS_SCHEMA.names,
         )

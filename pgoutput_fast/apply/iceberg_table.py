@@ -144,6 +144,7 @@ class IcebergTable(Table):
         self._catalog = catalog
         self._identifier = (NAMESPACE, name)
         self._table: Any = None
+        self._snapshot: int | None = None
 
     @property
     def exists(self) -> bool:
@@ -169,6 +170,7 @@ class IcebergTable(Table):
                 self._table.refresh()
             elif self._catalog.opened.table_exists(self._identifier):
                 self._table = self._catalog.opened.load_table(self._identifier)
+                self._look()
         if self._table is not None and self._property(_APP) != self.app:
             raise PgOutputError(
                 f"the Iceberg table {self._identifier} is not of this sync ({self.app}): rename "
@@ -199,26 +201,27 @@ class IcebergTable(Table):
         return int(self._property(_LSN, "0")), int(self._property(_COPY_LSN, "0"))
 
     @property
-    def mark(self) -> int | None:
-        """The LSN up to which the newest snapshot of a sync's has changes.
-
-        Others' snapshots, such as of joined files, may come behind it. None: it has expired.
-        """
-        if self._table is None:
-            return None
-        snapshot = self._table.current_snapshot()
-        while snapshot is not None:
-            lsn = None if snapshot.summary is None else snapshot.summary.get(_LSN)
-            if lsn is not None:
-                return int(lsn)
-            parent = snapshot.parent_snapshot_id
-            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
-        return None
+    def _looked(self) -> int | None:
+        """The snapshot that was current when it was looked at last."""
+        return self._snapshot
 
     def is_put_back(self, mark: int | None) -> bool:
-        """Whether it was rolled back to a snapshot before a mark; its properties stay then."""
-        now = self.mark
-        return mark is not None and now is not None and now < mark
+        """Whether it was rolled back to a snapshot before a mark; its properties stay then.
+
+        It is not known of a snapshot that has expired.
+        """
+        if self._table is None or mark is None or self._table.snapshot_by_id(mark) is None:
+            return False
+        snapshot = self._table.current_snapshot()
+        while snapshot is not None and snapshot.snapshot_id != mark:
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+        return snapshot is None
+
+    def _look(self) -> None:
+        """Note which snapshot is current."""
+        now = self._table.current_snapshot()
+        self._snapshot = None if now is None else now.snapshot_id
 
     @property
     def schema(self) -> pa.Schema:
@@ -279,8 +282,10 @@ class IcebergTable(Table):
             self._table.refresh()
             if self.position != before:
                 raise ConflictError(_ELSEWHERE.format(self._identifier))
+            self.look_back(self._snapshot)
             with self._table.transaction() as transaction:
                 self._add(transaction, files, position)
+            self._look()
 
     def _add(self, transaction: Any, files: Written, position: tuple[int, int]) -> None:
         """Have the catalogue refuse it if the table has another snapshot by then."""

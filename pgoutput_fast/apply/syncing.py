@@ -233,12 +233,13 @@ class Syncing:
         self._is_stopped: Callable[[], bool] = lambda: False
         self._see(source)
         # Of those that were dropped or left the publications, a target may have what it likes.
-        lost = {key: one for key, one in self._stored.tables.items() if one.stale in LOST}
+        lost = {key: one for key, one in self._stored.tables.items()
+                if one.stale in LOST and not self._is_copied(key)}  # fmt: skip
         for relation_id in departed(history_of([directory]), list(lost)):
             self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and options.unknown == "error":
             one = next(iter(lost.values()))
-            raise IncompleteError(f"{qualified(one)}: {one.stale}: copy it again")
+            raise IncompleteError(f"{qualified(one)}: {one.stale}: {how_to_copy(directory, lost)}")
         self._say_stale()
 
     def _begin_anew(self, consumer: str) -> None:

@@ -146,7 +146,8 @@ class TableOfFiles(TableWindow):
         if first is None and not parts:
             return None
         state.is_elsewhere = True
-        return FoldTask(self._before, self.held, first, parts)
+        own = self._target.own(self.held.relation_id)
+        return FoldTask(self._before, self.held, first, parts, own)
 
     def folded(self, position: OwnPosition) -> None:
         """See how far a task has brought its state table."""

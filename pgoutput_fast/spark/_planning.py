@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.compute as pc
 
 from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.known import known_tables
+from pgoutput_fast.directory.known import how_to_copy, known_tables
 from pgoutput_fast.directory.looking import Look, batches_of, check_file, look, readable
 from pgoutput_fast.directory.reading import Position, first_position, lacking, next_reading
 from pgoutput_fast.errors import PgOutputError
@@ -257,9 +257,12 @@ class Planned:
                     f"what was committed from {format_lsn(start)} on, and before "
                     f"{format_lsn(begin)}, is deleted from {self._where}"
                 )
+            how = "have it copied again"
+            if self._directory is not None and relation_id is not None:
+                how = how_to_copy(self._directory, [relation_id])
             raise PgOutputError(
                 f"the changes since the snapshot of relation {relation_id} are deleted from "
-                f"{self._where}: have this table copied again"
+                f"{self._where}: {how}"
             )
         reading = next_reading(position, found.states, last if end is None else min(last, end))
         if relation_id is None:

@@ -99,11 +99,13 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     mode = found.choice("mode", _MODES, "table")
     table, tables = found.text("table"), found.names("tables")
     if mode == "table" and (table is None or tables is not None):
-        raise PgOutputError("give the option table, a schema.name, or mode=manifest")
+        raise PgOutputError("give the option table, a schema.name, or mode=manifest or envelope")
     if mode != "table" and table is not None:
         raise PgOutputError(f"mode={mode} has all tables, or those of the option tables; not table")
     output = found.text("output")
-    if (output is None) == (mode == "manifest"):
+    if output is None and mode == "manifest":
+        raise PgOutputError("mode=manifest needs the option output, where files are written")
+    if output is not None and mode != "manifest":
         raise PgOutputError("the option output, where files are written, goes with mode=manifest")
     registry = found.value("registry", _registry)
     if registry is not None and mode != "table":

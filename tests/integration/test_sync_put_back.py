@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from servers import now
 from synced_database import Synced
 from synced_tables import DuckdbTables, IcebergTables
 
 import pgoutput_fast as pf
+from pgoutput_fast.cli import main
 from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.replication import capture
 
 pytest.importorskip("deltalake")
 
@@ -126,12 +131,79 @@ def test_a_table_that_was_put_back(
             "INSERT INTO t VALUES (70, 'x', 1, 'd')", "UPDATE bag SET b = 'y' WHERE a = 1"
         )
     names = {"state": "table of rows", "changes": "change table"}
-    told = rf"public\.t: an earlier state of its {names[kind]} was put back .*: copy it again"
+    told = rf"public\.t: an earlier state of its {names[kind]} was put back .*: have them copied "
     with pytest.raises(pf.PgOutputError, match=told):
         synced.sync(unknown="error")
     synced.settle()
     check_copied(synced, 50 if goes_on else 49)
     synced.compare("bag", "a, b")
+
+
+@pytest.mark.parametrize(
+    ("tables", "kind", "has_written"),
+    [("delta", "state", False)]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("delta", "changes", False), ("delta", "state", True), ("distributed", "state", True),
+            ("distributed", "changes", False), ("iceberg", "changes", True),
+            ("iceberg", "changes", False),
+        )
+    ],
+    indirect=["tables"],
+)  # fmt: skip
+def test_a_table_that_is_put_back_while_a_sync_goes_on(
+    synced: Synced, wait_until: Any, kind: str, has_written: bool
+) -> None:
+    """The next sync finds it out, whatever is committed behind it until then."""
+    synced.sync()
+    place = place_of(synced, kind)
+    version = version_of(place)
+    synced.database.execute("UPDATE t SET n = 99 WHERE id < 20", "DELETE FROM t WHERE id = 30")
+    synced.sync()
+    stop, began = threading.Event(), threading.Event()
+
+    def has(number: int) -> bool:
+        found = synced.tables.changes("public.t").column("after").to_pylist()
+        return any(row and row["id"] == number for row in found)
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(synced.sync, until=None, stop=stop, progress=lambda _: began.set())
+        try:
+            assert began.wait(30)
+            if has_written:
+                synced.database.execute("INSERT INTO t VALUES (70, 'x', 1, 'd')")
+                wait_until(lambda: has(70))
+                synced.database.execute("ALTER TABLE t RENAME TO u", "ALTER TABLE u RENAME TO t")
+            roll_back(synced, place, version)
+            synced.database.execute("INSERT INTO t VALUES (71, 'x', 1, 'd')")
+            wait_until(lambda: has(71))
+        finally:
+            stop.set()
+        assert going.result().stale == {}
+    synced.settle()
+    check_copied(synced, 51 if has_written else 50)
+
+
+@pytest.mark.parametrize("tables", ["delta"], indirect=True)
+def test_what_is_put_back_is_copied_by_order(synced: Synced) -> None:
+    """Of a sync that asks for no copies, somebody can order one."""
+    synced.sync()
+    place = place_of(synced, "state")
+    version = version_of(place)
+    synced.database.execute("UPDATE t SET n = 99 WHERE id < 20")
+    synced.sync()
+    roll_back(synced, place, version)
+    with pytest.raises(pf.PgOutputError, match=r"snapshot --dir \S+ --table public\.t$"):
+        synced.sync(unknown="error")
+    directory = synced.tables.path.with_name(f"{synced.tables.path.name}.segments")
+    assert main(["snapshot", "--dir", str(directory), "--table", "public.t"]) == 0
+    given = {key: synced.options[key] for key in ("slot", "publications")}
+    capture(
+        synced.database.dsn, directory=directory, until_lsn=now(synced.database.server), **given
+    )
+    assert synced.sync(unknown="error").stale == {}
+    check_copied(synced, 50)
 
 
 @pytest.mark.parametrize("tables", ["duckdb", "delta", *SLOW], indirect=True)

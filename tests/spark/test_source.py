@@ -614,7 +614,7 @@ def test_a_directory_that_was_replaced(
         ({}, "give the option table"),
         ({"table": "t", "mode": "manifes"}, "the option mode is 'manifes', and can be 'table'"),
         ({"table": "t", "mode": "manifest"}, "or those of the option tables; not table"),
-        ({"mode": "manifest", "segments": "a"}, "the option output, where files are written"),
+        ({"mode": "manifest", "segments": "a"}, "mode=manifest needs the option output, where"),
         ({"table": "t", "segments": "a", "output": "b"}, "goes with mode=manifest"),
         ({"table": "t"}, "give the option segments"),
         ({"table": "t", "segments": "a", "path": "b"}, "as the option segments, or as the path"),
