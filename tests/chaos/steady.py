@@ -61,13 +61,16 @@ SYNCS = {
 }
 SPARK = {
     "driver": """
-import sys
-from pgoutput_fast.spark import session, sync
-spark = session("local[2]", configuration={"spark.driver.memory": "512m"})
-sync(
-    spark, sys.argv[1], slot="sync_spark", publications=["p"], target=sys.argv[2] + ".lake",
-    driver_bytes=0,
-)
+import functools, sys
+from pgoutput_fast import spark
+from pgoutput_fast.cli import main
+# All windows by executors, also the small ones that the driver would write by itself.
+spark.SparkEngine = functools.partial(spark.SparkEngine, driver_bytes=0)
+main([
+    "sync", "--dsn", sys.argv[1], "--slot", "sync_spark", "--publication", "p",
+    "--to", sys.argv[2] + ".lake", "--engine", "spark", "--master", "local[2]",
+    "--conf", "spark.driver.memory=512m",
+])
 """
 }
 CODES = {"streams": READERS, "syncs": SYNCS, "spark": SPARK}
