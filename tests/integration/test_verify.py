@@ -653,6 +653,7 @@ def test_a_change_that_the_target_lost_meanwhile(
     assert found.differences[0].columns == {"t": ("lost", "t30")}
 
 
+@pytest.mark.slow
 def test_a_stream_that_does_not_get_on(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server answers that it is where it was, as often as it is asked; that is no progress."""
     run(moving.dsn, *CHANGES)

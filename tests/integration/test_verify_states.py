@@ -657,6 +657,7 @@ def writing(dsn: str, step: Callable[[Any, int], None]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_equal_while_both_move_in_states(moving: Synced, wait_until: Callable[..., None]) -> None:
     def step(connection: Any, number: int) -> None:
         key = number * 7919 % 3000

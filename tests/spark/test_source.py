@@ -926,7 +926,10 @@ def test_what_another_table_lacks_does_not_matter(
         read_segments(source, made.directory, "public.other")
 
 
-@pytest.mark.parametrize("mode", ["table", "manifest", "envelope"])
+@pytest.mark.parametrize(
+    "mode",
+    ["manifest", *(pytest.param(one, marks=pytest.mark.slow) for one in ("table", "envelope"))],
+)
 def test_a_batch_from_before_the_first_segment(
     source: Any, made: MadeDirectory, tmp_path: Path, mode: str
 ) -> None:
