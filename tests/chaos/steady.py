@@ -61,7 +61,8 @@ SYNCS = {
 }
 SPARK = {
     "driver": """
-import functools, sys
+import functools, os, sys
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "jemalloc"  # as the command does, before it is imported
 from pgoutput_fast import spark
 from pgoutput_fast.cli import main
 # All windows by executors, also the small ones that the driver would write by itself.
