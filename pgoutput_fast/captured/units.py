@@ -179,7 +179,7 @@ class SegmentSource:
         if missing:
             raise PgOutputError(
                 f"of {counted(len(missing), 'table')} the changes since their snapshots are "
-                f"deleted from {self._where}: {self._how_to_copy(missing)}"
+                f"deleted from {self._where}: {how_to_copy(Path(self._where), missing)}"
             )
         return Progress(position)
 
@@ -284,13 +284,9 @@ class SegmentSource:
         if missing:
             raise PgOutputError(
                 f"of {counted(len(missing), 'table')} changes that the directory lacks are deleted "
-                f"from {self._where}: {self._how_to_copy(missing)}. consumer= keeps what is needed"
+                f"from {self._where}: {how_to_copy(Path(self._where), missing)}. consumer= keeps "
+                "what is needed"
             )
-
-    def _how_to_copy(self, relation_ids: Iterable[int]) -> str:
-        """What to do where tables have to be copied again."""
-        where = Path(self._where)
-        return how_to_copy(where, relation_ids) if where.is_dir() else "have them copied again"
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:
         """The frames of a unit, as one stream."""

@@ -69,7 +69,12 @@ def _announced(path: Path) -> dict[int, tuple[str, str]]:
 
 
 def how_to_copy(directory: Path, relation_ids: Iterable[int]) -> str:
-    """What to do where tables have to be copied again, for errors: it names them."""
+    """What to do where tables have to be copied again, for errors: it names them.
+
+    Where files were given in place of a directory, nothing is known of that.
+    """
+    if not directory.is_dir():
+        return "have them copied again"
     known = known_tables(directory)
     names = [sql_name(*known[one]) if one in known else str(one) for one in relation_ids]
     given = " ".join(f"--table {shlex.quote(name)}" for name in names)

@@ -223,10 +223,9 @@ def readable(reading: Reading, found: Look, where: str) -> Reading:
 
 
 def _deleted(relation_id: int, where: str) -> PgOutputError:
-    directory = Path(where)
-    how = how_to_copy(directory, [relation_id]) if directory.is_dir() else "have it copied again"
     return PgOutputError(
-        f"the files of the snapshot of relation {relation_id} are deleted from {where}: {how}"
+        f"the files of the snapshot of relation {relation_id} are deleted from {where}: "
+        f"{how_to_copy(Path(where), [relation_id])}"
     )
 
 

@@ -251,18 +251,15 @@ class Planned:
         position = first_position(found.states, begin)
         if start is not None:
             position = Position(start, {})
-        if relation_id in lacking(position, found.states, begin):
+        if relation_id is not None and relation_id in lacking(position, found.states, begin):
             if start is not None and start < begin:
                 raise PgOutputError(
                     f"what was committed from {format_lsn(start)} on, and before "
                     f"{format_lsn(begin)}, is deleted from {self._where}"
                 )
-            how = "have it copied again"
-            if self._directory is not None and relation_id is not None:
-                how = how_to_copy(self._directory, [relation_id])
             raise PgOutputError(
                 f"the changes since the snapshot of relation {relation_id} are deleted from "
-                f"{self._where}: {how}"
+                f"{self._where}: {how_to_copy(Path(self._where), [relation_id])}"
             )
         reading = next_reading(position, found.states, last if end is None else min(last, end))
         if relation_id is None:
