@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import importlib
 import importlib.metadata
 import os
@@ -65,18 +64,45 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if config.getoption("keyword") else 3 * (cores or 1) // 2
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file run in one process, and all of Spark's files do, for one Java process.
+
+    Its start, and the first of its jobs, cost more than most tests.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSparkScheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return _SPARK if scope.startswith(_SPARK) else scope
+
+    return OneSparkScheduling(config, log)
+
+
+_SPARK = "tests/spark/"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow what `sample(n)` leaves out: of a test's other cases all but each n-th."""
-    seen: collections.Counter[str] = collections.Counter()
+    """Marks as slow what `sample(n)` leaves out: of a test's other cases all but each n-th.
+
+    The tests of a file take turns in which case is their first, so that each kind of target, say,
+    has some tests of the file. Of each test one case at least is left.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(_SPARK))  # what takes longest, first
+    files: dict[Path, dict[str, list[tuple[pytest.Item, int]]]] = {}
     for item in items:
-        if item.get_closest_marker("slow") is not None:
-            continue
-        if (sample := item.get_closest_marker("sample")) is not None:
-            test = item.nodeid.partition("[")[0]
-            if seen[test] % sample.args[0]:
-                item.add_marker("slow")
-            seen[test] += 1
+        sample = item.get_closest_marker("sample")
+        if sample is not None and item.get_closest_marker("slow") is None:
+            tests = files.setdefault(item.path, {})
+            tests.setdefault(item.nodeid.partition("[")[0], []).append((item, sample.args[0]))
+    for tests in files.values():
+        of_several = [cases for cases in tests.values() if len(cases) > 1]
+        for turn, cases in enumerate(of_several):
+            for case, (item, each) in enumerate(cases):
+                if case % each != turn % min(each, len(cases)):
+                    item.add_marker("slow")
 
 
 def implementation(name: str) -> ModuleType:

@@ -23,7 +23,9 @@ from pgoutput_fast.verify import verify
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
+pytestmark = [
+    pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep"), pytest.mark.sample(2)
+]  # fmt: skip
 
 WaitUntil = Callable[..., None]
 

@@ -21,7 +21,9 @@ from pgoutput_fast.verify import verify
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
+pytestmark = [
+    pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep"), pytest.mark.sample(2)
+]  # fmt: skip
 
 
 def test_a_copy_that_is_older_than_what_the_target_has(synced: Synced, tmp_path: Path) -> None:

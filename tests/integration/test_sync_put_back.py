@@ -24,7 +24,9 @@ pytest.importorskip("deltalake")
 
 from deltalake import DeltaTable
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
+pytestmark = [
+    pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep"), pytest.mark.sample(2)
+]  # fmt: skip
 
 COLUMNS = "id, v, n, d"
 SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ("iceberg", "parquet")]
