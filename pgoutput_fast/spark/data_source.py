@@ -581,18 +581,21 @@ class _Planner:
                 )
         else:
             position = source.begin().position
-        return _of_table(offset_at(source, position), relation_id)
+        return self._told(offset_at(source, position), relation_id)
 
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
         """Where a batch from an offset ends that has at most so many bytes, or little more."""
         if self._capture is not None and self._capture.is_over():
             with self._refusals():
                 self._capture.result()
-        source = self._source(start.get("relation_id"))
+        relation_id = self._relation_id(start)
+        source = self._source(relation_id)
         position = position_of(start, source)
         self._check_history(start)
         self._acknowledge(source, position)
-        self._check_left(source, position, start.get("relation_id"))
+        self._check_left(source, position, relation_id)
+        if relation_id is not None:
+            self._table(start)  # another table's checkpoint is refused, though nothing has come
         plan = source.plan(
             {"start": None}, Progress(position), most, whole_copies=True, until=self._until
         )
@@ -606,9 +609,31 @@ class _Planner:
             source, plan.after.position, newest or newest_of(start),
             newest_copy(plan.units) or copy_of(start),
         )  # fmt: skip
-        return _of_table(
+        return self._told(
             end, self._table(start).relation_id if self._options.mode == "table" else None
         )
+
+    def _told(self, offset: dict[str, Any], relation_id: int | None) -> dict[str, Any]:
+        """An offset, with the mode of the query, and the table that it is of, if that is known."""
+        table = {} if relation_id is None else {"relation_id": relation_id}
+        return {**offset, "mode": self._options.mode, **table}
+
+    def _relation_id(self, offset: Mapping[str, Any]) -> int | None:
+        """The table that an offset is of; None: it is of all, or the table is not known yet.
+
+        Raises
+        ------
+        PgOutputError
+            It is of a query with another mode, which read other changes.
+        """
+        found: int | None = offset.get("relation_id")
+        before = offset.get("mode", self._options.mode if found is None else "table")
+        if before != self._options.mode:
+            raise PgOutputError(
+                f"the checkpoint is of a query with mode={before}, and the option mode is "
+                f"{self._options.mode}: begin with a new checkpoint, and a new target"
+            )
+        return found
 
     def _check_history(self, offset: Mapping[str, Any]) -> None:
         """Refuse a directory that was put back to an earlier state, and in which others went on.
@@ -687,7 +712,7 @@ class _Planner:
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What has to be read between two offsets."""
-        source = self._source(end.get("relation_id"))
+        source = self._source(self._relation_id(end))
         before, after = position_of(start, source), position_of(end, source)
         self._check_history(end)
         plan = source.plan({"start": None}, Progress(before), 0, whole_copies=True, until=after)
@@ -695,7 +720,8 @@ class _Planner:
             return []
         if self._options.mode != "table":
             return _unit_partitions(plan.units, source.metadata, self._options)
-        chosen = self._table(start)
+        # Of a query that has not finished its first batch, the end alone is from the checkpoint.
+        chosen = self._table({**start, **end})
         if chosen.planned is not None and after.lsn <= chosen.planned.end:
             target = dataclasses.replace(chosen.target, is_settled=True)
             chosen = chosen._replace(target=target)
@@ -718,8 +744,9 @@ class _Planner:
                 raise PgOutputError(
                     f"the checkpoint is of the table with the OID {before}, and "
                     f"{self._options.table} is the one with the OID {now} by now: the former was "
-                    "renamed or dropped. Give the option table the name that it has, and its "
-                    "changes go on; or begin with a new checkpoint, and a new target"
+                    "renamed or dropped, or the checkpoint is another query's. Give the option "
+                    "table the name that it has, and its changes go on; or begin with a new "
+                    "checkpoint, and a new target"
                 )
             chosen = _choose(self._options, self._schema, found)
             version = chosen.target.version
@@ -730,11 +757,6 @@ class _Planner:
             )
             self._chosen = chosen._replace(target=target)
         return self._chosen
-
-
-def _of_table(offset: dict[str, Any], relation_id: int | None) -> dict[str, Any]:
-    """An offset, with the table that it is of, if that is known."""
-    return offset if relation_id is None else {**offset, "relation_id": relation_id}
 
 
 _LONGEST = 63

@@ -308,6 +308,42 @@ def test_a_batch_that_failed_comes_again(source: Any, made: MadeDirectory, tmp_p
     }
 
 
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_checkpoint_of_another_query(
+    source: Any, made: MadeDirectory, tmp_path: Path, is_finished: bool
+) -> None:
+    """Also where its only batch was planned, and has not been finished."""
+    fill(made, 1200, 1)
+    made.commit(1300, OTHER.relation(), testing.insert(OTHER, [7]))
+    query = Query(source, made, tmp_path / "checkpoint")
+    query.fails_at = None if is_finished else 0
+    with contextlib.nullcontext() if is_finished else pytest.raises(StreamingQueryException):
+        query.run()
+    query.fails_at = None
+    with pytest.raises(StreamingQueryException, match=r"is of the table with the OID .*another"):
+        query.run(table="public.other")
+    fill(made, 1400, 1)
+    envelopes = {"mode": "envelope", "segments": str(made.directory), "topicPrefix": "p"}
+    with pytest.raises(StreamingQueryException, match=r"with mode=table, and .* mode is envelope"):
+        run_any(source, envelopes, tmp_path / "checkpoint")
+    assert query.run() == [("insert", 1200)] * (not is_finished) + [("insert", 1400)]
+    # And of one that read the records of all tables.
+    run_any(source, envelopes, tmp_path / "records")
+    given = {"table": "public.t", "segments": str(made.directory), "consumer": "again"}
+    with pytest.raises(StreamingQueryException, match=r"with mode=envelope, and .* mode is table"):
+        run_any(source, given, tmp_path / "records")
+
+
+def run_any(spark: Any, options: dict[str, str], checkpoint: Path) -> None:
+    """Have a query with these options end with what is there by now."""
+    frame = spark.readStream.format("pgoutput").options(**options).load()
+    query = (
+        frame.writeStream.format("noop").trigger(availableNow=True)
+        .option("checkpointLocation", str(checkpoint)).start()
+    )  # fmt: skip
+    query.awaitTermination()
+
+
 def test_tables_that_wait_for_a_copy(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
     made.wait(T, 1000)
     made.wait(OTHER, 1000)
