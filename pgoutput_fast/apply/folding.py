@@ -29,6 +29,10 @@ _HEAD = {
     "seq": pa.int64(),
     "commit_time": pa.timestamp("us", "UTC"),
 }
+_PARTITIONS = (
+    ". Of a partition its own replica identity decides what its changes bring, so that it needs "
+    "that of the table whose name it has here: ALTER TABLE <partition> REPLICA IDENTITY"
+)
 _FEW_ROWS = 1 << 18
 """Up to so many stored changes are not worth looking for those that are needed no more."""
 _ROWS_AT_ONCE = 1 << 17
@@ -259,10 +263,17 @@ class _Changes:
         return np.ascontiguousarray(pairs[0]), np.ascontiguousarray(pairs[1])
 
     def _fill_from_old_rows(self) -> None:
-        """Take what an update did not send from its old row, where that is whole."""
+        """Take what an update did not send from its old row, where that is whole.
+
+        Such a value is stored out of line, so it is not NULL. An old row that has NULL for it is
+        not whole, though it is called so: under publish_via_partition_root the root with REPLICA
+        IDENTITY FULL tells the kind, and a partition with another identity what the row has.
+        """
         whole = pc.equal(self.kinds, "O").fill_null(False).to_numpy(zero_copy_only=False)
         filled = whole[self.unsent_rows]
         for column in np.unique(self.unsent_columns[filled]).tolist():
+            has = self.before[column].is_valid().to_numpy(zero_copy_only=False)
+            filled &= (self.unsent_columns != column) | has[self.unsent_rows]
             rows = self.unsent_rows[filled & (self.unsent_columns == column)]
             self.after[column] = _replaced(self.after[column], self.before[column], rows)
         self.unsent_rows = self.unsent_rows[~filled]
@@ -458,7 +469,7 @@ class _Keyed:
                     f"{changes.table}: {where} brings no value of the key's column {name!r}; "
                     "without it nobody can tell which row it changes. Give the columns of the "
                     "table's replica identity as its key; if a policy makes NULL of this value, "
-                    "choose another one"
+                    f"choose another one{_PARTITIONS}"
                 )
         is_key = np.isin(changes.unsent_columns, at)
         unsent_rows = changes.unsent_rows[~is_key]
@@ -645,6 +656,7 @@ class _Multiset:
             raise PgOutputError(
                 f"{changes.table}: {where} does not bring the whole old row, and no columns are "
                 "known as its key. Give key=, or let the table have REPLICA IDENTITY FULL"
+                f"{_PARTITIONS}"
             )
         gone, come = np.flatnonzero(steps != INSERT), np.flatnonzero(steps != DELETE)
         # In the order of the changes, the old row of an update before its new one.

@@ -582,7 +582,7 @@ class _Lost:
             self._asked.add(relation_id)
             name = names.get(relation_id, ("", str(relation_id)))
             _log.warning(
-                "%s does not have all changes of %s that %s lacks: it is copied again",
+                "%s goes on behind changes of %s that %s lacks: it is copied again",
                 self._directory, ".".join(name), "a new target" if not stored.lsn else "the target",
             )  # fmt: skip
             request_copy(self._directory, relation_id, name)

@@ -251,8 +251,11 @@ def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
         missing = unsent.get(name, nothing) | lost
         lacks = nothing
         if name not in state.key and missing.any():
-            # What a whole old row has not got is no value that is stored out of line.
-            lacks = missing & (comes | (whole & (lost | _flags(before[i].is_null()))))
+            # NULL in an old row that is whole is the value of a row that is older than the column.
+            # Where no row is, the value is stored out of line, and the old row not whole, as those
+            # of a partition with another replica identity than its root.
+            is_late = name in state.defaults or name in state.unknown
+            lacks = missing & (comes | (whole & (lost | (is_late & _flags(before[i].is_null())))))
             if lost.any():  # what another column had, of which an update without it says nothing
                 after[i] = _filled(after[i], lost, pa.nulls(1, after[i].type))
             value = state.defaults.get(name, pa.nulls(1, after[i].type))

@@ -334,7 +334,9 @@ class _Collector:
             after = list(message.new.texts())
             if before is not None:
                 for i in known:
-                    if after[i] is UNCHANGED:  # as it was, and an old row always has its values
+                    # As it was. An old row has these values, unless it is of a partition with
+                    # another replica identity than its root; then it has NULL.
+                    if after[i] is UNCHANGED and before[i] is not None:
                         after[i] = before[i]
         if not isinstance(message, Insert) and not (
             known.issuperset(self._places) if before is not None else self._table.key

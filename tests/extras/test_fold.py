@@ -174,14 +174,16 @@ def test_values_that_were_not_sent_come_from_a_whole_old_row() -> None:
     net = folded(
         WHOLE.relation(),
         t.update(WHOLE, [2, UNSENT], old=[1, "long"]),
-        t.update(WHOLE, [3, UNSENT], old=[3, None]),
+        t.update(WHOLE, [3, UNSENT], old=[3, None]),  # of a partition with another identity
         key=["id"],
     )
     assert shown(net) == [
         ("delete", (1, None), "present", None, None),
         ("upsert", (2, "long"), "absent", None, (1,)),
-        ("upsert", (3, None), "present", None, None),
+        ("upsert", (3, None), "present", ["note"], None),
     ]
+    with pytest.raises(pf.PgOutputError, match=r"the whole old row.*ALTER TABLE <partition>"):
+        folded(WHOLE.relation(), t.update(WHOLE, [3, UNSENT], old=[3, None]))
 
 
 def test_a_table_without_a_key_counts_its_rows() -> None:

@@ -289,6 +289,32 @@ def test_a_table_that_is_dropped_and_made_again(synced: Synced) -> None:
     assert synced.tables.state(f"public.t~{old}").num_rows == 50
 
 
+def test_partitions_without_the_replica_identity_of_their_root(synced: Synced) -> None:
+    """What the server calls a whole old row has the partition's key alone, and NULL beside it."""
+    synced.database.execute(
+        "CREATE TABLE parts (id int, k int, big text, n int, PRIMARY KEY (id, k)) "
+        "PARTITION BY LIST (k)",
+        "CREATE TABLE one PARTITION OF parts FOR VALUES IN (1)",
+        "CREATE TABLE other PARTITION OF parts FOR VALUES IN (2)",
+        "ALTER TABLE one ALTER big SET STORAGE EXTERNAL",
+        "ALTER TABLE other ALTER big SET STORAGE EXTERNAL",
+        "ALTER TABLE parts REPLICA IDENTITY FULL",
+        "ALTER TABLE other REPLICA IDENTITY FULL",
+        "INSERT INTO parts SELECT g, 1 + g % 2, repeat(g::text, 3000), g "
+        "FROM generate_series(1, 9) g",
+        "ALTER PUBLICATION p SET (publish_via_partition_root)",
+    )
+    synced.settle()
+    synced.database.execute(
+        "UPDATE parts SET id = id + 20 WHERE id IN (1, 2, 3)",
+        "UPDATE parts SET n = -n WHERE id IN (4, 5)",
+        "UPDATE parts SET big = NULL, id = id + 20 WHERE id IN (6, 7)",
+        "DELETE FROM parts WHERE id > 7 AND id < 20",
+    )
+    assert synced.sync().stale == {}
+    assert synced.compare("parts", "id, k, big, n") == 7
+
+
 def test_a_replica_identity_that_changes(synced: Synced) -> None:
     synced.sync()
     synced.database.execute(

@@ -339,6 +339,17 @@ def test_without_a_key_an_update_needs_the_whole_old_row(spark):
         state(spark, changes, key=[])
 
 
+def test_an_old_row_of_a_partition_has_its_key_alone_though_it_is_called_whole(spark):
+    """As the root has REPLICA IDENTITY FULL, and the partition has not."""
+    changes = numbered(
+        ("insert", None, None, row(1, "long"), None),
+        ("update", "O", key_of(1), row(2), ["big"]),
+    )
+    assert state(spark, changes) == Counter([shown(row(2, "long"))])
+    with pytest.raises(PySparkException, match="does not bring the whole old row"):
+        state(spark, changes, key=[])
+
+
 @pytest.mark.slow
 def test_a_delete_of_a_row_that_was_never_seen_is_an_error_without_a_key_too(spark):
     changes = numbered(
