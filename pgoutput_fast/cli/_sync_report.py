@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from ..apply.syncing import SyncProgress
     from ..apply.targets import Held
     from ..watching.sync_figures import SyncFigures
 
@@ -46,23 +47,30 @@ class Report(NamedTuple):
     source, target : str
     begun, made : float
         When the command began, and when this was made, in seconds since 1970.
-    figures : SyncFigures
+    figures : SyncFigures or None
+        None: it ended before it had looked at the tables.
     events : list of Moment
         The newest.
     windows : list of Written
         The newest.
     is_over : bool
         Whether the command has ended.
+    error : str or None
+        That by which it ended.
+    passes : bool
+        Whether this may pass by itself.
     """
 
     source: str
     target: str
     begun: float
     made: float
-    figures: SyncFigures
+    figures: SyncFigures | None
     events: list[Moment]
     windows: list[Written]
     is_over: bool
+    error: str | None = None
+    passes: bool = False
 
 
 _PAGE = """\
@@ -122,7 +130,14 @@ tr:last-child td {{ border-bottom: 0; }}
 <main>
 <h1>{target}</h1>
 <p>From {source}. pgoutput-fast {version}, from {begun} to {made}{goes_on}.</p>
-<p class="verdict {verdict_class}">{verdict}</p>
+{verdict}
+{content}
+</main>
+</body>
+</html>
+"""
+
+_CONTENT = """\
 <div class="figures">{figures}</div>
 <section>
 <h2>Tables</h2>
@@ -137,11 +152,7 @@ tr:last-child td {{ border-bottom: 0; }}
 <section>
 <h2>What happened to tables</h2>
 {events}
-</section>
-</main>
-</body>
-</html>
-"""
+</section>"""
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -160,11 +171,6 @@ def write_report(report: Report, path: Path) -> None:
 
 def make_report(report: Report) -> str:
     """The report, as HTML."""
-    progress = report.figures.progress
-    wrong = [f"{counted(len(progress.stale), 'table')} not kept up to date"] * bool(progress.stale)
-    wrong += [f"{counted(len(progress.waiting), 'table')} to be copied"] * bool(progress.waiting)
-    which = "All published tables" if progress.left else "All tables"
-    verdict = ", ".join(wrong) or f"{which} are kept up to date."
     return _PAGE.format(
         target=_text(report.target),
         source=_text(report.source),
@@ -173,14 +179,52 @@ def make_report(report: Report) -> str:
         made=_time(report.made),
         refresh="" if report.is_over else '<meta http-equiv="refresh" content="60">\n',
         goes_on="" if report.is_over else "; it goes on, and this page is renewed each minute",
-        verdict=escape(verdict),
-        verdict_class="bad" if progress.stale else "wait" if wrong else "good",
-        figures="".join(_figures(report)),
-        tables=_tables(report),
+        verdict="\n".join(_verdict(report)),
+        content="" if report.figures is None else _content(report, report.figures),
+    )
+
+
+def _content(report: Report, figures: SyncFigures) -> str:
+    return _CONTENT.format(
+        figures="".join(_figures(report, figures)),
+        tables=_tables(figures.progress, has_failed=report.error is not None),
         windows=_windows_text(report.windows),
         chart=_chart(report.windows),
         events=_events(report.events),
     )
+
+
+def _verdict(report: Report) -> Iterator[str]:
+    """What is to be known first, as paragraphs."""
+    progress = None if report.figures is None else report.figures.progress
+    wrong: list[str] = []
+    if progress is not None:
+        wrong += [f"{counted(len(progress.stale), 'table')} not kept up to date"] * bool(
+            progress.stale
+        )
+        wrong += [f"{counted(len(progress.waiting), 'table')} to be copied"] * bool(
+            progress.waiting
+        )
+    if report.error is None:
+        which = "All published tables" if progress and progress.left else "All tables"
+        kind = "bad" if progress and progress.stale else "wait" if wrong else "good"
+        text = ", ".join(wrong) or f"{which} are kept up to date."
+        yield f'<p class="verdict {kind}">{escape(text)}</p>'
+        return
+    ended = f"The sync ended by an error at {_time(report.made)}: {printable(report.error)}"
+    yield f'<p class="verdict bad">{escape(ended)}</p>'
+    stand = "It had not looked at the tables yet, and has written nothing."
+    goes_on = "The next call begins again."
+    if progress is not None:
+        stand = f"The tables stand as of {format_lsn(progress.lsn)}, and nothing comes into them."
+        stand += f" Of them {' and '.join(wrong)}." if wrong else ""
+        goes_on = "The next call goes on from there."
+    again = (
+        "The error may pass by itself."
+        if report.passes
+        else "The error does not pass by itself: do first what it says."
+    )
+    yield f"<p>{escape(stand)} {goes_on} {again}</p>"
 
 
 def _text(text: str) -> str:
@@ -193,8 +237,8 @@ def _time(moment: float) -> str:
     return f"{made:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _figures(report: Report) -> Iterator[str]:
-    figures, progress = report.figures, report.figures.progress
+def _figures(report: Report, figures: SyncFigures) -> Iterator[str]:
+    progress = figures.progress
     seconds = max(report.made - report.begun, 1e-3)
     lag_bytes, lag_seconds = figures.lag_bytes, figures.lag_seconds
     for value, label in (
@@ -213,8 +257,7 @@ def _table(heads: Iterable[str], rows: Iterable[str]) -> str:
     return f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _tables(report: Report) -> str:
-    progress = report.figures.progress
+def _tables(progress: SyncProgress, *, has_failed: bool) -> str:
     if not progress.held:
         return "<p>None has come yet.</p>"
     heads = ["<th class=left>table</th>", "<th class=left>in the target</th>"]
@@ -226,11 +269,10 @@ def _tables(report: Report) -> str:
     ordered = sorted(
         progress.held, key=lambda one: (-progress.tables.get(qualified(one), 0), qualified(one))
     )
-    return _table(heads, (_row(report, one) for one in ordered))
+    return _table(heads, (_row(progress, one, has_failed=has_failed) for one in ordered))
 
 
-def _row(report: Report, held: Held) -> str:
-    progress = report.figures.progress
+def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
     name = qualified(held)
     stored = progress.names[held.relation_id]
     has_left = stored in progress.left
@@ -240,6 +282,8 @@ def _row(report: Report, held: Held) -> str:
         state = '<td class="left long">not published any more, or dropped: it stays as it is</td>'
     elif name in progress.waiting:
         state = '<td class="left wait">waits until it is copied</td>'
+    elif has_failed:
+        state = f'<td class="left wait">stands as of {format_lsn(held.lsn)}</td>'
     else:
         state = '<td class="left good">up to date</td>'
     if held.version > 1:

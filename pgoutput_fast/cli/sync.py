@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from ..apply import sync
 from ..connections import ConnectionParameters
-from ..errors import PgOutputError, counted
+from ..errors import PgOutputError, RetryableError, counted
 from ..history import POLICIES
 from ..lsn import format_lsn
 from ..watching.sync_figures import SyncLag
@@ -457,11 +457,11 @@ def _run(
             held.callback(position.close)
             held.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH_INTERVAL)
-        report = _Reporting(options["report"], source, target, watcher)
+        report = _Reporting(options["report"], source, target, watcher, service.formatter.shown)
         watcher.on_progress = report.renew
         try:
             ended = sync(**arguments, stop=stop.event, progress=watcher)
-        except PgOutputError as error:
+        except Exception as error:
             report.fail(error)
             raise
         report.write(watcher.end(ended), is_over=True)
@@ -477,10 +477,18 @@ def _source(arguments: dict[str, Any]) -> str:
 class _Reporting:
     """Writes the report, from time to time and at the end."""
 
-    def __init__(self, path: Path | None, source: str, target: str, watcher: _Watcher) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        source: str,
+        target: str,
+        watcher: _Watcher,
+        shown: Callable[[str], str],
+    ) -> None:
         self._path = path
         self._names = source, target
         self._watcher = watcher
+        self._shown = shown
         self._next = time.monotonic() + _REPORT_INTERVAL
 
     def renew(self, figures: SyncFigures) -> None:
@@ -492,22 +500,33 @@ class _Reporting:
             except PgOutputError as error:  # the tables go on without it
                 _log.warning("%s", error)
 
-    def fail(self, error: PgOutputError) -> None:
+    def fail(self, error: Exception) -> None:
         """Write it with the error that ends the sync, which is not to be lost by another one."""
-        figures = self._watcher.figures()
-        if figures is None:
-            return
-        self._watcher.events.append(Moment(time.time(), "", f"the sync ended by an error: {error}"))
+        is_known = isinstance(error, PgOutputError)
+        text = str(error) if is_known else f"a fault of this program ({error!r}), see its log"
+        self._watcher.events.append(Moment(time.time(), "", f"the sync ended by an error: {text}"))
         with contextlib.suppress(PgOutputError):
-            self.write(figures, is_over=True)
+            self.write(
+                self._watcher.figures(), is_over=True, error=text,
+                passes=isinstance(error, RetryableError),
+            )  # fmt: skip
 
-    def write(self, figures: SyncFigures, *, is_over: bool) -> None:
+    def write(
+        self,
+        figures: SyncFigures | None,
+        *,
+        is_over: bool,
+        error: str | None = None,
+        passes: bool = False,
+    ) -> None:
         """Write it, if there is a place for it."""
         if self._path is None:
             return
         watcher = self._watcher
+        # As the log has them, with options in place of arguments, and without secrets.
+        events = [one._replace(text=self._shown(one.text)) for one in watcher.events]
         report = Report(
-            *self._names, watcher.begun, time.time(), figures, list(watcher.events),
-            list(watcher.windows), is_over,
+            *self._names, watcher.begun, time.time(), figures, events, list(watcher.windows),
+            is_over, None if error is None else self._shown(error), passes,
         )  # fmt: skip
         write_report(report, self._path)

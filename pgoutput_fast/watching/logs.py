@@ -34,19 +34,20 @@ class Formatter(logging.Formatter):
         self.change: Callable[[str], str] = str
         """Replaces what a text may not show, or shows otherwise, such as secrets."""
 
-    def _shown(self, text: str) -> str:
+    def shown(self, text: str) -> str:
+        """A text as the log has it."""
         return without_passwords(self.change(text))
 
     def format(self, record: logging.LogRecord) -> str:
         """Make the line, without its end."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         when = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        message = self._shown(record.getMessage())
+        message = self.shown(record.getMessage())
         failed = getattr(record, "details", None)
         if record.exc_info is not None:
             failed = self.formatException(record.exc_info)
         if failed is not None:
-            failed = self._shown(failed)
+            failed = self.shown(failed)
         if self._kind == "text":
             lines = [f"{when} {record.levelname} {printable(message)}"]
             if failed is not None:

@@ -29,6 +29,7 @@ from pgoutput_fast import apply
 from pgoutput_fast.apply.syncing import copied_name
 from pgoutput_fast.apply.targets import Column, Held
 from pgoutput_fast.cli import _position, main
+from pgoutput_fast.cli import sync as sync_command
 from pgoutput_fast.cli._sync_events import table_events
 from pgoutput_fast.cli._sync_views import SyncLiveView, not_kept_text
 from pgoutput_fast.directory.consumers import consumers
@@ -858,7 +859,48 @@ def test_a_report_of_what_ends_by_an_error(published: Any, run: Running, tmp_pat
     run(given)
     published.execute("ALTER TABLE t ADD day date", "INSERT INTO t VALUES (99, 'x', 'infinity')")
     run(given, code=1)
-    page = report.read_text()
-    assert "the sync ended by an error" in page
-    assert "infinity" in page
-    assert "public.t" in page
+    (_, shown) = report.read_text().split("<body>")
+    page = Page(shown).shown
+    lsn = pf.format_lsn(_progress(file)[0]["lsn"])
+    head, _, rest = page.partition("changes written")
+    assert re.search(r"The sync ended by an error at 20\d\d-.* UTC: .*infinity", head)
+    assert f"The tables stand as of {lsn}" in head
+    assert "The next call goes on from there. The error does not pass by itself" in head
+    assert f"stands as of {lsn}" in rest
+    assert "the sync ended by an error" in rest
+    assert "up to date" not in page
+    assert "--policy infinity=..." in head
+    assert "Policies(" not in page
+    published.execute("UPDATE t SET day = NULL")
+    run([*given, "--policy", "infinity=null"])
+    assert "All tables are kept up to date." in report.read_text()
+
+
+def test_a_report_of_what_ends_before_it_begins(
+    published: Any, run: Running, tmp_path: Path
+) -> None:
+    """A page of a call before, by which all was well, does not stay."""
+    file, report = tmp_path / "shop.duckdb", tmp_path / "report.html"
+    given = arguments(published, file, "--until", "now", "--report", report)
+    run(given)
+    run([*given, "--table", "t"], code=1)
+    page = Page(report.read_text()).shown
+    assert "The sync ended by an error" in page
+    assert "was made without --table" in page
+    assert "It had not looked at the tables yet" in page
+    assert "kept up to date" not in page
+
+
+def test_a_report_of_what_a_fault_ends(
+    published: Any, run: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, progress: Any, **__: Any) -> None:
+        progress(apply.SyncProgress(16, None, 0, 0, 0.0, {}, {}, waiting=("public.t",)))
+        raise KeyError("<x>")
+
+    monkeypatch.setattr(sync_command, "sync", fails)
+    report = tmp_path / "report.html"
+    run(arguments(published, tmp_path / "shop.duckdb", "--report", report), code=1)
+    page = Page(report.read_text()).shown
+    assert "a fault of this program (KeyError('<x>')), see its log" in page
+    assert "The tables stand as of 0/10, and nothing comes into them. Of them 1 table to" in page
