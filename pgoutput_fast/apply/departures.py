@@ -53,11 +53,42 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
         # Of a name with a dot the command makes two patterns, as it may lack its schema.
         same = [other for other in patterns if other.removeprefix("*.") == one]
         if not any(fnmatchcase(name, other) for name in shown for other in same):
-            hint = "" if _WILDCARDS.intersection(one) else _did_you_mean(one, shown)
+            hint = "" if _WILDCARDS.intersection(one) else did_you_mean(one, shown)
             yield f"tables={one!r} matches no published table{hint}"
 
 
-def _did_you_mean(name: str, published: Iterable[str]) -> str:
+def check_tables(
+    patterns: Sequence[str] | None, published: Collection[str], known: Iterable[str] = ()
+) -> None:
+    """Refuse patterns that match nothing, as a slot would be kept for a target without tables.
+
+    Where nothing is published at all, no pattern can be told to be wrong.
+
+    Parameters
+    ----------
+    patterns : sequence of str or None
+        Those of the tables that are wanted; None: all.
+    published : collection of str
+        The published tables, as patterns match them.
+    known : iterable of str
+        Others of which changes are there.
+
+    Raises
+    ------
+    PgOutputError
+        None matches.
+    """
+    if patterns is None or not published:
+        return
+    there = {*published, *known}
+    if not any(fnmatchcase(name, one) for name in there for one in patterns):
+        raise PgOutputError(
+            "no published table is wanted, so nothing was begun (begin once one is published, or "
+            f"name one that is): {'; '.join(mistaken(patterns, there))}"
+        )
+
+
+def did_you_mean(name: str, published: Iterable[str]) -> str:
     """What is said behind a name, with its schema or not, if a published table has one like it."""
     known = {full.partition(".")[2]: full for full in published} if "." not in name else {}
     near = difflib.get_close_matches(name, known or published, 1)
@@ -89,7 +120,7 @@ def check_partitions(
         if table is None:
             raise PgOutputError(
                 f"partition_by= names {name}, which is no published table, as schema.name"
-                f"{_did_you_mean(name, published)}"
+                f"{did_you_mean(name, published)}"
             )
         there = [one.name for one in table.columns if one.is_published]
         for column in columns:

@@ -9,12 +9,13 @@ from ..captured.changes import ChangeReader
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import consumers
+from ..directory.known import known_tables
 from ..directory.reading import Position, first_position
 from ..errors import PgOutputError
 from ..history import Follower, history_of
 from ..names import qualified, shown_name
 from ..segments.listing import has_begun
-from .departures import mistaken
+from .departures import check_tables, mistaken
 from .embedded_capture import check_slot
 from .syncing import check_position, copied_name, lost_tables, origin_of
 from .targets import Held, Origin, Stored, Target
@@ -182,12 +183,17 @@ def plan_sync(
         if asked is None:
             raise PgOutputError(f"no capture has begun in {directory}")
         stored = target.peek(asked.origin)
+        if not stored.tables:
+            check_tables(options.tables, [*map(shown_name, published.values())])
         tables = {one: TablePlan(one, published[one], is_published=True) for one in published}
         tables |= _of_target(stored, tables)
         return SyncPlan(
             directory, False, slot, 0, 0, _sorted(tables, options), _mistaken(asked, options)
         )
     stored = target.peek(origin_of(source))
+    if asked is not None and not stored.tables:
+        others = [shown_name(".".join(one)) for one in known_tables(directory).values()]
+        check_tables(options.tables, [*map(shown_name, published.values())], others)
     lost: list[int] = []
     if asked is not None and options.unknown == "copy":
         lost = lost_tables(directory, stored, consumer)

@@ -20,9 +20,10 @@ from ..directory.requests import request_copy
 from ..errors import PgOutputError, RetryableError
 from ..history import check_policy, history_of
 from ..lsn import check_lsn
+from ..names import shown_name, shown_table
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
-from .departures import check_partitions
+from .departures import check_partitions, check_tables
 from .embedded_capture import EmbeddedCapture, check_slot, libpq_keywords
 from .syncing import (
     Engine,
@@ -110,7 +111,8 @@ def sync(
         Seconds from one window to the next.
     tables : str or sequence of str
         ``namespace.name`` of those that are wanted; by default all. A target keeps to what it began
-        with, as the changes of other tables are passed over.
+        with, as the changes of other tables are passed over. One has to be published when a slot is
+        captured for a target without tables.
     policies : Policies
     history : {"newer", "older", "error"}
         What to do with values of types that were altered at about that time: see docs/types.md.
@@ -200,19 +202,19 @@ def sync(
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")
             where = opened.directory(directory)
-            lost = _Lost(where, opened.target, name) if unknown == "copy" else None
+            lost = _Lost(where, opened.target, name, asks=unknown == "copy")
             stored = _claim_target(opened.target, where, slot, dsn, capture_options, stop)
-            _check_by_server(dsn, publications, capture_options, stored, partition_by)
-            if lost is not None and has_begun(where):
-                lost.ask()  # what is asked for now, the capture sees when it begins
+            _check_by_server(
+                dsn, publications, capture_options, where, stored, partition_by, options.tables
+            )
+            lost.ask()  # what is asked for now, the capture sees when it begins
             run = EmbeddedCapture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
                 **capture_options,
             )  # fmt: skip
             held.callback(run.end)
             run.start()
-            if lost is not None:
-                lost.wait(run.is_over)
+            lost.wait(run.is_over)
             is_over, until_lsn, captured = run.is_over, None, run.latest
         held.enter_context(_claimed(where, name))
         syncing = Syncing(
@@ -503,17 +505,31 @@ def _check_by_server(
     dsn: str | None,
     publications: Sequence[str],
     options: Mapping[str, Any],
+    directory: Path,
     stored: Stored,
     partition_by: Mapping[str, Sequence[str]] | None,
+    tables: Sequence[str] | None,
 ) -> None:
-    """Refuse partitions by what a server does not publish, before a slot is made."""
+    """Refuse partitions and tables that a server does not publish, before a slot is made."""
     from ..connections import ConnectionParameters
 
+    is_new = tables is not None and not stored.tables
+    if not partition_by and not is_new:
+        return
+    parameters = ConnectionParameters(dsn, libpq_keywords(options))
+    try:
+        published = published_tables(parameters, publications)
+    except RetryableError:
+        if partition_by or not has_begun(directory):
+            raise
+        return  # the slot is there, and the capture tries again
     if partition_by:
-        published = published_tables(
-            ConnectionParameters(dsn, libpq_keywords(options)), publications
-        )
         check_partitions(partition_by, published, stored.tables.values())
+    if is_new:
+        known = known_tables(directory).values() if has_begun(directory) else ()
+        check_tables(
+            tables, [*map(shown_table, published)], [shown_name(".".join(one)) for one in known]
+        )
 
 
 def _check_by_history(
@@ -558,10 +574,11 @@ class _Lost:
     The capture has to know that they are to be copied before the target can go on.
     """
 
-    def __init__(self, directory: Path, target: Target, consumer: str) -> None:
+    def __init__(self, directory: Path, target: Target, consumer: str, *, asks: bool) -> None:
         self._directory = directory
         self._target = target
         self._consumer = consumer
+        self._asks = asks
         self._asked: set[int] = set()
 
     def _has_tables(self) -> bool:
@@ -571,7 +588,9 @@ class _Lost:
         return bool(self._target.peek(origin_of(source)).tables)
 
     def ask(self) -> bool:
-        """Ask for copies; whether there are such tables."""
+        """Ask for copies, if that is to be done; whether there are such tables."""
+        if not self._asks or not has_begun(self._directory):
+            return False
         source = open_source([self._directory])
         if not isinstance(source, SegmentSource):
             return False
@@ -590,6 +609,8 @@ class _Lost:
 
     def wait(self, is_over: Callable[[], bool]) -> None:
         """Wait until the capture has them wait for their copies."""
+        if not self._asks:
+            return
         # Only the catalogue says which tables can be copied.
         end = time.monotonic() + _CATALOG_TIMEOUT
         while (

@@ -904,3 +904,53 @@ def test_a_report_of_what_a_fault_ends(
     page = Page(report.read_text()).shown
     assert "a fault of this program (KeyError('<x>')), see its log" in page
     assert "The tables stand as of 0/10, and nothing comes into them. Of them 1 table to" in page
+
+
+def test_tables_that_are_all_misspelled(
+    published: Any, run: Running, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No slot is made that nobody would read; one pattern that matches is enough."""
+    lake = tmp_path / "lake"
+    given = arguments(published, tmp_path / "x", "--until", "now", "--table", "public.q")
+    given[given.index("--to") + 1] = str(lake)
+    published.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    wrong = [*given, "--table", "public.ordres"]
+    said = "--table public.ordres matches no published table; did you mean public.orders?"
+    run(wrong, code=1)
+    assert said in run.text
+    assert "--table public.q matches no published table" in run.text
+    assert "no published table is wanted, so nothing was begun" in run.text
+    assert published.slots() == {}
+    with pytest.raises(pf.PgOutputError, match=r"tables='public\.ordres' matches no published tab"):
+        apply.sync(
+            published.dsn, target=lake, slot="s", publications=["p"], tables=["public.ordres"]
+        )
+    assert published.slots() == {}
+    assert main(["sync", *wrong, "--dry-run"]) == 1
+    assert said in capsys.readouterr().err
+
+    run([*wrong, "--table", "t"])
+    assert said in run.text
+    # What the target has by then may have left.
+    published.execute("DROP TABLE t")
+    run([*wrong, "--table", "t"])
+    # That a directory was begun for a target before this one is no reason to go on.
+    new = [str(tmp_path / "lake2") if one == str(lake) else one for one in wrong]
+    new += ["--dir", str(tmp_path / "lake.segments")]
+    run(new, code=1)
+    assert said in run.text
+    assert main(["sync", *new, "--dry-run"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_table_is_wanted_before_any_is_published(
+    database18: Any, run: Running, tmp_path: Path
+) -> None:
+    database18.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    file = tmp_path / "shop.duckdb"
+    given = arguments(database18, file, "--until", "now", "--table", "t")
+    run(given)
+    assert "the publications have no table: nothing comes until one is added to them" in run.text
+    database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    run(given)
+    assert rows(file) == [(1,)]
