@@ -118,4 +118,16 @@ def claim_directory(directory: Path, writer: str, contents: str, name: str | Non
         raise PgOutputError(
             f"can't lock {directory} ({error.strerror}); {contents} need a local directory"
         ) from error
+    if not _is_at(descriptor, directory):
+        # Another writer was refused meanwhile, and deleted what it had made.
+        os.close(descriptor)
+        return claim_directory(directory, writer, contents, name)
     return descriptor
+
+
+def _is_at(descriptor: int, directory: Path) -> bool:
+    """Whether an open directory is the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), directory.stat())
+    except FileNotFoundError:
+        return False

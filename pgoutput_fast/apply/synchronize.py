@@ -190,7 +190,7 @@ def sync(
     name = consumer or opened.consumer
     stop = threading.Event() if stop is None else stop
     with contextlib.ExitStack() as held:
-        held.callback(opened.target.close)
+        held.enter_context(_closing(opened))
         if segments is not None:
             _refuse(dsn=dsn, slot=slot, publications=publications, directory=directory,
                     **capture_options)  # fmt: skip
@@ -225,6 +225,22 @@ def sync(
         if segments is None:
             run.result()
         return found
+
+
+@contextlib.contextmanager
+def _closing(opened: OpenedTarget) -> Iterator[None]:
+    """Close a target at the end; one that is refused leaves no empty directory behind."""
+    own = opened.path and (opened.path, opened.path.with_name(f"{opened.path.name}.lock"))
+    made = [one for one in own or () if not one.exists()]
+    try:
+        yield
+    except BaseException:
+        for one in made:
+            with contextlib.suppress(OSError):  # it is a file, has something in it, or is not there
+                one.rmdir()
+        raise
+    finally:
+        opened.target.close()
 
 
 def _begun(directory: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from written_segments import (
     writer,
 )
 
+from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.directory.copies import Copy, Tables, TableState
@@ -320,3 +322,23 @@ def test_where_a_new_consumer_begins_with_a_table_that_waits() -> None:
     assert first_position(states, 100) == Position(100, {1: 99})
     # What came behind the copy is deleted.
     assert first_position(states, 300) == Position(300, {1: 500})
+
+
+def test_a_directory_that_is_deleted_while_it_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that was refused deletes what it had made, which another has opened by then."""
+    claimed, lock, moments = tmp_path / "lake", fcntl.flock, iter([True])
+
+    def deletes_first(descriptor: int, operation: int) -> None:
+        if next(moments, False):
+            claimed.rmdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", deletes_first)
+    held = claim_directory(claimed, "sync", "tables")
+    try:
+        with pytest.raises(PgOutputError, match="another sync writes into"):
+            claim_directory(claimed, "sync", "tables")
+    finally:
+        os.close(held)

@@ -954,3 +954,23 @@ def test_a_table_is_wanted_before_any_is_published(
     database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     run(given)
     assert rows(file) == [(1,)]
+
+
+@pytest.mark.parametrize("kind", ["delta", "duckdb"])
+def test_a_refused_sync_leaves_no_directory(
+    published: Any, run: Running, tmp_path: Path, kind: str
+) -> None:
+    """The slot is there already, and not the target's."""
+    published.execute(
+        f"SELECT pg_create_logical_replication_slot('slot_{published.name}', 'pgoutput')"
+    )
+    target = tmp_path / "lake9"
+    given = arguments(published, target, "--until", "now")
+    given[given.index("--to") + 1] = str(target) if kind == "delta" else f"duckdb:{target}"
+    run(given, code=1)
+    assert "is there already, and no capture has begun in" in run.text
+    assert there(tmp_path) == {}
+    if kind == "delta":  # one that a user has made stays
+        target.mkdir()
+        run(given, code=1)
+        assert there(tmp_path) == {"lake9": "a directory"}
