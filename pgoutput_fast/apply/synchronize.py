@@ -620,7 +620,8 @@ class _Lost:
                 "%s goes on behind changes of %s that %s lacks: it is copied again",
                 self._directory, ".".join(name), "a new target" if not stored.lsn else "the target",
             )  # fmt: skip
-            request_copy(self._directory, relation_id, name)
+            why = f"the sync that reads as {self._consumer} asks for it: it lacks changes of it"
+            request_copy(self._directory, relation_id, name, why)
         return bool(lost)
 
     def wait(self, is_over: Callable[[], bool]) -> None:

@@ -498,7 +498,8 @@ class Syncing:
             self._said.add((relation_id, held.stale))
             _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
             if self._asks_for(held) and not self._is_copied(relation_id):
-                request_copy(self._directory, relation_id, [held.namespace, held.name])
+                why = f"the sync to {self._name} asks for it: {held.stale}"
+                request_copy(self._directory, relation_id, [held.namespace, held.name], why)
 
     def _asks_for(self, held: Held) -> bool:
         """Whether the capture is asked to copy a table."""

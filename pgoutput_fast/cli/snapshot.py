@@ -56,7 +56,8 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
     before = Tables(directory).read()
     known = _known(directory)
     for relation_id in found.values():
-        request_copy(directory, relation_id, known[relation_id])
+        why = "pgoutput-fast snapshot asks for it"
+        request_copy(directory, relation_id, known[relation_id], why)
     if wait is None:
         print(f"the capture of {directory} is asked to copy {', '.join(tables)}")
         return 0

@@ -18,7 +18,11 @@ DIRECTORY_NAME = "requests"
 _NAME = re.compile(r"([0-9]{1,10})\.json", re.ASCII)
 
 
-def request_copy(directory: Path, relation_id: int, table: Sequence[str]) -> None:
+_WHY = "somebody, or a sync, asks for it"
+"""What is told of a request without a reason, as earlier versions wrote them."""
+
+
+def request_copy(directory: Path, relation_id: int, table: Sequence[str], why: str = _WHY) -> None:
     """Ask the capture of a directory to copy a table again.
 
     Parameters
@@ -27,6 +31,8 @@ def request_copy(directory: Path, relation_id: int, table: Sequence[str]) -> Non
     relation_id : int
     table : sequence of str
         Its namespace and name, for people.
+    why : str
+        Who asks, and for which reason, for the log of the capture.
 
     Raises
     ------
@@ -38,7 +44,8 @@ def request_copy(directory: Path, relation_id: int, table: Sequence[str]) -> Non
         if not path.exists():
             path.mkdir(exist_ok=True)
             fsync_path(directory)
-        write_whole(path / f"{relation_id}.json", [json.dumps({"table": [*table]})])
+        fields = {"table": [*table], "why": why}
+        write_whole(path / f"{relation_id}.json", [json.dumps(fields)])
     except OSError as error:
         raise PgOutputError(f"can't write into {path}: {error.strerror or error}") from error
 
@@ -75,6 +82,16 @@ def requested(directory: Path) -> dict[int, list[str]]:
                     f"table: delete it, and ask anew"
                 ) from error
     return found
+
+
+def why_requested(directory: Path, relation_id: int) -> str:
+    """Who asks for a copy of a table, and why, as far as that can be read."""
+    path = directory / DIRECTORY_NAME / f"{relation_id}.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return of_form(fields.get("why", _WHY), str, "why")
+    except (OSError, *MALFORMED):  # the copy is made all the same
+        return _WHY
 
 
 def forget_request(directory: Path, relation_id: int) -> None:

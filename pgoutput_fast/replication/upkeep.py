@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ..directory.consumers import consumers, remove_consumer
 from ..directory.copies import Copy, Tables, TableState
 from ..directory.merging import delete_covered, merge
-from ..directory.requests import forget_request, requested
+from ..directory.requests import forget_request, requested, why_requested
 from ..directory.retention import Keep, retain
 from ..directory.uploading import CONSUMER_NAME
 from ..errors import PgOutputError, counted, printable
@@ -361,7 +361,7 @@ class Upkeep:
             state = self._states.get(relation_id)
             # A copy that is being made may be of before the request.
             if state is None or state.held_from is None:
-                self._order(relation_id, table, "that was asked for")
+                self._order(relation_id, table, why_requested(self._directory, relation_id))
                 forget_request(self._directory, relation_id)
 
     # --- what is done from time to time

@@ -375,6 +375,10 @@ def test_what_waits_and_what_is_stale(
 
     def look() -> None:
         wait_until(lambda: "public.t was copied again" in run.text)
+        assert (
+            f"table public.t is to be copied: the sync to duckdb:{file} asks for it: "
+            f"{told['stale']['public.t']}"
+        ) in [one["message"] for one in run.events()]
 
     run([*arguments(published, file), *JSON], look)
     told = run.event("stop")
