@@ -172,8 +172,12 @@ _CAPTURE_NAMES = {
 _ARGUMENT = re.compile(rf"\b({'|'.join(_CAPTURE_NAMES)})=(\w+)?")
 
 
+_POLICY = re.compile(r"Policies\(([a-z_]+=[^()]*)\)", re.ASCII)
+
+
 def in_options(text: str) -> str:
-    """An error's text, with the source's options in place of the arguments of `capture`."""
+    """An error's text, with the source's options in place of arguments of functions."""
+    text = _POLICY.sub(lambda one: f"policies={one[1]}".replace("'", ""), text)
     return _ARGUMENT.sub(lambda one: f"{_CAPTURE_NAMES[one[1]]}={(one[2] or '').lower()}", text)
 
 

@@ -16,7 +16,7 @@ from pgoutput_fast.errors import DecodeError, PgOutputError
 from ._worker import prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _MARK = "[pgoutput_fast error] "
 _FIELDS = ("code", "offset", "tag", "frame", "path")
@@ -24,10 +24,15 @@ _LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[None]:
+def telling(change: Callable[[str], str] = str) -> Iterator[None]:
     """Run on an executor: errors of this package end with a line that :func:`error_of` reads.
 
     And the worker prints no error where a LIMIT ends it early.
+
+    Parameters
+    ----------
+    change : callable
+        What is done to their texts, such as to name options.
     """
     prepare()
     try:
@@ -35,6 +40,7 @@ def telling() -> Iterator[None]:
     except PgOutputError as error:
         text = str(error.args[0]) if error.args else ""
         if _MARK not in text:
+            text = change(text)
             error.args = (f"{text}\n{_MARK}{_told(error, text)}", *error.args[1:])
         raise
 

@@ -200,7 +200,7 @@ def _unit_partitions(
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The changes of a partition, their records, or the files they are in, on an executor."""
-    with telling():
+    with telling(in_options):
         yield from _found(partition)
 
 

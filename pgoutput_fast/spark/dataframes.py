@@ -359,6 +359,7 @@ def published_table(
     PgOutputError
         The server can't be reached, or no publication has the table.
     """
+    from pgoutput_fast.apply.departures import did_you_mean
     from pgoutput_fast.catalog import catalog_of
     from pgoutput_fast.connections import ConnectionParameters
 
@@ -371,7 +372,7 @@ def published_table(
     if plan is None:
         raise PgOutputError(
             f"the publications have no table {table}; its name is namespace.name, as the catalogue "
-            "has it (case included)"
+            f"has it (case included){did_you_mean(table, [*map(shown_table, catalog.tables)])}"
         )
     return FoundTable(table, plan, settings, binary)
 

@@ -22,6 +22,7 @@ from synced_tables import DeltaTables
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import capture
+from pgoutput_fast.spark.dataframes import published_table
 
 pytest.importorskip("deltalake")
 
@@ -192,6 +193,13 @@ def test_a_stream_of_a_published_table_without_changes(
     shop.execute("INSERT INTO quiet VALUES (1, 2.5)")
     ((id_, n),) = replay(queries.run())
     assert (id_, float(n)) == (1, 2.5)
+
+
+@pytest.mark.parametrize("name", ["quiet", "public.quite", "public.Quiet"])
+def test_a_misspelled_table_is_told_with_one_like_it(shop: Any, name: str) -> None:
+    shop.execute("CREATE TABLE quiet (id int PRIMARY KEY)")
+    with pytest.raises(pf.PgOutputError, match=r"\(case included\); did you mean public\.quiet\?"):
+        published_table(shop.dsn, ["p"], name, pf.Policies(), binary=False)
 
 
 # --- slots and checkpoints -----------------------------------------------------------------------

@@ -30,7 +30,7 @@ from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.segments.listing import Segment
-from pgoutput_fast.spark import data_source, read_segments
+from pgoutput_fast.spark import data_source, error_of, read_segments
 from pgoutput_fast.spark._source_options import source_options
 from pgoutput_fast.spark.data_source import (
     PgOutputDataSource,
@@ -867,8 +867,9 @@ def test_files_that_can_not_be_written(source: Any, made: MadeDirectory, tmp_pat
                 testing.insert(dates, [2, "infinity"]))  # fmt: skip
     given = {"mode": "manifest", "segments": str(made.directory)}
     read = source.read.format("pgoutput").options(**given)
-    with pytest.raises(PythonException, match="infinity"):
+    with pytest.raises(PythonException, match=r"policies=infinity=\.\.\. can be 'null'") as raised:
         read.options(output=str(tmp_path / "files")).load().collect()
+    assert "; policies=infinity=" in str(error_of(raised.value))
     # Nothing is left of what a failed task began.
     assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
     (tmp_path / "file").write_text("")
