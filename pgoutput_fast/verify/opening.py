@@ -90,6 +90,8 @@ def _opened(
         known = None if segments is None else _segments_of(Path(), segments)
         return _delta(Place(given, storage_options), known, engine)
     path = Path(given.removeprefix("file://"))
+    if path.is_file():
+        raise PgOutputError(f"target {given!r} is a file: give a directory, or {_DUCKDB}{path}")
     if not path.is_dir():
         raise PgOutputError(f"there is no directory {path}")
     if (path / NAME).exists():
