@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from .._disk import fsync_path
+from ..directory.remote import refuse_secrets
 from ..errors import PgOutputError, RetryableError
 from .targets import ConflictError
 
@@ -66,6 +67,11 @@ class Place:
     options : mapping of str to str, optional
         What delta-rs has to know of the storage. No error shows secrets among them.
 
+    Raises
+    ------
+    PgOutputError
+        The URL or an endpoint has a secret, or delta-rs can't keep tables in such a place.
+
     Attributes
     ----------
     path : pathlib.Path or None
@@ -73,6 +79,7 @@ class Place:
     """
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
+        refuse_secrets(uri, options)
         self.options = dict(options or {})
         self.path: Path | None = None
         if "://" not in uri:

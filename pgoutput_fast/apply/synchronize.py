@@ -16,6 +16,7 @@ from .._disk import claim_directory
 from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
 from ..directory.known import known_tables
+from ..directory.remote import refuse_secrets
 from ..directory.requests import request_copy
 from ..errors import PgOutputError, RetryableError
 from ..history import check_policy, history_of
@@ -378,6 +379,7 @@ def open_target(
     if not text or "\0" in text:
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
     _check_types(storage_options, partition_by, iceberg)
+    refuse_secrets(text, storage_options)  # before another error shows the text
     if changes not in (None, "delta", "parquet"):
         raise PgOutputError(f"changes={changes!r}: expected one of 'delta', 'parquet'")
     if changes is not None and iceberg is not None:

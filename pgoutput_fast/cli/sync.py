@@ -344,8 +344,6 @@ def command(
             "--engine spark keeps Delta tables, and a DuckDB file is written by one process: "
             "give a directory or a URL in --to"
         )
-    if "://" in options["target"] and "@" in options["target"]:
-        raise click.UsageError("--to: a URL has no user or password; it is not shown here")
     arguments = _arguments(context, options)
     arguments["tables"] = table_patterns(tables) if tables else None
     captures = arguments["segments"] is None

@@ -9,17 +9,25 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ..errors import PgOutputError, printable
 from ..segments.format import require_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _PART_BYTES = 16 << 20  # bytes that are on their way at one time
 _CONNECT_TIMEOUT, _REQUEST_TIMEOUT = 5.0, 30.0  # seconds
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+_LOCAL = frozenset({"file", "duckdb"})
+_BLOBS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
+"""Schemes of URLs that have the name of a container before an '@'."""
+_SECRET = re.compile(
+    r"(?:secret|token|password|key|credential|sas|sig(?:nature)?)[^=&]*=", re.IGNORECASE
+)
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _STEP = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_.=-]+", re.ASCII)
@@ -28,6 +36,7 @@ _PASSING = {
     "INTERNAL_FAILURE", "NETWORK_CONNECTION", "REQUEST_TIMEOUT", "SERVICE_UNAVAILABLE", "SLOW_DOWN",
     "THROTTLING",
 }  # fmt: skip
+_OPTIONS = "in Python, storage_options= of Delta tables takes them too"
 _CREDENTIALS = (
     "the credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of the profile "
     "AWS_PROFILE, or of the machine's role; they need the rights to list, read and write there"
@@ -85,7 +94,7 @@ def parse_place(url: str, endpoint: str | None = None) -> Place:
     PgOutputError
         One of them has another form, or has a password. The error does not show it then.
     """
-    _refuse_secrets(url, "the URL")
+    _refuse_user(url, "the URL")
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.removesuffix("/")
@@ -102,7 +111,7 @@ def parse_place(url: str, endpoint: str | None = None) -> Place:
     if endpoint is None:
         endpoint = next((os.environ[one] for one in _ENDPOINT_VARIABLES if os.environ.get(one)), "")
     if endpoint:
-        _refuse_secrets(endpoint, "the endpoint")
+        _refuse_user(endpoint, "the endpoint")
         try:
             parts = urlsplit(endpoint)
             is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -115,11 +124,57 @@ def parse_place(url: str, endpoint: str | None = None) -> Place:
     return Place(bucket, prefix, endpoint.removesuffix("/") or None)
 
 
-def _refuse_secrets(url: str, what: str) -> None:
+def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
+    """Refuse secrets in a URL of object storage, and in the endpoints by which it is found.
+
+    Libraries show all of it in their errors, and Spark in its plans. A path of this file system has
+    none, whatever its name is.
+
+    Parameters
+    ----------
+    url : str
+        A path, or a URL of any storage.
+    options : mapping of str to str, optional
+        What a library has to know of the storage. Their secrets are refused in endpoints alone.
+
+    Raises
+    ------
+    PgOutputError
+        There is one. The error does not show it.
+    """
+    found = _URL.match(url)
+    if found is not None and found[1].lower() not in _LOCAL:
+        scheme, rest = found[1].lower(), url[found.end() :]
+        # A secret key may have slashes, so that all up to the last '@' is looked at.
+        before, at, _ = rest.rpartition("@")
+        if at and (scheme not in _BLOBS or ":" in before):
+            _refuse_user(url, "the URL", _OPTIONS)
+        query = unquote(rest.partition("?")[2])
+        if "@" in query or _SECRET.search(query):
+            raise PgOutputError(
+                "the URL of the object storage has a secret behind its '?': leave it out; "
+                f"{_CREDENTIALS}; {_OPTIONS}"
+            )
+        for name, value in os.environ.items():
+            if name.startswith("AWS_ENDPOINT"):
+                _refuse_user(value, f"the endpoint {name}")
+    for name, value in (options or {}).items():
+        if "ENDPOINT" in name.upper():
+            _refuse_user(value, f"the endpoint {name}", _OPTIONS)
+
+
+def without_secrets(url: str) -> str:
+    """A URL as an error may show it: without what is before an '@', and without its query."""
+    found = _URL.match(url)
+    begin = "" if found is None else found[0]
+    return begin + url[len(begin) :].rpartition("@")[2].partition("?")[0]
+
+
+def _refuse_user(url: str, what: str, further: str = "") -> None:
     if "@" in url:
         raise PgOutputError(
             f"{what} of the object storage has a user or password before an '@': leave it out; "
-            f"{_CREDENTIALS}"
+            f"{_CREDENTIALS}" + (f"; {further}" if further else "")
         )
 
 

@@ -22,6 +22,7 @@ from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.stored_changes import Form, with_a_column
 from pgoutput_fast.captured.changes import ChangeReader
 from pgoutput_fast.captured.units import chunks
+from pgoutput_fast.directory.remote import refuse_secrets
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, HistoryPolicy, history_of
 from pgoutput_fast.names import shown_table
@@ -169,6 +170,7 @@ def write_changes(
     PgOutputError
         A frame or a value is refused, or the files can't be written.
     """
+    refuse_secrets(output)  # again, as this machine's environment may name an endpoint of its own
     try:
         files, root = fs.FileSystem.from_uri(output) if "://" in output else (
             fs.LocalFileSystem(), output

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pgoutput_fast.directory.remote import refuse_secrets, without_secrets
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy
 from pgoutput_fast.lsn import parse_lsn
@@ -102,7 +103,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         raise PgOutputError("give the option table, a schema.name, or mode=manifest or envelope")
     if mode != "table" and table is not None:
         raise PgOutputError(f"mode={mode} has all tables, or those of the option tables; not table")
-    output = found.text("output")
+    output = found.value("output", _output)
     if output is None and mode == "manifest":
         raise PgOutputError("mode=manifest needs the option output, where files are written")
     if output is not None and mode != "manifest":
@@ -254,8 +255,14 @@ def _directory(found: _Options) -> Path:
         )
     local = re.sub("^file:(//)?(?=/)", "", where)
     if re.match("[A-Za-z][A-Za-z0-9+.-]*:", local):
-        raise PgOutputError(f"segments are in a local directory, and {where} is none")
+        shown = without_secrets(local)
+        raise PgOutputError(f"segments are in a local directory, and {shown} is none")
     return Path(local).absolute()
+
+
+def _output(text: str) -> str:
+    refuse_secrets(text)
+    return text
 
 
 def _dsn(text: str | None) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..apply.delta_place import Place
+from ..directory.remote import refuse_secrets
 from ..errors import PgOutputError
 from ..files._manifest import NAME
 from ..files._write import DATABASE
@@ -59,6 +60,7 @@ def open_target(
         There is nothing of this name, or nothing that can be verified, or not with that engine
         or those policies.
     """
+    refuse_secrets(given, storage_options)  # before another error shows it
     target = _opened(given, segments, types, storage_options, engine)
     if engine is not None and not isinstance(target, DistributedStates):
         target.close()

@@ -648,7 +648,7 @@ def test_errors_and_their_exit_codes(
         (["--segments", "d", "--report", "/nonexistent/r.html"], "--report: there is no directory"),
         (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
         (["--segments", "d", "--partition-by", "public.a="], "expected schema.name=COLUMN"),
-        (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "--to: a URL has no user or password"),
+        (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "storage has a user or password"),
         (["--segments", "d", "--to", "ducdb:x"], "'ducdb:x' is neither duckdb:FILE, nor a dir"),
         (["--segments", "d", "--to", "duckdb:"], "'duckdb:' names no file"),
         (["--segments", "d", "--soft-deletes", ""], "--soft-deletes '': expected the name of"),

@@ -695,6 +695,18 @@ def test_a_directory_that_was_replaced(
              "dsn": "postgresql:///shop?sslpassword=geheim"},
             "the option dsn has a password",
         ),
+        (
+            {"mode": "manifest", "segments": "a", "output": "s3://AK:geheim@bucket/x"},
+            "^the option output: the URL of the object storage has a user or password",
+        ),
+        (
+            {"table": "t", "path": "postgresql://u:geheim@h/db?password=geheim"},
+            "segments are in a local directory, and postgresql://h/db is none",
+        ),
+        (
+            {"table": "t", "checkpointLocation": "s3a://AK:a/geheim@bucket/x"},
+            "segments are in a local directory, and s3a://bucket/x.segments is none",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_options(given: dict[str, str], text: str) -> None:
