@@ -20,7 +20,7 @@ from .errors import PgOutputError
 from .names import qualified
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import psycopg
 
@@ -30,11 +30,13 @@ __all__ = [
     "ACTIONS",
     "Attribute",
     "Entry",
+    "Generated",
     "Publication",
     "Publications",
     "Published",
     "Table",
     "read_attributes",
+    "read_generated",
     "row_filters",
 ]
 
@@ -53,6 +55,18 @@ class Attribute(NamedTuple):
     type_id: int
     modifier: int
     generated: str
+
+
+class Generated(NamedTuple):
+    """A stored generated column.
+
+    Fields: number, name, expression (the OID of its row of ``pg_attrdef``: another one once it was
+    given another expression, by which the server writes all rows anew, also if it was given back).
+    """
+
+    number: int
+    name: str
+    expression: int
 
 
 class Publication(NamedTuple):
@@ -170,6 +184,13 @@ SELECT attrelid::bigint, attnum, attname::text, atttypid::bigint, atttypmod, {ge
 FROM pg_catalog.pg_attribute
 WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped
 ORDER BY attrelid, attnum
+"""
+
+_GENERATED = """
+SELECT a.attrelid::bigint, a.attnum, a.attname::text, d.oid::bigint
+FROM pg_catalog.pg_attrdef AS d
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+WHERE a.attgenerated = 's'
 """
 
 _FILTERS = """
@@ -380,6 +401,37 @@ class Publications:
         )
         return {action: [text] if action in published.actions else [] for action in ACTIONS}
 
+    def expressions(
+        self, published: Published, columns: Mapping[int, Sequence[Generated]]
+    ) -> dict[str, int]:
+        """By which expressions the server makes the published generated columns of a table.
+
+        Parameters
+        ----------
+        published : Published
+        columns : mapping of int to sequence of Generated
+            As of `read_generated`.
+
+        Returns
+        -------
+        dict of str to int
+            For the table and each of its leaves, as a partition can have another expression than
+            its root: OID and number of the column, as a text → `Generated.expression`.
+        """
+        table = published.table
+        sent = [self.sent(one, table) for one in published.publications]
+        names = {
+            one.name
+            for one in columns.get(table.oid, ())
+            if any(is_sent(one.number, "s") for is_sent in sent)
+        }
+        return {
+            f"{oid}/{one.number}": one.expression
+            for oid in (table.oid, *(leaf.oid for leaf in published.leaves))
+            for one in columns.get(oid, ())
+            if one.name in names
+        }
+
     # --- columns and row filters -----------------------------------------------------------------
 
     def entry(self, publication: Publication, table: Table) -> Entry | None:
@@ -450,6 +502,23 @@ def read_attributes(
     found: dict[int, list[Attribute]] = {oid: [] for oid in relation_ids}
     for relation_id, *fields in _ask(connection, query, list(relation_ids)):
         found[relation_id].append(Attribute(*fields))
+    return found
+
+
+def read_generated(connection: Connection) -> dict[int, list[Generated]]:
+    """The stored generated columns of a database by their tables' OIDs.
+
+    None of servers before PostgreSQL 18, which can't publish them.
+
+    Raises
+    ------
+    psycopg.Error
+        The server refuses, or the connection is lost.
+    """
+    found: dict[int, list[Generated]] = defaultdict(list)
+    if connection.info.server_version >= 180000:
+        for relation_id, *fields in _ask(connection, _GENERATED):
+            found[relation_id].append(Generated(*fields))
     return found
 
 

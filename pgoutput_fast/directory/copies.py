@@ -29,6 +29,7 @@ _FORMS: dict[str, Any] = {
     "table": list[str],
     "members": list[int],
     "actions": dict[str, list[str]],
+    "generated": dict[str, int],
     "rows": int,
     "files": list[int],
 }

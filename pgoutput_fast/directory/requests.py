@@ -89,7 +89,8 @@ def why_requested(directory: Path, relation_id: int) -> str:
     path = directory / DIRECTORY_NAME / f"{relation_id}.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return of_form(fields.get("why", _WHY), str, "why")
+        why: str = of_form(fields.get("why", _WHY), str, "why")
+        return why
     except (OSError, *MALFORMED):  # the copy is made all the same
         return _WHY
 

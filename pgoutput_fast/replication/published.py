@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..columnar.mapping import has_text
 from ..protocol.encode import encode_fields
-from ..publications import ACTIONS, Attribute, Publications, read_attributes
+from ..publications import ACTIONS, Attribute, Publications, read_attributes, read_generated
 from ..types import column_type
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class Member(NamedTuple):
         columns were changed.
     actions : dict of str to list of str
         By what "insert", "update", "delete" and "truncate" are published: `Publications.sources`.
+    generated : dict of str to int
+        By which expressions its generated columns are made: `Publications.expressions`.
     partitions : tuple of int
         OIDs of the partitions whose rows come as rows of this table.
     """
@@ -92,21 +94,28 @@ class Member(NamedTuple):
     name: str
     rows: tuple[int, ...]
     actions: dict[str, list[str]]
+    generated: dict[str, int]
     partitions: tuple[int, ...]
 
     @property
     def stored(self) -> dict[str, object]:
         """What is stored with a copy, to find out later what has changed since."""
-        return {"members": [*self.rows], "actions": self.actions}
+        return {
+            "members": [*self.rows],
+            "actions": self.actions,
+            "generated": self.generated,
+        }
 
     def change(self, stored: Mapping[str, object]) -> str | None:
-        """What has changed since `stored`, so that changes of the table may be missing.
+        """What has changed since `stored`, so that the stream may not tell all rows of the table.
 
         It is asked for what is published now and for what was: what was changed and changed back is
         a change. None if nothing has changed.
         """
         if stored.get("members") != [*self.rows]:
             return "it has left the publications and returned, or its row filter or columns changed"
+        if _is_made_anew(stored.get("generated"), self.generated):
+            return "a generated column got another expression, by which its rows were written anew"
         before = stored.get("actions")
         if not isinstance(before, dict):
             return "it is not known what was published of it"
@@ -123,6 +132,15 @@ def _goes_on(before: object, now: list[str]) -> bool:
     if not now or not isinstance(before, list):
         return before == now
     return any(one in before for one in now)
+
+
+def _is_made_anew(before: object, now: dict[str, int]) -> bool:
+    """Whether a generated column that was there has another expression.
+
+    Columns and partitions that are new have rows of which the stream, or the catalogue, tells.
+    Copies of earlier versions do not say by which expressions they were made.
+    """
+    return isinstance(before, dict) and any(before.get(key, one) != one for key, one in now.items())
 
 
 class _Type(NamedTuple):
@@ -218,6 +236,7 @@ def read_members(connection: Connection, publications: Sequence[str]) -> list[Me
         The server refuses, or the connection is lost.
     """
     found = Publications(connection, publications)
+    generated = read_generated(connection)
     return [
         Member(
             one.table.oid,
@@ -225,6 +244,7 @@ def read_members(connection: Connection, publications: Sequence[str]) -> list[Me
             one.table.name,
             found.rows(one.table),
             found.sources(one),
+            found.expressions(one, generated),
             tuple(leaf.oid for leaf in one.leaves if leaf is not one.table),
         )
         for one in found.published()

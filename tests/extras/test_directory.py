@@ -231,6 +231,7 @@ def test_a_damaged_consumer_and_wrong_names_are_refused(tmp_path: Path) -> None:
         ('{"table": ["public", 7]}', "7, expected str"),
         ('{"table": [], "members": 5}', "members is 5"),
         ('{"table": ["public", "t"], "members": ["5"]}', "'5', expected int"),
+        ('{"generated": {"16384/2": "16390"}}', "'16390', expected int"),
         ('{"rows": "many"}', "rows is 'many'"),
         ("[1]", r"fields is \[1\]"),
     ],

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -783,6 +784,23 @@ def test_an_action_that_is_not_published_for_a_time(
     assert f"table public.t is to be copied: {why}" in caplog.messages
 
 
+def members_of(database: Any, publications: list[str]) -> dict[int, Any]:
+    """What is published now, by relation id."""
+    return read_members(ConnectionParameters(database.dsn, {}), publications).tables
+
+
+def changed_by(database: Any, publications: list[str], *statements: str) -> set[str]:
+    """The tables of which changes may be missing after statements."""
+    before = members_of(database, publications)
+    database.execute(*statements)
+    now = members_of(database, publications)
+    assert {one.change(one.stored) for one in now.values()} == {None}
+    return {
+        one.name for key, one in {**before, **now}.items()
+        if key not in before or key not in now or now[key].change(before[key].stored)
+    }  # fmt: skip
+
+
 def test_what_a_change_of_publications_means_for_a_table(database18: Any) -> None:
     shelf(database18)
     database18.execute(
@@ -793,20 +811,7 @@ def test_what_a_change_of_publications_means_for_a_table(database18: Any) -> Non
         "CREATE PUBLICATION q FOR TABLE t, part, chosen",
         "CREATE PUBLICATION own",
     )
-    names = {oid(database18, name): name for name in ("t", "part", "parts", "chosen")}
-
-    def changed(*statements: str) -> set[str]:
-        """The tables of which changes may be missing after statements."""
-        parameters = ConnectionParameters(database18.dsn, {})
-        before = read_members(parameters, ["p", "q", "own"]).tables
-        database18.execute(*statements)
-        now = read_members(parameters, ["p", "q", "own"]).tables
-        assert {one.change(one.stored) for one in now.values()} == {None}
-        return {
-            names[key] for key in before.keys() | now.keys()
-            if key not in before or key not in now or now[key].change(before[key].stored)
-        }  # fmt: skip
-
+    changed = partial(changed_by, database18, ["p", "q", "own"])
     everything = "SET (publish = 'insert, update, delete, truncate')"
     assert changed() == set()
     assert changed(f"ALTER PUBLICATION own {everything}") == set()
@@ -822,6 +827,48 @@ def test_what_a_change_of_publications_means_for_a_table(database18: Any) -> Non
     root = "ALTER PUBLICATION p SET (publish_via_partition_root"
     assert changed(f"{root} = true)") == {"part", "parts", "chosen"}
     assert changed(f"{root} = false)", f"{root} = true)") == {"parts", "chosen"}
+
+
+def test_what_a_change_of_generated_columns_means_for_a_table(database18: Any) -> None:
+    """Only another expression of a column that is published makes other values of rows."""
+    stored = "int GENERATED ALWAYS AS (id * 2) STORED"
+    columns = f"(id int PRIMARY KEY, d int DEFAULT 1, s {stored}, w {stored})"
+    database18.execute(
+        f"CREATE TABLE t {columns}",
+        f"CREATE TABLE listed {columns}",
+        f"CREATE TABLE silent {columns}",
+        f"CREATE TABLE parts {columns} PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+        "CREATE PUBLICATION p FOR TABLE t, parts"
+        " WITH (publish_generated_columns = stored, publish_via_partition_root)",
+        "CREATE PUBLICATION q FOR TABLE listed (id, s), silent",
+    )
+    changed = partial(changed_by, database18, ["p", "q"])
+
+    def altered(action: str, *tables: str) -> set[str]:
+        every = tables or ("t", "listed", "silent", "parts")
+        return changed(*(f"ALTER TABLE {table} {action}" for table in every))
+
+    older = {
+        key: {name: one for name, one in member.stored.items() if name != "generated"}
+        for key, member in members_of(database18, ["p", "q"]).items()
+    }
+    assert altered("ALTER d SET DEFAULT 7") == set()
+    assert altered("ALTER s SET EXPRESSION AS (id * 7)") == {"t", "listed", "parts"}
+    assert altered("ALTER w SET EXPRESSION AS (id * 7)") == {"t", "parts"}
+    # Rows that came in between have values of an expression that is there no more.
+    back = [f"ALTER TABLE t ALTER s SET EXPRESSION AS (id * {number})" for number in (2, 7)]
+    assert changed(*back) == {"t"}
+    assert altered("ALTER s SET EXPRESSION AS (id * 9)", "part") == {"parts"}
+    more = "CREATE TABLE more PARTITION OF parts FOR VALUES FROM (10) TO (20)"
+    assert changed(more, "VACUUM FULL t") == set()
+    assert altered(f"ADD x {stored}") == set()
+    assert altered("RENAME id TO key") == set()
+    assert altered("DROP COLUMN w") == set()
+    assert altered("ALTER s DROP EXPRESSION") == set()
+    # Copies that were made before this was stored are not made again.
+    now = members_of(database18, ["p", "q"])
+    assert {now[key].change(one) for key, one in older.items()} == {None}
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_a_stream_of_a_published_table_without_changes(
 
 
 @pytest.mark.parametrize("name", ["quiet", "public.quite", "public.Quiet"])
-def test_a_misspelled_table_is_told_with_one_like_it(shop: Any, name: str) -> None:
+def test_a_misspelled_table_of_a_query_is_told_with_one_like_it(shop: Any, name: str) -> None:
     shop.execute("CREATE TABLE quiet (id int PRIMARY KEY)")
     with pytest.raises(pf.PgOutputError, match=r"\(case included\); did you mean public\.quiet\?"):
         published_table(shop.dsn, ["p"], name, pf.Policies(), binary=False)

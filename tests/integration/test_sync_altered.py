@@ -195,3 +195,28 @@ def test_a_composite_that_gets_a_field(synced: Synced, wait_until: WaitUntil) ->
     synced.settle()
     report = verify(synced.database.dsn, publications=["p"], target=synced.tables.target)
     assert {one.name: (one.state, one.rows) for one in report.tables}["c"] == ("equal", 3)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"), [one for one in PLACES if getattr(one, "values", one)[0] == 18]
+)
+@pytest.mark.parametrize("statement", ["UPDATE g SET a = 3 WHERE id = 2", ""])
+def test_a_generated_column_that_gets_another_expression(synced: Synced, statement: str) -> None:
+    """No change tells of it, whether one of another row comes or none."""
+    stored = "GENERATED ALWAYS AS (a * 2) STORED"
+    synced.database.execute(
+        f"CREATE TABLE g (id int PRIMARY KEY, a int DEFAULT 1, s int {stored})",
+        "INSERT INTO g VALUES (1, 1), (2, 2)",
+        "CREATE PUBLICATION stored FOR TABLE g WITH (publish_generated_columns = stored)",
+    )
+    synced.options["publications"] = ["stored"]
+    synced.sync()
+    synced.database.execute("ALTER TABLE g ALTER s SET EXPRESSION AS (a * 7)", statement)
+    assert synced.settle() == []
+    assert synced.compare("g", "id, a, s") == 2
+    # The default of another column makes no values of rows that are there.
+    synced.database.execute("ALTER TABLE g ALTER a SET DEFAULT 5", "INSERT INTO g VALUES (3)")
+    assert synced.settle() == []
+    assert synced.compare("g", "id, a, s") == 3
+    ops = synced.tables.changes("public.g").column("op").to_pylist()
+    assert ops.count("truncate") == 2
