@@ -167,6 +167,30 @@ def test_a_lock_that_others_wait_for(made: Made, monkeypatch: pytest.MonkeyPatch
     assert not writer.is_alive()
 
 
+def test_all_tables_are_locked_while_the_target_is_waited_for(made: Made) -> None:
+    """As docs/verify.md says, also those that are not compared; no longer than that."""
+    lock, refused = "BEGIN; LOCK TABLE a IN ACCESS EXCLUSIVE MODE NOWAIT; END", []
+
+    def look(progress: VerifyProgress) -> None:
+        if progress.doing.startswith("waiting for the target, which is at") and not refused:
+            with pytest.raises(psycopg.errors.LockNotAvailable) as raised:
+                run(made.dsn, lock)
+            refused.append(raised.value)
+
+    # An export alone does not tell that nothing came since.
+    with pytest.raises(pf.PgOutputError, match="did not come to"):
+        verify(
+            made.dsn,
+            publications=["p"],
+            target=str(made.parquet),
+            tables=["public.parts"],
+            timeout=0.1,
+            progress=look,
+        )
+    assert refused
+    run(made.dsn, lock)
+
+
 @pytest.mark.parametrize(
     "kind", ["segments", "parquet", pytest.param("duckdb", marks=pytest.mark.slow)]
 )
