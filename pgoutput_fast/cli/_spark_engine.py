@@ -132,9 +132,9 @@ def running_engine(
         "starting Spark%s", "" if master is None else f" ({master})",
         extra={"event": "spark", "numbers": {} if master is None else {"master": master}},
     )  # fmt: skip
-    from ..spark import SparkEngine, session
+    from ..spark import SparkEngine
     from ..spark._jvm import is_gone
-    from ..spark._session import begin_java
+    from ..spark._session import begin_java, plain_session
 
     # Spark's own handler would end a job in the middle of a window.
     interrupted = signal.getsignal(signal.SIGINT)
@@ -145,7 +145,7 @@ def running_engine(
     try:
         try:
             begin_java(*given, output.file)
-            spark = session(*given)
+            spark = plain_session(*given)  # a sync does not need the source
         except BaseException as error:
             # One that is interrupted has not failed.
             printed = output.has_begun(well=not isinstance(error, Exception))

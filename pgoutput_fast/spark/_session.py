@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from pgoutput_fast.errors import PgOutputError
 
 from ._java import java_home
 
@@ -29,6 +34,10 @@ CONFIGURATION: Mapping[str, str] = {
 }
 """The settings of :func:`session`, which its caller may override."""
 
+_PACKAGE = "pyspark_pgoutput"
+_KNOWING: WeakSet[SparkSession] = WeakSet()
+"""The sessions in which the source was registered: once more is a warning of Spark's."""
+
 
 def session(
     master: str | None = "local[*]",
@@ -36,6 +45,8 @@ def session(
     configuration: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Make a Spark session with a Java that works, and with workers that run this Python.
+
+    It knows the source ``format("pgoutput")``, also where Spark does not find that by itself.
 
     Parameters
     ----------
@@ -51,6 +62,15 @@ def session(
     PgOutputError
         There is no Java 17 or newer.
     """
+    running = plain_session(master, app_name, configuration)
+    _make_known(running)
+    return running
+
+
+def plain_session(
+    master: str | None, app_name: str, configuration: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The session of :func:`session`, which knows the source only if Spark finds it by itself."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name)
@@ -58,6 +78,39 @@ def session(
         builder = builder.config(name, value)
     with _environment():
         return builder.getOrCreate()
+
+
+def _make_known(running: Any) -> None:
+    """Register the source where Spark does not find the package that names it.
+
+    Spark looks for packages in the directories of the import path, and does not ask the finder of
+    an editable install. There registering has Spark look once, which begins a Python process and
+    takes a second; where the package is found it costs nothing.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import SparkSession
+
+    # With Spark Connect the server finds its own. PySpark 3 has no such sources.
+    is_own = isinstance(running, SparkSession) and hasattr(running, "dataSource")
+    if not is_own or running in _KNOWING or _is_found():
+        return
+    try:
+        from .data_source import PgOutputDataSource
+    except PgOutputError:
+        return  # this PySpark is too old for the source, and not for the rest
+    # It is known if Spark's own Python finds it and this one does not.
+    with contextlib.suppress(AnalysisException):
+        running.dataSource.register(PgOutputDataSource)
+    _KNOWING.add(running)
+
+
+def _is_found() -> bool:
+    """Whether Spark finds the package, which looks where Python does by itself."""
+    # Spark's Python is begun where this process runs, and does not know where a script is.
+    is_safe = getattr(sys.flags, "safe_path", False)
+    first = [] if is_safe else [one for one in sys.path[:1] if one not in {"", str(Path.cwd())}]
+    places = sys.path[len(first) :]
+    return any(one.name == _PACKAGE for one in pkgutil.iter_modules(places))
 
 
 def begin_java(

@@ -68,10 +68,11 @@ if __name__ == "__main__":
         import between
         from pyspark import cloudpickle
 
-        from pgoutput_fast.spark import SparkEngine, session
+        from pgoutput_fast.spark import SparkEngine
         from pgoutput_fast.spark._jvm import is_gone
+        from pgoutput_fast.spark._session import plain_session
 
-        spark = session(master, configuration=CONFIGURATION)
+        spark = plain_session(master, "pgoutput_fast", CONFIGURATION)
         engine = options["engine"] = SparkEngine(spark, **of_engine)
         # Executors have no module of this directory.
         cloudpickle.register_pickle_by_value(between)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 from made_directory import MadeDirectory
 
-from pgoutput_fast import cli, spark, testing
+from pgoutput_fast import cli, testing
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
@@ -301,7 +301,7 @@ def test_a_jvm_that_ends_while_it_is_stopped(monkeypatch: pytest.MonkeyPatch) ->
         """It is not needed here."""
 
     monkeypatch.setattr(_session, "begin_java", nothing)
-    monkeypatch.setattr(spark, "session", lambda *_: Ending())
+    monkeypatch.setattr(_session, "plain_session", lambda *_: Ending())
     with _spark_engine.running_engine("sync", "spark", None, {}) as engine:
         assert engine is not None
 

@@ -275,7 +275,6 @@ def test_capture_and_spark(tmp_path: Path) -> None:
 def test_the_source_for_spark(tmp_path: Path) -> None:
     """The stream ends with what is there, and the batch has the same, as the page says."""
     stream, files, watch, count, batch, *_ = python_blocks(ROOT / "docs" / "spark-source.md")
-    register = "spark.dataSource.register(__import__('pyspark_pgoutput').DefaultSource)\n"
     first, second = stream.split("changes = (", 1)
     shown = "spark.read.parquet('accounts').orderBy('commit_lsn', 'seq').show()\n"
     batch = batch.replace("23456789", "0")
@@ -290,7 +289,7 @@ def test_the_source_for_spark(tmp_path: Path) -> None:
             connection.execute("INSERT INTO accounts VALUES (1, 99.5, NULL), (2, 1, 'x')")
         program = on(
             server,
-            f"{first}{register}{watch}changes = ({second}{shown}{files}{ended}{count}{batch}",
+            f"{first}{watch}changes = ({second}{shown}{files}{ended}{count}{batch}",
         )
         ran = run_python("-c", program, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -322,7 +321,6 @@ stream = [relation(1, "accounts", {{"id": INT4, "note": TEXT}}),
           *transaction(100, 7, insert(1, "1", 'a "b"'), insert(1, "2", "c"))]
 land(Path("accounts.segments"), stream)
 spark = session("local[1]")
-spark.dataSource.register(__import__("pyspark_pgoutput").DefaultSource)
 {records.partition("query = ")[0]}{files}{variants}"""
     ran = run_python("-c", program, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
