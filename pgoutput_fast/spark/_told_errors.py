@@ -1,7 +1,8 @@
-"""Errors of this package on executors, found again in what Spark raises on the driver.
+"""Errors of this package in Spark's Python processes, found again in what Spark raises.
 
-Of an error on an executor the driver gets the text of a traceback. So the executor puts a line of
-JSON behind the error's message, and the driver reads what the line says.
+Of an error in another process the driver gets the text of a traceback. So an executor puts a line
+of JSON behind the error's message, and the driver reads what the line says. The process that plans
+a query does not, as its errors are read by people: of those the traceback has class and message.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 _MARK = "[pgoutput_fast error] "
 _FIELDS = ("code", "offset", "tag", "frame", "path")
 _LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
+_TRACEBACK = "Traceback (most recent call last):"
+# The line that ends a traceback. Spark puts its own behind it, or in the next lines.
+_RAISED = re.compile(
+    r"^(pgoutput_fast(?:\.\w+)+): (.+?)(?: SQLSTATE: \w+)*\s*$", re.MULTILINE | re.ASCII
+)
 
 
 @contextlib.contextmanager
@@ -73,8 +79,9 @@ def error_of(exception: BaseException) -> PgOutputError | None:
         :func:`decode_frames`, :func:`decode_udf`, :func:`current_state` or the source `pgoutput`,
         as an object of its class. If it is about a frame, then `code` says what is wrong with it,
         `offset` is the byte from 0, `tag` the frame's first character, and `frame` its index in
-        its batch; `path` is the file that it comes from. Each is None where it is not known. None
-        if the exception is of another origin.
+        its batch; `path` is the file that it comes from. Each is None where it is not known. Or
+        the one with which the source has refused a query or ended it, which has a message alone.
+        None if the exception is of another origin.
     """
     seen: set[int] = set()
     current: BaseException | None = exception
@@ -82,7 +89,8 @@ def error_of(exception: BaseException) -> PgOutputError | None:
         seen.add(id(current))
         if isinstance(current, PgOutputError):
             return current
-        found = _read(str(current))
+        text = str(current)
+        found = _read(text) or _raised(text)
         if found is not None:
             return found
         current = current.__cause__ or current.__context__
@@ -100,6 +108,14 @@ def _read(text: str) -> PgOutputError | None:
         except (ValueError, KeyError, TypeError):
             continue  # a text that has such a line, but not from here
     return None
+
+
+def _raised(text: str) -> PgOutputError | None:
+    """The error with which the last traceback in a text ends, if it is one of this package."""
+    _, begun, traceback = text.rpartition(_TRACEBACK)
+    # An error that is only quoted by another one comes before the line of that.
+    match = _RAISED.search(traceback) if begun else None
+    return None if match is None else _restored({"class": match[1]}, match[2])
 
 
 def _restored(told: dict[str, Any], message: str) -> PgOutputError:

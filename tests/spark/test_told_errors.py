@@ -63,6 +63,36 @@ def test_an_error_of_a_stream_is_found_in_the_exception_of_its_query(spark, tmp_
         assert error.path == str(list_segments(directory)[0].path)
 
 
+def test_an_error_while_a_query_is_planned_has_its_message(spark, tmp_path):
+    spark.dataSource.register(PgOutputDataSource)
+    directory = land(tmp_path / "s", BAD)
+    given = {"table": "public.t", "capture": "external", "startingLsn": "F/0"}
+    changes = spark.readStream.format("pgoutput").options(**given).load(str(directory))
+    writing = changes.writeStream.format("noop").trigger(availableNow=True)
+    query = writing.option("checkpointLocation", str(tmp_path / "c")).start()
+    with pytest.raises(PySparkException) as raised:
+        query.awaitTermination()
+    for exception in (raised.value, query.exception()):
+        error = error_of(exception)
+        assert type(error) is PgOutputError
+        assert "F/0" in str(error)
+        assert "SQLSTATE" not in str(error)
+        assert (error.code, error.frame, error.path) == (None, None, None)
+    with pytest.raises(PySparkException) as raised:
+        spark.read.format("pgoutput").option("table", "public.t").load(str(tmp_path / "none"))
+    assert str(error_of(raised.value)) == f"no capture has begun in {tmp_path / 'none'}"
+
+
+def test_the_last_error_of_a_traceback_counts():
+    begin = "[SOME] It failed: Traceback (most recent call last):\n  File x\n"
+    first = "pgoutput_fast.DecodeError: one\n\nDuring handling …:\n\n"
+    again = "Traceback (most recent call last):\n  File y\n"
+    own = f"{begin}{first}{again}pgoutput_fast.PgOutputError: two: 2 SQLSTATE: 38000\n\tat a.b\n"
+    assert str(error_of(RuntimeError(own))) == "two: 2"
+    assert error_of(RuntimeError(f"{begin}{first}{again}ValueError: two\n")) is None
+    assert error_of(RuntimeError("pgoutput_fast.PgOutputError: quoted")) is None
+
+
 def test_an_error_of_frames_has_no_path(spark):
     error = error_of(raised_by(decode_frames(partitions(spark, BAD[2:]), "public.t", [TABLE])))
     assert (error.code, error.offset, error.tag) == ("bad_value", 13, "I")
