@@ -533,7 +533,7 @@ def test_errors_of_verify_as_a_command(made: Made, capsys: pytest.CaptureFixture
     code, out, err = command(made, capsys, "--target", "/nowhere")
     assert (code, out) == (2, "")
     assert "there is no directory /nowhere" in err
-    file = made.segments.with_name("afile")
+    file = made.segments.with_name("plain")
     file.touch()
     for given in (str(file), f"file://{file}"):
         code, out, err = command(made, capsys, "--target", given)
