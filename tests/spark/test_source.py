@@ -308,7 +308,7 @@ def test_a_batch_that_failed_comes_again(source: Any, made: MadeDirectory, tmp_p
     }
 
 
-@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("is_finished", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_checkpoint_of_another_query(
     source: Any, made: MadeDirectory, tmp_path: Path, is_finished: bool
 ) -> None:
