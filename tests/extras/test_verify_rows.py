@@ -6,14 +6,18 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast.types import BUILTIN_TYPES, EXTENSION_TYPES, ColumnType
 from pgoutput_fast.verify import compare
 from pgoutput_fast.verify.compare import compare_all, compare_named, differences
 from pgoutput_fast.verify.fold import Change, FoldedRows, HistoryError, Store
+from pgoutput_fast.verify.moment import _Collector
 from pgoutput_fast.verify.sums import Sum, halves, md5
 from pgoutput_fast.verify.texts import described, plain, split
 
@@ -229,3 +233,26 @@ def test_the_document_of_canonical_texts() -> None:
             seen.add(name)
     ranges = {one.name for one in BUILTIN_TYPES if one.codec in ("range", "multirange")}
     assert seen == names.keys() - ranges
+
+
+@pytest.mark.parametrize(("old", "is_told"), [([1, "long"], True), ([1, None], False)])
+def test_a_row_that_changed_is_told_by_an_old_row_that_is_whole(
+    old: list[Any], is_told: bool
+) -> None:
+    """One that has NULL for what was not sent is of a partition with another identity."""
+    whole = testing.Table("t", {"id": "int4", "note": "text"}, replica_identity="f")
+    frames = [whole.relation(), testing.update(whole, [2, pf.UNCHANGED], old=old)]
+    decoded: list[Any] = [*pf.Decoder().decode_many(frames)]
+    columns = [SimpleNamespace(name=one.name, type_id=one.type_id) for one in decoded[0].columns]
+    table: Any = SimpleNamespace(
+        table=SimpleNamespace(columns=columns), columns=("id", "note"), key=()
+    )
+    named: Any = SimpleNamespace(names_of=lambda _, rows: map(repr, rows))
+    collector = _Collector(table, named)
+    for message in decoded:
+        collector.take(message)
+    names, why = collector.result()
+    if is_told:
+        assert (names, why) == ({"('1', 'long')", "('2', 'long')"}, "")
+    else:
+        assert why == "a row changed, and the stream does not tell which one"
