@@ -8,9 +8,11 @@ import time
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ..directory.known import known_tables
 from ..errors import PgOutputError
 from ..history import history_of
-from ..names import qualified, shown_table
+from ..names import qualified, shown_name, shown_table
+from ..segments.listing import has_begun
 from .naming import stored_table
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
 
 
 def check_tables(
-    patterns: Sequence[str] | None, published: Collection[str], known: Iterable[str] = ()
+    patterns: Sequence[str] | None, published: Collection[str], directory: Path
 ) -> None:
     """Refuse patterns that match nothing, as a slot would be kept for a target without tables.
 
@@ -70,8 +72,8 @@ def check_tables(
         Those of the tables that are wanted; None: all.
     published : collection of str
         The published tables, as patterns match them.
-    known : iterable of str
-        Others of which changes are there.
+    directory : pathlib.Path
+        May have changes of others, if a capture has begun there.
 
     Raises
     ------
@@ -80,7 +82,8 @@ def check_tables(
     """
     if patterns is None or not published:
         return
-    there = {*published, *known}
+    known = known_tables(directory).values() if has_begun(directory) else ()
+    there = {*published, *(shown_name(".".join(one)) for one in known)}
     if not any(fnmatchcase(name, one) for name in there for one in patterns):
         raise PgOutputError(
             "no published table is wanted, so nothing was begun (begin once one is published, or "

@@ -9,7 +9,6 @@ from ..captured.changes import ChangeReader
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import consumers
-from ..directory.known import known_tables
 from ..directory.reading import Position, first_position
 from ..errors import PgOutputError
 from ..history import Follower, history_of
@@ -184,7 +183,7 @@ def plan_sync(
             raise PgOutputError(f"no capture has begun in {directory}")
         stored = target.peek(asked.origin)
         if not stored.tables:
-            check_tables(options.tables, [*map(shown_name, published.values())])
+            check_tables(options.tables, [*map(shown_name, published.values())], directory)
         tables = {one: TablePlan(one, published[one], is_published=True) for one in published}
         tables |= _of_target(stored, tables)
         return SyncPlan(
@@ -192,8 +191,7 @@ def plan_sync(
         )
     stored = target.peek(origin_of(source))
     if asked is not None and not stored.tables:
-        others = [shown_name(".".join(one)) for one in known_tables(directory).values()]
-        check_tables(options.tables, [*map(shown_name, published.values())], others)
+        check_tables(options.tables, [*map(shown_name, published.values())], directory)
     lost: list[int] = []
     if asked is not None and options.unknown == "copy":
         lost = lost_tables(directory, stored, consumer)

@@ -21,7 +21,7 @@ from ..directory.requests import request_copy
 from ..errors import PgOutputError, RetryableError
 from ..history import check_policy, history_of
 from ..lsn import check_lsn
-from ..names import shown_name, shown_table
+from ..names import shown_table
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
 from .departures import check_partitions, check_tables
@@ -544,10 +544,7 @@ def _check_by_server(
     if partition_by:
         check_partitions(partition_by, published, stored.tables.values())
     if is_new:
-        known = known_tables(directory).values() if has_begun(directory) else ()
-        check_tables(
-            tables, [*map(shown_table, published)], [shown_name(".".join(one)) for one in known]
-        )
+        check_tables(tables, [*map(shown_table, published)], directory)
 
 
 def _check_by_history(
