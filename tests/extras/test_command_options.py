@@ -113,8 +113,13 @@ def test_options_that_have_no_sense_are_wrong_usage(
                                     "--policy", "--partition-by", "--publication"])  # fmt: skip
 @pytest.mark.parametrize("dsn", ["postgresql://u:geheim@h/d", "host=h password='ge heim' user=u"])
 def test_a_password_in_another_option_is_not_shown(
-    option: str, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str,
+    dsn: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the report is a file of the name that is given
     given = ["--to", f"duckdb:{tmp_path / 'x.duckdb'}", "--dsn", "host=/nonexistent"]
     given += [] if option == "--segments" else ["--slot", "s", "--publication", "p"]
     given = [*given, option, dsn]
