@@ -193,7 +193,7 @@ def plan_sync(
     if asked is not None and not stored.tables:
         check_tables(options.tables, [*map(shown_name, published.values())], directory)
     lost: list[int] = []
-    if asked is not None and options.unknown == "copy":
+    if asked is not None and options.on_error == "pause":
         lost = lost_tables(directory, stored, consumer)
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
     if consumer in known:

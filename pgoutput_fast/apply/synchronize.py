@@ -35,7 +35,7 @@ from .syncing import (
     origin_of,
 )
 from .targets import Kept, Origin, Stored
-from .window_writer import SyncOptions, Uncopied, Unknown
+from .window_writer import OnError, SyncOptions, Uncopied
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
@@ -69,7 +69,7 @@ def sync(
     policies: Policies | None = None,
     history: HistoryPolicy = "newer",
     schema_changes: Literal["evolve", "fail"] = "evolve",
-    unknown: Unknown = "copy",
+    on_error: OnError = "pause",
     uncopied: Uncopied = "error",
     window_bytes: int | None = None,
     consumer: str | None = None,
@@ -119,10 +119,11 @@ def sync(
         What to do with values of types that were altered at about that time: see docs/types.md.
     schema_changes : {"evolve", "fail"}
         Whether state tables follow when columns are added, dropped and altered.
-    unknown : {"copy", "error"}
-        What to do when the rows of a table are not known any more, as the table was altered in a
-        way that no change tells, or as changes are missing: ask the capture for a new copy, and
-        leave its state table as it is until then; or end.
+    on_error : {"pause", "stop"}
+        What to do when one table can't go on. "pause": the others go on. A table of which a value
+        or a commit is refused waits with its changes in the directory, and is tried again each
+        minute. For a table whose rows are not known any more, the capture is asked for a new copy.
+        "stop": end with the error.
     uncopied : {"error", "empty", "changes"}
         What to do with a table of which the directory has no snapshot: end; take it that it was
         empty when the capture began; or write its change table alone.
@@ -179,7 +180,7 @@ def sync(
     """
     options = checked_options(
         engine, tables=tables, policies=policies, history=history, schema_changes=schema_changes,
-        unknown=unknown, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
+        on_error=on_error, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
     )  # fmt: skip
     if until is not None and until != "now":
         check_lsn("until", until)
@@ -203,7 +204,7 @@ def sync(
             if slot is None or publications is None:
                 raise PgOutputError("give slot and publications, or segments")
             where = opened.directory(directory)
-            lost = _Lost(where, opened.target, name, asks=unknown == "copy")
+            lost = _Lost(where, opened.target, name, asks=on_error == "pause")
             stored = _claim_target(opened.target, where, slot, dsn, capture_options, stop)
             _check_by_server(
                 dsn, publications, capture_options, where, stored, partition_by, options.tables
@@ -260,7 +261,7 @@ def _refuse(**given: Any) -> None:
 
 def checked_options(
     engine: Engine | None, *, tables: str | Sequence[str] | None, policies: Policies | None,
-    history: HistoryPolicy, schema_changes: Any, unknown: Any, uncopied: Any, interval: float,
+    history: HistoryPolicy, schema_changes: Any, on_error: Any, uncopied: Any, interval: float,
     window_bytes: int | None,
 ) -> SyncOptions:  # fmt: skip
     """The options of a sync.
@@ -276,7 +277,7 @@ def checked_options(
     check_policy(history)
     for name, value, allowed in (
         ("schema_changes", schema_changes, ("evolve", "fail")),
-        ("unknown", unknown, ("copy", "error")),
+        ("on_error", on_error, ("pause", "stop")),
         ("uncopied", uncopied, ("error", "empty", "changes")),
     ):
         if value not in allowed:
@@ -296,7 +297,7 @@ def checked_options(
     made = policies or Policies()
     ColumnarDecoder(tables=wanted, policies=made)  # refuses wrong ones
     return SyncOptions(
-        wanted, made, history, schema_changes, unknown, uncopied, interval, window_bytes
+        wanted, made, history, schema_changes, on_error, uncopied, interval, window_bytes
     )
 
 

@@ -237,7 +237,7 @@ class Syncing:
                 if one.stale in LOST and not self._is_copied(key)}  # fmt: skip
         for relation_id in departed(history_of([directory]), list(lost)):
             self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
-        if lost and options.unknown == "error":
+        if lost and options.on_error == "stop":
             one = next(iter(lost.values()))
             raise IncompleteError(f"{qualified(one)}: {one.stale}: {how_to_copy(directory, lost)}")
         self._say_stale()
@@ -436,11 +436,11 @@ class Syncing:
         lacks = self._lacks()
         if lacks is None:
             return
-        if self._options.unknown == "error":
+        if self._options.on_error == "stop":
             raise IncompleteError(
                 f"{self._name} has {lacks}, and {self._directory} does not: an earlier state of "
                 "the directory was put back, and of the server; or another directory has brought "
-                "it, of other tables. unknown='copy' has the tables copied again"
+                "it, of other tables. on_error='pause' has the tables copied again"
             )
         tables = self._stored.tables
         gone = departed(history_of([self._directory]), list(tables))
@@ -506,7 +506,7 @@ class Syncing:
         as_wanted = held.stale == CHANGES_ALONE and self._options.uncopied == "changes"
         # Of those that were cut off nobody can make a copy.
         needs_none = as_wanted or held.stale in (None, LEFT_UNCOPIED, _CUT_OFF)
-        return self._options.unknown == "copy" and not needs_none
+        return self._options.on_error == "pause" and not needs_none
 
     def _is_copied(self, relation_id: int) -> bool:
         """Whether the capture has a copy under way, or one that was not read yet.

@@ -96,7 +96,7 @@ class TableWindow:
         if not self._stops:
             raise IncompleteError(
                 f"the rows of {qualified(self.held)} are not known any more: {reason}. "
-                "unknown='copy' has the table copied again"
+                "on_error='pause' has the table copied again"
             )
         self.held = self.held._replace(stale=reason)
         self._state, self._parts, self._last = None, [], None

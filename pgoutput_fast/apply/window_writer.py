@@ -50,7 +50,7 @@ LEFT_UNCOPIED = (
 """Why a table is stale that nobody can copy any more."""
 
 
-Unknown = Literal["copy", "error"]
+OnError = Literal["pause", "stop"]
 Uncopied = Literal["error", "empty", "changes"]
 
 
@@ -64,7 +64,7 @@ class SyncOptions(NamedTuple):
     policies: Policies
     history: HistoryPolicy
     schema_changes: Literal["evolve", "fail"]
-    unknown: Unknown
+    on_error: OnError
     uncopied: Uncopied
     interval: float
     window_bytes: int
@@ -238,7 +238,7 @@ class WindowWriter:
                 held or self._new(relation, lsn),
                 is_new=held is None,
                 evolves=self._options.schema_changes == "evolve",
-                stops=self._options.unknown == "copy",
+                stops=self._options.on_error == "pause",
             )
             self._open[relation_id] = one
         if (one.held.namespace, one.held.name) != (relation.namespace, relation.name):
@@ -297,7 +297,7 @@ class WindowWriter:
                     f"column {name} was dropped or renamed, and another one has its name; changes "
                     "since were taken as those of the former one"
                 )
-                if self._options.unknown == "error":
+                if self._options.on_error == "stop":
                     raise IncompleteError(f"{qualified(held)}: {reason}: copy it again")
                 self._held[relation_id] = held._replace(stale=reason)
 

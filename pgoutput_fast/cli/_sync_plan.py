@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..apply.window_writer import SyncOptions
 
 _OPTIONS = (
-    "tables", "policies", "history", "schema_changes", "unknown", "uncopied", "interval",
+    "tables", "policies", "history", "schema_changes", "on_error", "uncopied", "interval",
     "window_bytes",
 )  # fmt: skip
 

@@ -227,12 +227,12 @@ def _partitions(
     help="Whether tables follow when columns are added, dropped, renamed and altered.",
 )
 @click.option(
-    "--unknown",
-    type=click.Choice(["copy", "error"]),
-    default="copy",
+    "--on-error",
+    type=click.Choice(["pause", "stop"]),
+    default="pause",
     show_default=True,
-    help="What to do with a table whose rows are not known any more, as it was altered in a way of "
-    "which the stream has no change: have it copied again, or end.",
+    help="What to do when one table can't go on, as a value or a commit is refused or changes are "
+    "missing: pause that table (or have it copied again) while the others go on, or end.",
 )
 @click.option(
     "--uncopied",
@@ -403,7 +403,7 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> dict[str, Any
         name: options[name]
         for name in (
             "target", "segments", "until", "interval", "history", "policies", "schema_changes",
-            "unknown", "uncopied", "window_bytes", "consumer", *OF_THE_TARGET,
+            "on_error", "uncopied", "window_bytes", "consumer", *OF_THE_TARGET,
         )
     }  # fmt: skip
     if options["segments"] is None:

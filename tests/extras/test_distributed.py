@@ -208,7 +208,7 @@ def test_a_snapshot_that_stands_when_the_driver_has_to_rename_a_column(
     monkeypatch.setattr(TableOfFiles, "add_run", refused)
     ended = apply.sync(
         segments=made.directory, target=tables.target, until="now", engine=InProcessEngine(),
-        unknown="error",
+        on_error="stop",
     )  # fmt: skip
     assert ended.stale == {}
     assert rows(tables) == [{"id": 1, "text": "a"}, {"id": 2, "text": "B"}]
@@ -350,17 +350,17 @@ def test_a_merge_of_spark_that_fails(made: MadeDirectory, tables: DeltaTables) -
     assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
 
 
-@pytest.mark.parametrize("unknown", ["copy", "error"])
+@pytest.mark.parametrize("on_error", ["pause", "stop"])
 def test_a_merge_of_spark_that_finds_other_rows(
-    made: MadeDirectory, tables: DeltaTables, unknown: Any
+    made: MadeDirectory, tables: DeltaTables, on_error: Any
 ) -> None:
     """The table waits for a copy, or that is an error."""
     misfit = _Merging(tables.target, error=IncompleteError("it has no row"))
     given: dict[str, Any] = {
-        "segments": made.directory, "target": tables.target, "until": "now", "unknown": unknown,
+        "segments": made.directory, "target": tables.target, "until": "now", "on_error": on_error,
         "engine": InProcessEngine(merger=misfit),
     }  # fmt: skip
-    if unknown == "error":
+    if on_error == "stop":
         with pytest.raises(IncompleteError, match="it has no row"):
             apply.sync(**given)
     else:

@@ -187,7 +187,7 @@ def test_deleted_rows_stay_until_their_key_comes_again(made: MadeDirectory, tabl
     # A deleted row is none that an update could meet.
     made.commit(1500, testing.update(THINGS, [4, "x"]))
     with pytest.raises(pf.PgOutputError, match=r"no row with \(id\) = \(4\)"):
-        sync(made, tables, unknown="error")
+        sync(made, tables, on_error="stop")
     # The rows of a snapshot are all that the table has.
     made.wait(THINGS, 1600, first=False)
     made.copy(THINGS, 1700, [[4, "x"]])

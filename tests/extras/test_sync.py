@@ -64,7 +64,7 @@ class Syncing(Simulation):
                 self.kill(patch)
             apply.sync(
                 segments=self.directory, **self.tables.given, until="now",
-                unknown="error", window_bytes=self.chance.choice((1, 3000, 1 << 20)),
+                on_error="stop", window_bytes=self.chance.choice((1, 3000, 1 << 20)),
             )  # fmt: skip
             self.compare()
 
@@ -194,7 +194,7 @@ def test_changes_that_do_not_fit(made: MadeDirectory, tables: Tables) -> None:
     with pytest.raises(
         pf.PgOutputError, match=r"public\.accounts .* no row with \(id\) = \(3\).*copy it again"
     ):
-        sync(made, tables, unknown="error")
+        sync(made, tables, on_error="stop")
     assert tables.progress()[16390]["lsn"] < 3000  # nothing of the window was written
     found = sync(made, tables)
     assert list(found.stale) == ["public.accounts"]
@@ -487,7 +487,7 @@ def test_a_table_whose_rows_are_not_known_any_more(made: MadeDirectory, tables: 
     )  # fmt: skip
     before = rows(tables, "public.accounts")
     with pytest.raises(pf.PgOutputError, match=r"the rows of public\.accounts are not known any "):
-        sync(made, tables, unknown="error")
+        sync(made, tables, on_error="stop")
     assert rows(tables, "public.accounts") == before
     assert "was altered" in sync(made, tables).stale["public.accounts"]
     assert rows(tables, "public.accounts") == before
@@ -873,7 +873,7 @@ def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:
         ({"target": "duckdb:/nowhere/at/all/t.duckdb"}, "there is no directory /nowhere/at/all"),
         ({"target": ""}, "target: give"),
         ({"slot": "s"}, "slot does not go together with segments"),
-        ({"unknown": "guess"}, "unknown='guess': expected one of 'copy', 'error'"),
+        ({"on_error": "guess"}, "on_error='guess': expected one of 'pause', 'stop'"),
         ({"interval": -1}, "interval=-1"),
         ({"window_bytes": 0}, "window_bytes must be 1 at least"),
     ],

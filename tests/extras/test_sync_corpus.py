@@ -348,7 +348,7 @@ def test_a_directory_that_lacks_the_first_changes(tables: Tables, tmp_path: Path
     with directory_of(capture, tmp_path) as made:
         write_all(made, skipped=4)
         with pytest.raises(pf.PgOutputError, match=r"public\.d_\w+ .* no row with .*copy it again"):
-            synced(capture, made.directory, tables, tables=wanted, unknown="error")
+            synced(capture, made.directory, tables, tables=wanted, on_error="stop")
         assert tables.progress() == {}
         synced(capture, made.directory, tables, tables=wanted)
         assert len(list((made.directory / "requests").iterdir())) > 0

@@ -259,7 +259,7 @@ def test_rows_that_are_not_there(synced: Synced, how: str) -> None:
     said = []
     for one in (how, "local"):
         with pytest.raises(pf.PgOutputError, match="no row with") as caught:
-            synced.sync(one, unknown="error")
+            synced.sync(one, on_error="stop")
         said.append(str(caught.value))
     assert said[0] == said[1]
     assert "= (40); (4)." in said[0]

@@ -251,7 +251,7 @@ def test_dry_run_of_a_target_that_was_moved(
     said = capsys.readouterr().out
     assert re.search(r"public\.t  up to .* in the target.*; would be copied again, as the", said)
     assert there(tmp_path) == before
-    assert main(["sync", *given, "--unknown", "error", "--dry-run"]) == 1
+    assert main(["sync", *given, "--on-error", "stop", "--dry-run"]) == 1
     assert "have them copied again" in capsys.readouterr().err
     run([*given, "--until", "now"])
     assert rows(new) == held(published)
@@ -740,7 +740,7 @@ def test_a_target_that_lacks_what_is_deleted(
     if kind == "restored":
         file.write_bytes(backup)
     with pytest.raises(pf.PgOutputError, match="have them copied again: pgoutput-fast snapshot"):
-        apply.sync(published.dsn, **options, until="now", unknown="error")
+        apply.sync(published.dsn, **options, until="now", on_error="stop")
     apply.sync(published.dsn, **options, until="now")
     assert rows(file) == held(published)
     once = 'SELECT count(*), count(DISTINCT (commit_lsn, seq)) FROM changes."public.t"'

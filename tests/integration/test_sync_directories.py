@@ -140,7 +140,7 @@ def test_a_server_and_a_directory_that_were_put_back(
     assert (copies_of(tmp_path / "lake") == before) == (statements == CHANGED)
     imaged.go_back(in_silence=in_silence)
     with pytest.raises(pf.PgOutputError, match=r"an earlier state of the directory was put back"):
-        apply.sync(imaged.dsn(), **given, unknown="error")
+        apply.sync(imaged.dsn(), **given, on_error="stop")
     for row in (202, 203):
         apply.sync(imaged.dsn(), **given)
         assert f"public.t is not kept up to date: {OTHER_HISTORY}" in caplog.text
@@ -150,7 +150,7 @@ def test_a_server_and_a_directory_that_were_put_back(
     compare_state(imaged, tmp_path / "lake")
     # What it found wrong is settled.
     copies = copies_of(tmp_path / "lake")
-    assert apply.sync(imaged.dsn(), **given, unknown="error").stale == {}
+    assert apply.sync(imaged.dsn(), **given, on_error="stop").stale == {}
     assert copies_of(tmp_path / "lake") == copies
 
 
@@ -175,13 +175,13 @@ def test_a_capture_that_went_on_in_what_was_put_back(
     execute(imaged, "INSERT INTO t VALUES (100)", "DELETE FROM t WHERE id = 1")
     go_on()
     apply.sync(**given)
-    assert apply.sync(**given, unknown="error").stale == {}  # it is there
+    assert apply.sync(**given, on_error="stop").stale == {}  # it is there
     imaged.go_back()
     apply.sync(**given)  # the directory ends before, and nobody can tell
     execute(imaged, "INSERT INTO t VALUES (202)")
     go_on()
     with pytest.raises(pf.PgOutputError, match=r"an earlier state of the directory was put back"):
-        apply.sync(**given, unknown="error")
+        apply.sync(**given, on_error="stop")
     assert apply.sync(**given).stale == {"public.t": OTHER_HISTORY}
     execute(imaged, "INSERT INTO t VALUES (203)")
     go_on()

@@ -76,7 +76,7 @@ def test_a_key_in_place_of_one_that_is_equal(synced: Synced) -> None:
         "DELETE FROM equals WHERE k = 0; INSERT INTO equals VALUES (0, 'e')",
     ):
         synced.database.execute(told)
-        assert synced.sync(unknown="error").stale == {}
+        assert synced.sync(on_error="stop").stale == {}
         truth = synced.database.execute("SELECT k, v FROM equals")
         # As text, as here too 0 is equal to -0.
         assert sorted(map(repr, synced.rows("public.equals", "k", "v"))) == sorted(map(repr, truth))
@@ -184,7 +184,7 @@ def test_a_state_table_that_was_deleted(synced: Synced, tmp_path: Path, changes:
             "UPDATE t SET n = 0 WHERE id = 1", "INSERT INTO bag VALUES (9, 'x')"
         )
     with pytest.raises(pf.PgOutputError, match=r"public\.t: its table of rows was deleted"):
-        synced.sync(unknown="error")
+        synced.sync(on_error="stop")
     synced.settle()
     assert synced.settle() == []
     assert synced.compare("t", "id, v, n, d") == 50

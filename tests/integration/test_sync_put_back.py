@@ -135,7 +135,7 @@ def test_a_table_that_was_put_back(
     names = {"state": "table of rows", "changes": "change table"}
     told = rf"public\.t: an earlier state of its {names[kind]} was put back .*: have them copied "
     with pytest.raises(pf.PgOutputError, match=told):
-        synced.sync(unknown="error")
+        synced.sync(on_error="stop")
     synced.settle()
     check_copied(synced, 50 if goes_on else 49)
     synced.compare("bag", "a, b")
@@ -197,14 +197,14 @@ def test_what_is_put_back_is_copied_by_order(synced: Synced) -> None:
     synced.sync()
     roll_back(synced, place, version)
     with pytest.raises(pf.PgOutputError, match=r"snapshot --dir \S+ --table public\.t$"):
-        synced.sync(unknown="error")
+        synced.sync(on_error="stop")
     directory = synced.tables.path.with_name(f"{synced.tables.path.name}.segments")
     assert main(["snapshot", "--dir", str(directory), "--table", "public.t"]) == 0
     given = {key: synced.options[key] for key in ("slot", "publications")}
     capture(
         synced.database.dsn, directory=directory, until_lsn=now(synced.database.server), **given
     )
-    assert synced.sync(unknown="error").stale == {}
+    assert synced.sync(on_error="stop").stale == {}
     check_copied(synced, 50)
 
 
@@ -220,7 +220,7 @@ def test_a_change_table_that_was_deleted(synced: Synced) -> None:
     else:
         shutil.rmtree(place_of(synced, "changes"))
     with pytest.raises(pf.PgOutputError, match=r"public\.t: its change table was deleted from"):
-        synced.sync(unknown="error")
+        synced.sync(on_error="stop")
     synced.settle()
     check_copied(synced, 50)
 
@@ -236,17 +236,17 @@ def test_a_target_of_a_former_version(synced: Synced, tmp_path: Path) -> None:
     write_deltalake(progress, rows, mode="overwrite", schema_mode="overwrite")
     copy = tmp_path / "copy"
     place = place_of(synced, "state")
-    assert synced.sync(unknown="error").stale == {}
+    assert synced.sync(on_error="stop").stale == {}
     # What it was then is known from the next window on.
     synced.database.execute("UPDATE bag SET b = 'y' WHERE a = 1")
-    assert synced.sync(unknown="error").stale == {}
+    assert synced.sync(on_error="stop").stale == {}
     shutil.copytree(place, copy)
     synced.database.execute("UPDATE t SET n = 99 WHERE id < 20")
-    assert synced.sync(unknown="error").stale == {}
+    assert synced.sync(on_error="stop").stale == {}
     assert synced.compare("t", COLUMNS) == 50
     put_back(place, copy)
     with pytest.raises(pf.PgOutputError, match="an earlier state of its table of rows"):
-        synced.sync(unknown="error")
+        synced.sync(on_error="stop")
 
 
 @pytest.mark.parametrize("tables", ["duckdb", "delta"], indirect=True)
@@ -304,5 +304,5 @@ def test_tables_that_left_and_were_deleted(synced: Synced, wait_until: Any) -> N
         for kind in ("changes", "state"):
             shutil.rmtree(place_of(synced, kind))
     synced.database.execute("INSERT INTO bag VALUES (10, 'b')")
-    assert synced.sync(unknown="error").stale == {}
+    assert synced.sync(on_error="stop").stale == {}
     synced.compare("bag", "a, b")

@@ -498,7 +498,7 @@ def test_a_table_whose_type_is_altered(tmp_path: Path) -> None:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("ALTER TABLE accounts ALTER id TYPE bigint")
             connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL)")
-        once = example.replace("until=", 'unknown="copy",\n    until=')
+        once = example.replace("until=", 'on_error="pause",\n    until=')
         for expected in (printed, "", ""):
             ran = run_python("-W", "error", "-c", on(server, once), cwd=tmp_path)
             assert ran.returncode == 0, ran.stderr
