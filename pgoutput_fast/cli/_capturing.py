@@ -40,6 +40,13 @@ _OPTIONS = (
         "Without, as the slot is.",
     ),
     click.option(
+        "--streaming/--no-streaming",
+        default=True,
+        show_default=True,
+        help="Whether the server sends large transactions while they are in progress. Without, it "
+        "decodes each transaction once it has ended.",
+    ),
+    click.option(
         "--max-delay",
         type=Seconds(min_open=False),
         default=1.0,
@@ -118,9 +125,9 @@ _OPTIONS = (
 
 
 CAPTURE_OPTIONS = (
-    "create_slot", "adopt_slot", "connections", "binary", "messages", "two_phase", "max_delay",
-    "segment_bytes", "compression", "merge", "grace", "keep_seconds", "keep_bytes", "min_free",
-    "max_memory", "retry_for", "silence_timeout",
+    "create_slot", "adopt_slot", "connections", "binary", "messages", "two_phase", "streaming",
+    "max_delay", "segment_bytes", "compression", "merge", "grace", "keep_seconds", "keep_bytes",
+    "min_free", "max_memory", "retry_for", "silence_timeout",
 )  # fmt: skip
 """Their names, which are those of the arguments of `capture`."""
 

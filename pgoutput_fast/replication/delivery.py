@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from ..errors import PgOutputError, RetryableError
+from ..errors import PgOutputError
 from ..transactions import Assembler, Transaction
 from ..transactions.runs import Run
 from ..transactions.transaction import TransactionGroup
@@ -228,7 +228,8 @@ class Delivery:
             if self._link.lost is not None:
                 raise self._link.lost
             self._link.receiver.receive(taken, timeout)
-        except RetryableError as error:
+        except PgOutputError as error:
+            loss = self._link.loss(error)
             if self._link.lost is None:
                 if self._on_loss is not None:
                     self._on_loss()
@@ -239,7 +240,7 @@ class Delivery:
                 self.is_asked = False
             end = time.monotonic() + timeout
             self._link.reconnect(
-                error, self._came, lambda: self._is_ended(until) or time.monotonic() >= end
+                loss, self._came, lambda: self._is_ended(until) or time.monotonic() >= end
             )
             return False
         if not taken:

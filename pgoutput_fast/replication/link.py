@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import RetryableError
+from ..errors import PgOutputError, ReplicationError, RetryableError
 from .attempt import Attempt
 from .receiver import Receiver
 from .source import Source, Started
@@ -154,6 +154,29 @@ class Link:
     def works(self) -> None:
         """Note that something came, so that waiting times begin anew after the next failure."""
         self._retries.begin_anew()
+
+    def loss(self, error: PgOutputError) -> RetryableError:
+        """Return the error after which to connect again.
+
+        PostgreSQL fails with an internal error where it decodes some transactions while they are in
+        progress, such as those with DDL and a savepoint that was rolled back. It decodes the same
+        transactions without an error once they have ended. So the stream goes on without streaming
+        after the first internal error. This client has no means to tell such errors from others.
+
+        Raises
+        ------
+        PgOutputError
+            `error`, as it does not pass.
+        """
+        if isinstance(error, RetryableError):
+            return error
+        is_internal = isinstance(error, ReplicationError) and (error.sqlstate or "")[:2] == "XX"
+        if not is_internal or self._source is None or not self._source.stop_streaming():
+            raise error
+        return RetryableError(
+            f"{error}: the server may fail so only while it decodes transactions in progress, so "
+            "the stream goes on without streaming"
+        )
 
     def reconnect(self, error: RetryableError, received: int, is_ended: Callable[[], bool]) -> None:
         """Try to connect again until it succeeds, or until `is_ended`: then `lost` is still set.

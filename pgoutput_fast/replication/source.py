@@ -63,6 +63,7 @@ class Source:
         self._advice = advice
         self._compare = compare
         self._system: str | None = None
+        self._streams = False  # whether the last stream was asked for transactions in progress
 
     def start(
         self, position: int | None = None, timeline: int | None = None, received: int = 0
@@ -102,12 +103,23 @@ class Source:
                 return begin
 
             connection.start(self.slot, begin, options, look_again)
+            self._streams = "streaming" in options
         except BaseException:
             connection.close()
             raise
         # If the slot is dropped later, it is not made again, as changes would be missing.
         self._create_slot = False
         return started
+
+    def stop_streaming(self) -> bool:
+        """Have later streams bring whole transactions; False if that would change nothing.
+
+        A temporary slot ended with its connection, so it has no later streams.
+        """
+        if not self._streams or self._temporary:
+            return False
+        self._options.stop_streaming()
+        return True
 
     def check(self, position: int, timeline: int | None) -> None:
         """Look whether a stream can go on at a position, without beginning one.

@@ -110,6 +110,10 @@ class StreamOptions:
             options["origin"] = self._origin
         return Negotiated(protocol, two_phase, options)
 
+    def stop_streaming(self) -> None:
+        """Have each transaction come whole from the next stream on."""
+        self._streaming = False
+
     @property
     def makes_two_phase(self) -> bool:
         """Whether a slot that is made for the stream is marked two_phase."""

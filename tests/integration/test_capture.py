@@ -708,6 +708,48 @@ def test_stream_that_the_server_ends_with_an_error(prepared: Any, tmp_path: Path
     assert prepared.slots() == {slot_of(prepared): False}
 
 
+def _rows(number: int, first: int, last: int, columns: str = "") -> str:
+    return f"INSERT INTO t SELECT g, '{number}'{columns} FROM generate_series({first}, {last}) g"
+
+
+def test_what_the_server_can_not_stream_comes_whole(
+    prepared18: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PostgreSQL 18.4 fails to decode this transaction in progress: it finds no relation."""
+    statements = [
+        _rows(1, 1, 3000),
+        "SAVEPOINT s",
+        "ALTER TABLE t ADD x int DEFAULT 3",
+        _rows(2, 3001, 6000, ", g"),
+        "ROLLBACK TO s",
+        _rows(3, 3001, 6000),
+        "ALTER TABLE t ADD y text DEFAULT 'q'",
+        _rows(4, 6001, 9000),
+        "SAVEPOINT s",
+        "TRUNCATE t",
+        "ROLLBACK TO s",
+        "DELETE FROM t WHERE id % 11 = 0",
+    ]
+    whole = f"{slot_of(prepared18)}_whole"
+    prepared18.execute(f"SELECT pg_create_logical_replication_slot('{whole}', 'pgoutput')")
+    with prepared18.connect() as connection, connection.transaction():
+        for statement in statements:
+            connection.execute(statement.encode())
+    little = prepared18.dsn + " options='-c logical_decoding_work_mem=64kB'"
+    with caplog.at_level(logging.WARNING, "pgoutput_fast"):
+        ended = run(prepared18, tmp_path / "streamed", dsn=little)
+    told = [one for one in caplog.records if "without streaming" in one.getMessage()]
+    assert ended.reconnects == len(told) <= 1  # a later server may have no such fault
+    ended = run(prepared18, tmp_path / "whole", dsn=little, slot=whole, streaming=False)
+    assert ended.reconnects == 0
+    streamed, expected = (
+        [one for one in messages(tmp_path / name) if isinstance(one, (pf.Insert, pf.Delete))]
+        for name in ("streamed", "whole")
+    )
+    assert len(expected) == 9000 + 9000 // 11
+    assert streamed == expected
+
+
 SECRET = "s3cr€t/p@ss:word"
 
 

@@ -16,7 +16,7 @@ import psycopg
 from made_connection import Connection
 
 from pgoutput_fast import Insert, _impl, testing
-from pgoutput_fast.errors import PgOutputError, RetryableError
+from pgoutput_fast.errors import PgOutputError, ReplicationError, RetryableError
 from pgoutput_fast.replication import delivery, link, receiver, waiter
 from pgoutput_fast.replication.source import Started
 from pgoutput_fast.replication.stream import ReplicationStream
@@ -31,6 +31,11 @@ class Source:
     def __init__(self, *connections):
         self.connections = list(connections)
         self.asked = []
+        self.streams = True
+
+    def stop_streaming(self):
+        was, self.streams = self.streams, False
+        return was
 
     def again(self, position, timeline, received):
         self.asked.append((position, timeline, received))
@@ -468,6 +473,36 @@ def test_an_error_that_stays_ends_it(begin):
     stream, _ = begin([], PgOutputError("the slot is gone"), error=LOST)
     with pytest.raises(PgOutputError, match="the slot is gone"):
         list(stream.transactions())
+
+
+@pytest.mark.parametrize("code", ["XX000", "XX001", "22012", "42704", None])
+def test_an_internal_error_stops_streaming_and_only_once(begin, code):
+    """The transaction that was in progress when the error came is given once, and whole."""
+    server = server_of(1)
+    streamed = server.begin()
+    streamed.insert(TABLE, [1, "a"])
+    streamed.stream()
+    before = copy_data(server)
+    server.reconnect()
+    streamed.insert(TABLE, [2, "b"])
+    streamed.commit()
+    refused = ReplicationError("the server ended the stream")
+    refused.sqlstate = code
+    is_internal = code in ("XX000", "XX001")
+    again = [Connection([copy_data(server, len(before))], error=refused)] if is_internal else []
+    stream, source = begin([before], error=refused, source=Source(*again))
+    found: list[int] = []
+
+    def take():
+        for transaction in stream.transactions():
+            found.extend(ids([transaction]))
+
+    with pytest.raises(ReplicationError) as raised:
+        take()
+    assert raised.value is refused
+    assert found == ([0, 1, 2] if is_internal else [0])
+    assert source.streams is not is_internal
+    assert source.connections == []
 
 
 def test_it_tries_for_as_long_as_it_is_told(begin):
