@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from .._disk import claim_directory, fsync_path
 from ..errors import PgOutputError, RetryableError
 from ..segments.reader import Commit
+from .duckdb_sql import quoted, same
 from .naming import differ_in_case
 from .targets import (
     CHANGES_ALONE,
@@ -84,11 +85,6 @@ CREATE TABLE _source (
     slot BIGINT
 )
 """
-
-
-def quoted(*names: str) -> str:
-    """A name as SQL has it."""
-    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 class DuckdbTarget:
@@ -623,11 +619,11 @@ class _State:
         keys = {name: values[name] for name in net.key}
         present = pc.equal(rows.column("expects"), "present")
         upsert = pc.equal(rows.column("op"), "upsert")
-        self._check(net, pa.table(keys), present)
+        joined = same(row.type, net.key)
+        self._check(net, pa.table(keys), present, joined)
         gone = pa.table(keys).filter(present)
         come = pa.table(values).filter(upsert)
         partial = pc.and_(upsert, rows.column("unchanged").is_valid())
-        joined = " AND ".join(f"s.{quoted(name)} = n.{quoted(name)}" for name in net.key)
         if pc.any(partial).as_py():
             filled = self._filled(net, values, partial)
             come = pa.table(values).filter(pc.and_not(upsert, partial))
@@ -656,25 +652,17 @@ class _State:
                 gone=gone,
             )
 
-    def _check(self, net: NetChanges, keys: pa.Table, present: Any) -> None:
+    def _check(self, net: NetChanges, keys: pa.Table, present: Any, joined: str) -> None:
         """Refuse rows that the table should have and has not, or the other way round."""
         absent = pc.equal(net.rows.column("expects"), "absent")
         wanted = keys.append_column(_PRESENT, present).filter(pc.or_(present, absent))
         if not wanted.num_rows or (self._is_empty and not pc.any(present).as_py()):
             return
-        names, flag = ", ".join(map(quoted, net.key)), quoted(_PRESENT)
-        if any(pa.types.is_floating(one) for one in keys.schema.types):
-            # To DuckDB 0 and -0 are one key, and to the server two: where one comes in place of
-            # the other, its row is there.
-            wanted = self._target.run_table(
-                f"FROM wanted WHERE {flag} UNION ALL FROM wanted w ANTI JOIN "
-                f"(SELECT {names} FROM wanted WHERE {flag}) USING ({names}) WHERE NOT {flag}",
-                wanted=wanted,
-            )
-        joined = f"JOIN {self._live} s USING ({names})"
+        names, flag = ", ".join(f"n.{quoted(name)}" for name in net.key), f"n.{quoted(_PRESENT)}"
+        joined = f"JOIN {self._live} s ON {joined}"
         ((here, too_many),) = self._target.run(
             f"SELECT count(*) FILTER ({flag}), count(*) FILTER (NOT {flag}) "
-            f"FROM wanted SEMI {joined}",
+            f"FROM wanted n SEMI {joined}",
             wanted=wanted,
         )
         if too_many or here != pc.sum(present).as_py():
@@ -682,7 +670,7 @@ class _State:
                 "ANTI", "it has no row with"
             )  # fmt: skip
             found = self._target.run(
-                f"SELECT {names} FROM wanted {kind} {joined} WHERE "
+                f"SELECT {names} FROM wanted n {kind} {joined} WHERE "
                 f"{flag} = {not too_many} LIMIT {_SHOWN + 1}",
                 wanted=wanted,
             )
@@ -721,7 +709,7 @@ class _State:
         for i, name in enumerate(net.key):
             here = given.column(name).combine_chunks()
             columns[f"k{i}"] = pc.if_else(moved.is_valid(), was[name], here)
-        joined = " AND ".join(f"s.{quoted(name)} = n.k{i}" for i, name in enumerate(net.key))
+        joined = same(given.schema, net.key, [f"k{i}" for i in range(len(net.key))])
         # A row that was born in the window has what the catalogue gives to older rows: the table
         # has these columns, and a row that lacks them has nothing else to fill them with.
         return self._target.run_table(
@@ -754,9 +742,7 @@ class _State:
             )
 
     def _take_away(self, net: NetChanges, names: list[str], there: pa.Table) -> None:
-        equal = " AND ".join(
-            f"s.{quoted(name)} IS NOT DISTINCT FROM n.{quoted(name)}" for name in names
-        )
+        alike = same(there.schema, names, nulls=True)
         still = "" if self._marker is None else f" AND s.{self._marker} IS NULL"
         number, count, time_ = quoted(_ROW), quoted(_COUNT), quoted(_TIME)
         there = there.append_column(_ROW, pa.array(range(len(there)), pa.int64()))
@@ -764,7 +750,7 @@ class _State:
             "CREATE OR REPLACE TEMP TABLE gone_rows AS SELECT s.rowid AS id, "
             f"n.{number} AS number, n.{count} AS count, n.{time_} AS time, "
             f"row_number() OVER (PARTITION BY n.{number} ORDER BY s.rowid) AS place "
-            f"FROM {self._table} s JOIN there n ON {equal}{still}",
+            f"FROM {self._table} s JOIN there n ON {alike}{still}",
             there=there,
         )
         found = self._target.run(

@@ -113,6 +113,9 @@ def _packed(column: pa.Array) -> pa.Array:
         return _packed(column.cast(pa.uint8()))
     if _is_text(type_):
         return column.cast(pa.large_binary())
+    if pa.types.is_float32(type_) or pa.types.is_float64(type_):
+        # The server's text of all NaNs is the same; only the binary format tells them apart.
+        column = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), type_), column)
     return column.view(pa.binary(type_.bit_width // 8))
 
 

@@ -1,0 +1,76 @@
+"""Names and conditions in DuckDB's SQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def quoted(*names: str) -> str:
+    """A name as SQL has it."""
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def same(
+    types: pa.StructType | pa.Schema,
+    names: Sequence[str],
+    others: Sequence[str] | None = None,
+    *,
+    nulls: bool = False,
+) -> str:
+    """Return the condition that rows `s` and `n` have the same values in some columns.
+
+    Values are the same if the server's bytes are: to the fold, and in Delta tables, if `keys` makes
+    the same bytes of them. DuckDB takes 0 and -0 as equal, also within lists, structs and maps. It
+    compares all other types that its tables get by their bytes.
+
+    Parameters
+    ----------
+    types : pyarrow.StructType or pyarrow.Schema
+        The types of the columns.
+    names : sequence of str
+        The columns of `s`.
+    others : sequence of str, optional
+        The columns of `n`, by default of the same names.
+    nulls : bool
+        Whether NULL is equal to NULL.
+    """
+    conditions = []
+    for name, other in zip(names, others or names, strict=True):
+        left, right = f"s.{quoted(name)}", f"n.{quoted(other)}"
+        conditions.append(f"{left} {'IS NOT DISTINCT FROM' if nulls else '='} {right}")
+        signs, others_ = (_signs(types.field(name).type, one) for one in (left, right))
+        if signs is not None:
+            conditions.append(f"{signs} IS NOT DISTINCT FROM {others_}")
+    return " AND ".join(conditions)
+
+
+def _signs(type_: pa.DataType, value: str, depth: int = 0) -> str | None:
+    """An expression for which zeros of a value are negative; None: the type has no floats.
+
+    The sign of NaN does not count, as the server's text of NaN has no sign.
+    """
+    types = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        return _signs(type_.storage_type, value, depth)
+    if types.is_floating(type_):
+        return f"({value} = 0 AND signbit({value}))"
+    if types.is_struct(type_):
+        fields = [type_.field(i) for i in range(type_.num_fields)]
+        found = [_signs(one.type, f"{value}.{quoted(one.name)}", depth) for one in fields]
+        signs = [one for one in found if one is not None]
+        return f"row({', '.join(signs)})" if signs else None
+    if types.is_map(type_):
+        keys = pa.list_(type_.key_type), f"map_keys({value})"
+        items = pa.list_(type_.item_type), f"map_values({value})"
+        signs = [one for of in (keys, items) if (one := _signs(*of, depth)) is not None]
+        return f"row({', '.join(signs)})" if signs else None
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        item = f"item{depth}"
+        signs_of = _signs(type_.value_type, item, depth + 1)
+        return None if signs_of is None else f"list_transform({value}, lambda {item}: {signs_of})"
+    return None
