@@ -83,8 +83,10 @@ class Form:
     text: str
 
 
-# `{c}::text` drops the blanks of a bpchar, and a composite of NULLs IS NULL.
-_SERVERS_TEXT = "CASE WHEN num_nulls({c}) = 0 THEN format('%s', {c}) END"
+# `{c}::text` drops the blanks of a bpchar, and a composite of NULLs IS NULL. The text has the
+# collation of the value otherwise. Servers before 18 can't replace within a text of a
+# nondeterministic collation, and later ones may find a comma where there is none.
+_SERVERS_TEXT = "CASE WHEN num_nulls({c}) = 0 THEN format('%s', {c}) COLLATE \"C\" END"
 _AS_VARCHAR = "({c})::VARCHAR"
 _AS_STRING = "cast({c} AS string)"
 

@@ -228,6 +228,50 @@ def test_xml_is_compared(tmp_path: Path, binary: bool) -> None:
         assert difference.columns == {"v": ("<a/>", "<a />")}
 
 
+_ALIKE = ["a,b", "A,B", "a-b", "ab", "\\,", ""]
+COLLATED: dict[str, list[str]] = {
+    "text COLLATE ci": _ALIKE,
+    "varchar(9) COLLATE ci": _ALIKE,
+    "char(5) COLLATE ci": _ALIKE,
+    "of_ci": _ALIKE,
+    "text[] COLLATE ci": ['{"a,b",A,NULL}', "{}"],
+    "pair": ['("a,b",A)', '("A,B",)'],
+    "pair[]": ['{"(\\"a,b\\",a)"}'],
+    "span": ["[a,b)", '["a,b",)', "empty"],
+}
+"""Types with a collation for which letters of both cases are equal, and punctuation is nothing."""
+
+
+@pytest.mark.slow
+def test_texts_are_compared_by_bytes_whatever_their_collation(tmp_path: Path) -> None:
+    statement = (
+        "CREATE COLLATION ci (provider = icu, locale = 'und-u-ka-shifted-ks-level2',"
+        " deterministic = false)"
+    )
+    with server_with(statement) as one:
+        with psycopg.connect(one.dsn(), autocommit=True) as connection:
+            connection.execute("CREATE DOMAIN of_ci AS text COLLATE ci")
+            connection.execute("CREATE TYPE pair AS (x text COLLATE ci, y text)")
+            connection.execute("CREATE TYPE span AS RANGE (subtype = text, collation = ci)")
+            connection.execute("CREATE TABLE k (id text COLLATE ci PRIMARY KEY, v int)")
+        made = Made(one.dsn(), tmp_path, COLLATED, binary=False)
+        assert made.of(made.verify(str(made.segments))) == {}
+        files.export(made.segments, tmp_path / "out", "duckdb", registry=made.registry())
+        path = tmp_path / "out" / "changes.duckdb"
+        assert made.of(made.verify(f"duckdb:{path}")) == {}
+        with duckdb.connect(str(path)) as connection:
+            connection.execute("UPDATE public.t0 SET v = 'A,b' WHERE id = 0")
+        assert list(made.of(made.verify(f"duckdb:{path}"))) == ["text COLLATE ci"]
+
+        state = {"publications": ["p"], "target": f"duckdb:{tmp_path / 'kept.duckdb'}"}
+        with psycopg.connect(one.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO k VALUES ('a,b', 1)")
+            sync(one.dsn(), slot="state", until="now", **state)  # type: ignore[arg-type]
+            connection.execute("UPDATE k SET id = 'A-B', v = 2")
+            sync(one.dsn(), slot="state", until="now", **state)  # type: ignore[arg-type]
+        assert {table.state for table in verify(one.dsn(), **state).tables} == {"equal"}  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_types_that_are_not_compared_say_so(
     pg18: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
