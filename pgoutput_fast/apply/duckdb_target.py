@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
 import threading
-import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -21,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .._disk import claim_directory, fsync_path
-from ..errors import PgOutputError, RetryableError
+from ..errors import PgOutputError
 from ..segments.reader import Commit
+from .duckdb_file import DuckdbFile, lacks_memory
 from .duckdb_sql import quoted, same
 from .naming import differ_in_case
 from .targets import (
@@ -51,16 +50,9 @@ if TYPE_CHECKING:
     from .folding import NetChanges
     from .targets import Alteration
 
-_log = logging.getLogger(__name__)
-
 DECODED_FOR = "portable"
 """Of the decoder's targets the one whose columns duckdb takes."""
 
-_MEGABYTES = 384
-_BUSY = 30.0
-"""Seconds to wait until a reader has closed the file."""
-_TOLD_BUSY = 5.0
-"""Seconds after which that is told."""
 _AHEAD = 2
 """Writes that wait while the next changes are read."""
 _FLUSHED = 8 << 20
@@ -95,12 +87,25 @@ class DuckdbTarget:
     path : pathlib.Path
         The file, which is made if it is not there.
     kept : Kept
+    memory, lock_timeout
+        As of `DuckdbFile`.
+
+    Attributes
+    ----------
+    file : DuckdbFile
     """
 
     threads = 2
     """One folds while the other one writes."""
 
-    def __init__(self, path: Path, kept: Kept = _NOTHING_KEPT) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kept: Kept = _NOTHING_KEPT,
+        *,
+        memory: int | None = None,
+        lock_timeout: float | None = None,
+    ) -> None:
         try:
             import duckdb
         except ImportError as error:
@@ -109,6 +114,7 @@ class DuckdbTarget:
             ) from error
         self._duckdb = duckdb
         self.path = path
+        self.file = DuckdbFile(path, memory, lock_timeout)
         self.kept = kept
         self._connection: Any = None
         self._has_written = False
@@ -129,42 +135,19 @@ class DuckdbTarget:
         """Raise duckdb's errors as this package's."""
         try:
             yield
-        except self._duckdb.OutOfMemoryException as error:
-            said = str(error).partition("\n")[0]
-            raise PgOutputError(
-                f"can't write {self.path}: a window has more than a transaction of DuckDB takes in "
-                f"{_MEGABYTES} MB, as where a table is altered many times in it ({said}). Give a "
-                "smaller window, such as window_bytes=65536, until the backlog is done"
-            ) from error
         except self._duckdb.Error as error:
+            if lacks_memory(error):
+                said = str(error).partition("\n")[0]
+                raise PgOutputError(
+                    f"can't write {self.path}: a window has more than a transaction of DuckDB "
+                    f"takes in duckdb_memory={self.file.memory} bytes ({said}). DuckDB holds long "
+                    "values, and new or altered tables, in memory until the commit. Give more; "
+                    "a smaller window_bytes= helps if the window has several transactions"
+                ) from error
             raise PgOutputError(f"can't write {self.path}: {error}") from error
 
     def _connect(self, *, read_only: bool = False) -> Any:
-        end, is_told = time.monotonic() + _BUSY, False
-        while True:
-            try:
-                return self._duckdb.connect(
-                    str(self.path),
-                    read_only=read_only,
-                    config={
-                        "memory_limit": f"{_MEGABYTES}MB",
-                        "temp_directory": f"{self.path}.tmp",
-                        "autoinstall_known_extensions": False,
-                        "preserve_insertion_order": False,
-                    },
-                )
-            except self._duckdb.Error as error:
-                if not _is_busy(error):
-                    raise
-                if time.monotonic() > end:
-                    raise RetryableError(
-                        f"can't write {self.path}: another process has had it open for "
-                        f"{_BUSY:g} s ({error}). Have it closed; the next call goes on"
-                    ) from error
-                if not is_told and time.monotonic() > end - _BUSY + _TOLD_BUSY:
-                    is_told = True
-                    _log.warning("%s is open elsewhere, which is waited for", self.path)
-                time.sleep(0.05)
+        return self.file.connect(self._duckdb, read_only=read_only)
 
     def claim(self) -> None:
         """See `Target`."""
@@ -416,12 +399,6 @@ class DuckdbTarget:
             self.run(f"ALTER TABLE {quoted(schema, old)} RENAME TO {quoted(new)}")
             self._tables.remove((schema, old))
             self._tables.add((schema, new))
-
-
-def _is_busy(error: Exception) -> bool:
-    """Whether the file is open elsewhere: in another process, or in this one."""
-    signs = ("Conflicting lock", "already attached by", "different configuration")
-    return any(sign in str(error) for sign in signs)
 
 
 def versioned(stored: str, version: int) -> str:

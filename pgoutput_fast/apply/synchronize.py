@@ -25,6 +25,7 @@ from ..names import shown_table
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
 from .departures import check_partitions, check_tables
+from .duckdb_file import LEAST_MEMORY
 from .embedded_capture import EmbeddedCapture, check_slot, libpq_keywords
 from .syncing import (
     Engine,
@@ -34,13 +35,14 @@ from .syncing import (
     lost_tables,
     origin_of,
 )
-from .targets import Kept, Origin, Stored
+from .targets import Kept, Origin, StoppedError, Stored
 from .window_writer import OnError, SyncOptions, Uncopied
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
     from ..connections import ConnectionParameters
     from ..history import HistoryPolicy
+    from .duckdb_file import DuckdbFile
     from .targets import Target
 
 _log = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ def sync(
     iceberg: str | Mapping[str, str] | None = None,
     changes: Literal["delta", "parquet"] | None = None,
     soft_deletes: str | None = None,
+    duckdb_memory: int | None = None,
+    lock_timeout: float | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
     stop: threading.Event | None = None,
     engine: Engine | None = None,
@@ -154,6 +158,12 @@ def sync(
         A column that state tables get, of timestamps: a row that is deleted, or goes by a truncate
         or as its key changes, stays, and has there when that was committed. It goes when a row
         comes under its key, and when the table is copied again. By default deleted rows go.
+    duckdb_memory : int
+        The bytes of memory that DuckDB may take, by default a quarter of what the machine or the
+        container has, but 384 MB at least and 4 GB at most. One transaction has to fit in it.
+    lock_timeout : float
+        End after so many seconds for which another process has a DuckDB file open. By default
+        windows wait, and the capture goes on, until 10 GiB of segments wait for the file.
     progress : callable
         Called with a :class:`SyncProgress` before the first window, after each, and each second
         meanwhile.
@@ -187,10 +197,13 @@ def sync(
     opened = open_target(
         target, storage_options=storage_options, partition_by=partition_by,
         retention_hours=retention_hours, maintenance=maintenance, iceberg=iceberg,
-        changes=changes, soft_deletes=soft_deletes, tables=options.tables, engine=engine,
+        changes=changes, soft_deletes=soft_deletes, duckdb_memory=duckdb_memory,
+        lock_timeout=lock_timeout, tables=options.tables, engine=engine,
     )  # fmt: skip
     name = consumer or opened.consumer
     stop = threading.Event() if stop is None else stop
+    if opened.file is not None:
+        opened.file.on_wait = _ending_by(stop)
     with contextlib.ExitStack() as held:
         held.enter_context(_closing(opened))
         if segments is not None:
@@ -221,12 +234,22 @@ def sync(
         held.enter_context(_claimed(where, name))
         syncing = Syncing(
             where, opened.target, str(target), opened.decode_for, options, name, progress, captured,
-            engine,
+            engine, opened.file,
         )  # fmt: skip
         found = syncing.run(until_lsn, is_over, stop.is_set)
         if segments is None:
             run.result()
         return found
+
+
+def _ending_by(stop: threading.Event) -> Callable[[], None]:
+    """A function that raises `StoppedError` once an event is set."""
+
+    def check() -> None:
+        if stop.is_set():
+            raise StoppedError("the sync was stopped before it could open its target")
+
+    return check
 
 
 @contextlib.contextmanager
@@ -313,12 +336,15 @@ class OpenedTarget(NamedTuple):
         Where it is: a whole path, or a URL.
     path : pathlib.Path or None
         None: it is not in this file system.
+    file : DuckdbFile or None
+        The file that other processes may keep from being opened.
     """
 
     target: Target
     decode_for: Any
     name: str
     path: Path | None
+    file: DuckdbFile | None = None
 
     @property
     def consumer(self) -> str:
@@ -353,6 +379,8 @@ def open_target(
     iceberg: str | Mapping[str, str] | None = None,
     changes: Literal["delta", "parquet"] | None = None,
     soft_deletes: str | None = None,
+    duckdb_memory: int | None = None,
+    lock_timeout: float | None = None,
     tables: Sequence[str] | None = None,
     engine: Engine | None = None,
 ) -> OpenedTarget:
@@ -364,9 +392,7 @@ def open_target(
         ``duckdb:FILE``, or a directory or URL for Delta tables.
     storage_options, partition_by, retention_hours, maintenance, iceberg, changes, soft_deletes
         As of :func:`sync`.
-    tables
-        As of :func:`sync`.
-    engine
+    duckdb_memory, lock_timeout, tables, engine
         As of :func:`sync`.
 
     Raises
@@ -381,6 +407,7 @@ def open_target(
         raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
     _check_types(storage_options, partition_by, iceberg)
     refuse_secrets(text, storage_options)  # before another error shows the text
+    _check_numbers(duckdb_memory, lock_timeout)
     if changes not in (None, "delta", "parquet"):
         raise PgOutputError(f"changes={changes!r}: expected one of 'delta', 'parquet'")
     if changes is not None and iceberg is not None:
@@ -411,20 +438,25 @@ def open_target(
             raise PgOutputError(f"target {text!r} is a directory: give duckdb:FILE")
         if not path.parent.is_dir():
             raise PgOutputError(f"target {text!r}: there is no directory {path.parent}")
-        return _opened(OpenedTarget(DuckdbTarget(path, kept), DECODED_FOR, str(path), path), engine)
+        made = DuckdbTarget(path, kept, memory=duckdb_memory, lock_timeout=lock_timeout)
+        return _opened(OpenedTarget(made, DECODED_FOR, str(path), path, made.file), engine)
     from . import delta_target
 
     if _SCHEME.match(text) or text.endswith(_FILES):
         raise PgOutputError(
             f"target {text!r} is neither duckdb:FILE, nor a directory, nor s3://bucket/prefix"
         )
-    made = delta_target.DeltaTarget(text, kept=kept, **given)
-    where = made.place.path
+    for name, value in (("duckdb_memory", duckdb_memory), ("lock_timeout", lock_timeout)):
+        if value is not None:
+            raise PgOutputError(f"{name}= is for DuckDB files, not for {text!r}")
+    delta_tables = delta_target.DeltaTarget(text, kept=kept, **given)
+    where = delta_tables.place.path
     if where is not None and where.is_file():
         raise PgOutputError(f"target {text!r} is a file: give a directory, or duckdb:{text}")
     if where is not None and not where.parent.is_dir():
         raise PgOutputError(f"target {text!r}: there is no directory {where.parent}")
-    return _opened(OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where), engine)
+    uri = delta_tables.place.uri
+    return _opened(OpenedTarget(delta_tables, delta_target.DECODED_FOR, uri, where), engine)
 
 
 def _opened(opened: OpenedTarget, engine: Engine | None) -> OpenedTarget:
@@ -432,6 +464,21 @@ def _opened(opened: OpenedTarget, engine: Engine | None) -> OpenedTarget:
     if engine is not None:
         engine.check(opened.target)
     return opened
+
+
+def _check_numbers(duckdb_memory: int | None, lock_timeout: float | None) -> None:
+    """Refuse numbers that are none, or too small."""
+    if duckdb_memory is not None and type(duckdb_memory) is not int:
+        raise TypeError(f"duckdb_memory must be an int, not {type(duckdb_memory).__name__}")
+    if duckdb_memory is not None and duckdb_memory < LEAST_MEMORY:
+        raise PgOutputError(
+            f"duckdb_memory must be {LEAST_MEMORY} bytes at least, not {duckdb_memory}"
+        )
+    if lock_timeout is not None and type(lock_timeout) not in (int, float):
+        kind = type(lock_timeout).__name__
+        raise TypeError(f"lock_timeout must be a number of seconds, not {kind}")
+    if lock_timeout is not None and not lock_timeout >= 0:
+        raise PgOutputError(f"lock_timeout={lock_timeout}: expected a number of seconds")
 
 
 def _check_types(

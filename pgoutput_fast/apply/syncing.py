@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
@@ -23,6 +24,7 @@ from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..segments.format import BEGIN_NAME
+from ..segments.listing import contents
 from .departures import Departures, departed
 from .targets import (
     CHANGES_ALONE,
@@ -33,6 +35,7 @@ from .targets import (
     IncompleteError,
     NotForeseenError,
     Origin,
+    StoppedError,
     Stored,
     Target,
     number_of,
@@ -51,10 +54,14 @@ if TYPE_CHECKING:
     from ..directory.copies import Copy, TableState
     from ..directory.reading import Position
     from ..replication import CaptureProgress
+    from .duckdb_file import DuckdbFile
 
 _log = logging.getLogger(__name__)
 
 _TOLD = 1.0  # seconds between two calls of `progress`, at most
+_MEASURED = 10.0  # seconds between two looks how much waits for a target that is open elsewhere
+WAITING_BYTES = 10 << 30
+"""So many bytes of segments may wait for a DuckDB file that another process has open."""
 _POLL = 0.05  # seconds between two looks whether to end, or to begin a window
 # A window costs nearly the same however little it has: its files, commits, plans and positions. If
 # one had so many bytes, much comes, and the next one begins so many seconds after it, at the
@@ -175,6 +182,8 @@ class Syncing:
         How far the capture is whose directory it is.
     engine : Engine, optional
         What writes windows; by default this process.
+    file : DuckdbFile, optional
+        The target's file, for which other processes may have to be waited for.
     """
 
     def __init__(
@@ -188,6 +197,7 @@ class Syncing:
         progress: Callable[[SyncProgress], None] | None = None,
         captured: Callable[[], CaptureProgress | None] | None = None,
         engine: Engine | None = None,
+        file: DuckdbFile | None = None,
     ) -> None:
         self._directory = directory
         self._engine = engine
@@ -241,6 +251,36 @@ class Syncing:
             one = next(iter(lost.values()))
             raise IncompleteError(f"{qualified(one)}: {one.stale}: {how_to_copy(directory, lost)}")
         self._say_stale()
+        if file is not None:
+            file.on_wait = self._wait
+        self._next_measured = 0.0
+
+    def _wait(self) -> None:
+        """Go on telling while another process has the target open.
+
+        Raises
+        ------
+        StoppedError
+            The sync is to end.
+        PgOutputError
+            More waits than the change log may keep.
+        """
+        if self._is_stopped():
+            raise StoppedError(f"the sync was stopped while it waited for {self._name}")
+        self._tell()
+        if time.monotonic() < self._next_measured:
+            return
+        self._next_measured = time.monotonic() + _MEASURED
+        size = 0
+        for one in contents(self._directory).segments:
+            with contextlib.suppress(FileNotFoundError):  # it was merged with others
+                size += one.path.stat().st_size if one.end_lsn > self.lsn else 0
+        if size > WAITING_BYTES:
+            raise PgOutputError(
+                f"{size} bytes of segments in {self._directory} wait for {self._name}, which "
+                f"another process has open, and {WAITING_BYTES} may: close it there and call sync "
+                "again, which goes on without loss"
+            )
 
     def _begin_anew(self, consumer: str) -> None:
         """Have a new target begin with the newest snapshots, though one was there before."""
@@ -342,7 +382,10 @@ class Syncing:
             return False
         self._window = time.monotonic(), sum(unit.size for unit in plan.units)
         begin = time.perf_counter()
-        one = self._write(source, plan)
+        try:
+            one = self._write(source, plan)
+        except StoppedError:
+            return False
         self._consumer.advance(end_of(plan))
         self._seconds = time.perf_counter() - begin
         self._note(one)

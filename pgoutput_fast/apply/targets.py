@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -230,6 +230,10 @@ class IncompleteError(PgOutputError):
 
 class ConflictError(PgOutputError):
     """Another program has written a table at the same time; nothing was done."""
+
+
+class StoppedError(RetryableError):
+    """The sync was told to end while it waited for the target."""
 
 
 class NotForeseenError(Exception):

@@ -30,6 +30,7 @@ _OPTIONS = (
 
 OF_THE_TARGET = (
     "soft_deletes", "partition_by", "retention_hours", "maintenance", "iceberg", "changes",
+    "duckdb_memory", "lock_timeout",
 )  # fmt: skip
 """The options that are the target's alone."""
 

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from ..apply import sync
+from ..apply.duckdb_file import LEAST_MEMORY
 from ..connections import ConnectionParameters
 from ..errors import PgOutputError, RetryableError, counted
 from ..history import POLICIES
@@ -297,6 +298,21 @@ def _partitions(
     type=click.Choice(["delta", "parquet"]),
     help="Whether change tables are Delta tables, the default, or directories of Parquet files "
     "without a table's log.",
+)
+@click.option(
+    "--duckdb-memory",
+    type=ByteCount(LEAST_MEMORY),
+    metavar="BYTES",
+    help="What DuckDB may take; by default a quarter of the memory of the machine or the "
+    "container, but 384MB at least and 4GB at most. One transaction has to fit in it.",
+)
+@click.option(
+    "--lock-timeout",
+    type=Seconds(min_open=False),
+    metavar="TIME",
+    help="End after a DuckDB file was open in another process for so long. By default windows "
+    "wait until it is closed there, and the capture goes on. One process can have the file open: "
+    "readers open it for a query and close it again, and sync closes it after each window.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @click.option(

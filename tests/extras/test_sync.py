@@ -20,7 +20,7 @@ from synced_tables import ALL_KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, cli, testing
-from pgoutput_fast.apply import duckdb_target, syncing, window_writer
+from pgoutput_fast.apply import syncing, window_writer
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Held
@@ -976,15 +976,3 @@ def test_tables_that_are_written_beside_each_other(monkeypatch: pytest.MonkeyPat
             window_writer.run_all(1, write, [("a", None), ("b", error), *behind], tell)
         assert done[0] == "a"
         assert len(done) < 100
-
-
-def test_a_transaction_that_duckdb_has_no_memory_for(tmp_path: Path) -> None:
-    """What people can change is the window, not DuckDB's settings."""
-    duckdb = pytest.importorskip("duckdb")
-    target = duckdb_target.DuckdbTarget(tmp_path / "x.duckdb")
-    with (
-        pytest.raises(pf.PgOutputError, match=r"x\.duckdb: .* in 384 MB, .*as window_bytes=65536"),
-        target.refusals(),
-        duckdb.connect(config={"memory_limit": "1MB", "max_temp_directory_size": "0MB"}) as small,
-    ):
-        small.execute("CREATE TABLE t AS SELECT range || 'x' AS v FROM range(1000000)")

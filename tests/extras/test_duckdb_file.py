@@ -1,0 +1,158 @@
+"""A DuckDB file that another process has open, and the memory that DuckDB takes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_directory import MadeDirectory
+from synced_tables import DuckdbTables
+
+import pgoutput_fast as pf
+from pgoutput_fast import apply, testing
+from pgoutput_fast.apply import duckdb_file, syncing
+from pgoutput_fast.errors import RetryableError
+
+duckdb = pytest.importorskip("duckdb")
+
+DOCS = testing.Table("docs", {"id": "int4", "body": "text"}, 16391)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[MadeDirectory]:
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
+        found.commit(1200, DOCS.relation(), testing.insert(DOCS, [1, "a"]))
+        yield found
+
+
+@pytest.fixture
+def tables(made: MadeDirectory, tmp_path: Path) -> DuckdbTables:
+    found = DuckdbTables(tmp_path)
+    sync(made, found)
+    made.commit(1300, DOCS.relation(), testing.insert(DOCS, [2, "b"]))
+    return found
+
+
+def sync(made: MadeDirectory, tables: DuckdbTables, **options: Any) -> apply.SyncProgress:
+    given = {"until": "now", "uncopied": "empty", "interval": 0.05, **options}
+    return apply.sync(target=tables.target, segments=made.directory, **given)
+
+
+def test_windows_wait_until_a_file_is_closed(
+    made: MadeDirectory,
+    tables: DuckdbTables,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(duckdb_file, "_SAID_AFTER", 0.0)
+    waits = threading.Event()
+
+    def note(record: logging.LogRecord) -> bool:
+        if record.name == duckdb_file.__name__:
+            waits.set()
+        return True
+
+    caplog.handler.addFilter(note)
+    reader = duckdb.connect(str(tables.path))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(sync, made, tables)
+        assert waits.wait(60)
+        assert not running.done()
+        reader.close()
+        assert running.result(60).stale == {}
+    assert tables.state("public.docs").column("id").to_pylist() == [1, 2]
+    assert len([one for one in caplog.records if one.name == duckdb_file.__name__]) == 1
+
+
+@pytest.mark.parametrize("how", ["timeout", "stop", "limit"])
+def test_what_ends_the_waiting(
+    made: MadeDirectory, tables: DuckdbTables, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nothing is written then, no table is stale, and the next call goes on."""
+    stop = threading.Event()
+    options: dict[str, Any] = {"stop": stop, "lock_timeout": 0.1 if how == "timeout" else None}
+    monkeypatch.setattr(syncing, "WAITING_BYTES", 0 if how == "limit" else 1 << 40)
+    reader: list[Any] = []
+
+    def block(progress: apply.SyncProgress) -> None:
+        """Open the file behind the target's own look at it, before the first window."""
+        del progress
+        if not reader:
+            reader.append(duckdb.connect(str(tables.path)))
+        elif how == "stop":
+            stop.set()
+
+    monkeypatch.setattr(syncing, "_TOLD", 0.01)
+    try:
+        if how == "stop":
+            assert sync(made, tables, progress=block, **options).windows == 0
+        else:
+            kind = RetryableError if how == "timeout" else pf.PgOutputError
+            with pytest.raises(kind, match="another process"):
+                sync(made, tables, progress=block, **options)
+    finally:
+        reader[0].close()
+    assert tables.state("public.docs").column("id").to_pylist() == [1]
+    monkeypatch.undo()
+    assert sync(made, tables).stale == {}
+    assert tables.state("public.docs").column("id").to_pylist() == [1, 2]
+
+
+def test_a_sync_that_is_stopped_before_it_has_its_file(
+    made: MadeDirectory, tables: DuckdbTables
+) -> None:
+    stop = threading.Event()
+    stop.set()
+    with duckdb.connect(str(tables.path)), pytest.raises(RetryableError, match="stopped"):
+        sync(made, tables, stop=stop)
+
+
+MB, GB = 1 << 20, 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("machine", "group", "expected"),
+    [
+        (8 * GB, None, 2 * GB),
+        (8 * GB, "max\n", 2 * GB),
+        (8 * GB, f"{4 * GB}\n", GB),
+        (GB, None, 384 * MB),
+        (256 * GB, None, 4 * GB),
+        (8 * GB, f"{1 << 63}\n", 2 * GB),  # as cgroups of version 1 say that there is no limit
+    ],
+)
+def test_the_default_is_a_part_of_the_memory(
+    machine: int,
+    group: str | None,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "memory.max"
+    if group is not None:
+        path.write_text(group)
+    monkeypatch.setattr(duckdb_file, "_CGROUPS", (str(path),))
+    sizes = {"SC_PHYS_PAGES": machine // 4096, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    assert duckdb_file.default_memory() == expected
+
+
+@pytest.mark.slow
+def test_more_than_duckdb_takes_is_named_with_its_option(
+    made: MadeDirectory, tables: DuckdbTables
+) -> None:
+    """A transaction of long values has to fit in DuckDB's memory."""
+    values = [testing.insert(DOCS, [id_, "x" * 1_000_000]) for id_ in range(10, 90)]
+    made.commit(1400, DOCS.relation(), *values)
+    with pytest.raises(pf.PgOutputError, match=r"duckdb_memory=\d+ bytes"):
+        sync(made, tables, duckdb_memory=64 * MB)
+    assert tables.state("public.docs").column("id").to_pylist() == [1]
+    assert sync(made, tables, duckdb_memory=GB).stale == {}
+    assert len(tables.state("public.docs")) == 82
