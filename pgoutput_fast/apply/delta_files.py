@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import re
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 
 from .._disk import fsync_path
 from ..errors import PgOutputError
-from .delta_statistics import repeating, statistics_of
+from .delta_statistics import FileStatistics, repeating
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -211,7 +210,7 @@ class _Open:
             (table.place.path / table.directory / directory).mkdir(parents=True, exist_ok=True)
         self.path = f"{directory}{prefix}-{uuid.uuid4().hex}.parquet"
         self._schema = schema
-        self._metadata: list[Any] = []
+        self._statistics = FileStatistics(schema)
         self._sink = table.filesystem.open_output_stream(self.path)
         self._writer: pq.ParquetWriter | None = None
 
@@ -222,9 +221,9 @@ class _Open:
                 self._schema,
                 compression="zstd",
                 use_dictionary=repeating(rows),
-                metadata_collector=self._metadata,
             )
         self._writer.write_table(rows, row_group_size=_GROUP_ROWS)
+        self._statistics.add(rows)
 
     @property
     def bytes(self) -> int:
@@ -240,10 +239,7 @@ class _Open:
         local = self._table.place.path
         if local is not None:
             fsync_path(local / self._table.directory / self.path)
-        # delta-rs 1.6 reads the escape of a character such as U+20BB7 as U+10BB7.
-        found = statistics_of(self._schema, self._metadata[0])
-        statistics = json.dumps(found, ensure_ascii=False)
-        return Added(self.path, size, partition_texts(self._partition), statistics)
+        return Added(self.path, size, partition_texts(self._partition), str(self._statistics))
 
 
 def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:

@@ -8,7 +8,6 @@ does not fit; the second copies. Of both only a group of rows is in memory.
 from __future__ import annotations
 
 import bisect
-import datetime
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -170,11 +169,7 @@ def may_hold(file: File, keys: Keys, column: str) -> bool:
     if column in file.partition:
         value = file.partition[column]
         return keys.may_be_in(value, value)
-    greatest = file.greatest.get(column)
-    if isinstance(greatest, datetime.datetime):
-        # Writers such as Spark cut the microseconds off there.
-        greatest = greatest.replace(microsecond=greatest.microsecond // 1000 * 1000 + 999)
-    return keys.may_be_in(file.least.get(column), greatest)
+    return keys.may_be_in(file.least.get(column), file.greatest.get(column))
 
 
 def net_values(batch: pa.RecordBatch, name: str, type_: pa.DataType, of: str = "row") -> pa.Array:

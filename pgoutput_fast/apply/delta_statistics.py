@@ -1,37 +1,122 @@
-"""What a table's log has of a file: how many rows, and the least and greatest values of columns."""
+"""Statistics of files: the bounds by which readers and merges pass over files of a Delta table.
+
+A bound is written where it holds for every reader, or it is not written. Readers differ:
+
+- delta-rs 1.6 takes a column without bounds, in a file that has bounds of others, for a column
+  without values: a filter of its pyarrow dataset finds no rows there.
+- JSON has no NaN, and floats compare in several ways.
+- Spark cuts timestamps to milliseconds, and delta-rs can't read a date beyond the year 9999.
+
+So the table itself names the columns that have bounds, by the property that Delta has for that.
+Readers use no bounds of other columns, and other writers, such as Spark's MERGE and OPTIMIZE, write
+no others. The named columns are integers and texts, whose bounds hold whoever reads them.
+"""
 
 from __future__ import annotations
 
-import datetime
-from typing import Any
+import json
+import re
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-_SAMPLED = 4096
-"""Rows by which it is decided how a file holds a column."""
-_INDEXED = 32
-"""Columns of which the log has the least and greatest values."""
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+BOUNDED_COLUMNS = "delta.dataSkippingStatsColumns"
+"""The property of a table that names the columns which have bounds in all of its files."""
+_MOST_BOUNDED = 32
 _SHOWN_CHARACTERS = 32
-"""Of texts among them."""
+"""Characters of a text in a bound."""
 _LAST_CHARACTER = "\U0010ffff"
+_QUOTED = re.compile("`((?:[^`]|``)*)`")
+_SAMPLED = 4096
+"""Rows by which the encoding of a column is chosen."""
 
 
-def statistics_of(schema: pa.Schema, metadata: Any) -> dict[str, Any]:
-    """What the log has of a file: how many rows, and the values of columns."""
-    least: dict[str, Any] = {}
-    greatest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    leaf = 0
-    for field in schema:
-        if not pa.types.is_nested(field.type) and len(nulls) < _INDEXED:
-            _add_statistics(field.name, metadata, leaf, least, greatest, nulls)
-        leaf += len(_leaves(field))
-    return {
-        "numRecords": metadata.num_rows,
-        "minValues": {name: _as_json(value) for name, value in least.items()},
-        "maxValues": {name: _as_json(value, is_most=True) for name, value in greatest.items()},
-        "nullCount": nulls,
-    }
+def bounded_columns(schema: pa.Schema, partition_by: Collection[str] = ()) -> list[str]:
+    """Return the columns that have bounds in a file, in the order of the schema.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of the table, or of the file.
+    partition_by : collection of str
+        Columns that files lack.
+    """
+    names = [
+        field.name
+        for field in schema
+        if field.name not in partition_by
+        and (pa.types.is_signed_integer(field.type) or pa.types.is_string(field.type))
+    ]
+    return names[:_MOST_BOUNDED]
+
+
+def property_of(names: Sequence[str]) -> str:
+    """Return the value of the property that names columns."""
+    return ",".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+def names_in(text: str) -> list[str]:
+    """Return the columns that a value of the property names; the inverse of `property_of`."""
+    return [name.replace("``", "`") for name in _QUOTED.findall(text)]
+
+
+class FileStatistics:
+    """The statistics of a file, while its rows are written.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of the file.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._rows = 0
+        self._nulls = dict.fromkeys(bounded_columns(schema), 0)
+        self._least: dict[str, Any] = {}
+        self._greatest: dict[str, Any] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows that are written."""
+        self._rows += rows.num_rows
+        for name in self._nulls:
+            column = rows.column(name)
+            self._nulls[name] += column.null_count
+            least, greatest = pc.min_max(column).values()
+            if not least.is_valid:
+                continue
+            low, high = _least_of(least.as_py()), _greatest_of(greatest.as_py())
+            self._least[name] = min(self._least.get(name, low), low)
+            self._greatest[name] = max(self._greatest.get(name, high), high)
+
+    def __str__(self) -> str:
+        """What the log has of the file."""
+        found = {
+            "numRecords": self._rows,
+            "minValues": self._least,
+            "maxValues": self._greatest,
+            "nullCount": self._nulls,
+        }
+        # delta-rs 1.6 reads the escape of a character such as U+20BB7 as U+10BB7.
+        return json.dumps(found, ensure_ascii=False)
+
+
+def _least_of(value: Any) -> Any:
+    return value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value
+
+
+def _greatest_of(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) <= _SHOWN_CHARACTERS:
+        return value
+    # No text with this beginning is greater than the beginning and the last character of all, but
+    # for one that has that character itself there.
+    shown = _SHOWN_CHARACTERS
+    while value[shown : shown + 1] == _LAST_CHARACTER:
+        shown += 1
+    return value[:shown] + (_LAST_CHARACTER if shown < len(value) else "")
 
 
 def _leaves(field: pa.Field, name: str | None = None) -> list[str]:
@@ -64,43 +149,3 @@ def _repeating_in(name: str, first: pa.Array) -> list[str]:
     if pa.types.is_nested(type_):
         return _leaves(pa.field(name, type_))
     return [name] if 2 * len(first.unique()) <= len(first) else []
-
-
-def _add_statistics(
-    name: str,
-    metadata: Any,
-    leaf: int,
-    least: dict[str, Any],
-    greatest: dict[str, Any],
-    nulls: dict[str, int],
-) -> None:
-    found = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
-    parts = [one.statistics for one in found]
-    if any(one is None or not one.has_null_count for one in parts):
-        return
-    nulls[name] = sum(one.null_count for one in parts)
-    # A group of nulls alone has no values; another one without them has some that are not known.
-    valued = [
-        one for one, group in zip(parts, found, strict=True) if one.null_count < group.num_values
-    ]
-    if not valued or not all(one.has_min_max for one in valued):
-        return
-    low, high = min(one.min for one in valued), max(one.max for one in valued)
-    if isinstance(low, (int, str, datetime.date)) and not isinstance(low, bool):
-        least[name], greatest[name] = low, high
-
-
-def _as_json(value: Any, *, is_most: bool = False) -> Any:
-    if isinstance(value, datetime.datetime):
-        zone = "" if value.tzinfo is None else "Z"
-        return value.replace(tzinfo=None).isoformat("T", "microseconds") + zone
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
-        shown = _SHOWN_CHARACTERS
-        # Nothing with these first characters is greater than the last of all behind them, unless
-        # it has that there itself.
-        while is_most and value[shown : shown + 1] == _LAST_CHARACTER:
-            shown += 1
-        return value[:shown] + (_LAST_CHARACTER if is_most and shown < len(value) else "")
-    return value

@@ -19,6 +19,7 @@ from .._disk import fsync_path
 from ..errors import PgOutputError
 from .delta_files import Writer, is_small, partition_texts
 from .delta_place import directory_of, require_deltalake
+from .delta_statistics import BOUNDED_COLUMNS, bounded_columns, names_in, property_of
 from .delta_types import conformed, has_type, stored_schema
 from .targets import ConflictError
 
@@ -52,7 +53,7 @@ class File(NamedTuple):
     partition : dict of str to object
         The values of columns that the file lacks.
     least, greatest : dict of str to object
-        What the log has of the values of columns.
+        Bounds of the values of columns; of those with bounds that hold whoever wrote them.
     """
 
     path: str
@@ -270,11 +271,16 @@ class Table:
     def files(self) -> list[File]:
         """The files that it has."""
         found = pa.table(self.delta.get_add_actions()).to_pylist()
+        names = bounded_columns(self.schema)
+
+        def bounds(of: dict[str, Any] | None) -> dict[str, Any]:
+            return {name: of[name] for name in names if name in of} if of else {}
+
         return [
             File(
                 unquote(one["path"]), one["size_bytes"],
                 -1 if one.get("num_records") is None else one["num_records"],
-                one.get("partition") or {}, one.get("min") or {}, one.get("max") or {},
+                one.get("partition") or {}, bounds(one.get("min")), bounds(one.get("max")),
             )
             for one in found
         ]  # fmt: skip
@@ -311,6 +317,7 @@ class Table:
                 configuration={
                     "delta.logRetentionDuration": log_hours,
                     "delta.deletedFileRetentionDuration": hours,
+                    BOUNDED_COLUMNS: property_of(bounded_columns(schema, partition_by)),
                 },
                 storage_options=self.place.options,
                 commit_properties=self._properties(position),
@@ -385,6 +392,7 @@ class Table:
         with self.refusals():
             if schema is not None:
                 self._allow(schema)
+                self._bound(schema, self._bounded)
             else:
                 now = int(time.time() * 1000)
                 actions += [
@@ -399,7 +407,22 @@ class Table:
                 commit_properties=self._properties(position, **more),
             )
             self.delta.update_incremental()
+            # After an overwrite all files are new, and have all bounds that there can be.
+            self._bound(self.schema, self._bounded if schema is None else schema.names)
             self._have_on_disk()
+
+    @property
+    def _bounded(self) -> list[str]:
+        """The columns that have bounds in all files."""
+        return names_in(self.delta.metadata().configuration.get(BOUNDED_COLUMNS, ""))
+
+    def _bound(self, schema: pa.Schema, names: Sequence[str]) -> None:
+        """Have the table name those columns among some that can have bounds in a schema."""
+        wanted = [name for name in bounded_columns(schema, self.partition_by) if name in names]
+        there = self.delta.metadata().configuration.get(BOUNDED_COLUMNS)
+        if there is None or {*names_in(there)} != {*wanted}:
+            self.delta.alter.set_table_properties({BOUNDED_COLUMNS: property_of(wanted)})
+            self.delta.update_incremental()
 
     def _allow(self, schema: pa.Schema) -> None:
         """Timestamps without zone are a feature of a table, which an overwrite does not add."""

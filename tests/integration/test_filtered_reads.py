@@ -1,0 +1,177 @@
+"""Filters find what is there: for each type, kind of condition, reader and kind of file.
+
+The rows come from a server. What a reader finds by a filter is what it finds if it looks at all
+rows (see `filtering_readers`). Files are made by copies, windows, merges and joins.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from type_values import TYPES, VALUES
+
+import pgoutput_fast as pf
+from pgoutput_fast import apply
+from pgoutput_fast.apply import delta_table
+from pgoutput_fast.apply.delta_table import Table
+
+for _name in ("deltalake", "polars", "duckdb"):
+    pytest.importorskip(_name)
+
+import filtering_readers as readers  # noqa: E402
+
+pytestmark = pytest.mark.integration
+
+SOME = ("bool", "int4", "xid8", "float8", "numeric(10,2)", "text", "bytea", "date", "timestamptz")
+"""A type for each type of a column that bounds may be of."""
+POLICIES = pf.Policies(infinity="null", out_of_range="null", special_values="null", arrays="text")
+"""Of values that have no column of their type."""
+
+
+class Lake:
+    """A table with a column for each type, and a target that has it."""
+
+    def __init__(self, database: Any, root: Path, types: Iterable[str], **options: Any) -> None:
+        self._database = database
+        self._types = list(types)
+        self.path = root / "lake"
+        self._options: dict[str, Any] = {
+            "slot": f"slot_{database.name}", "publications": ["p"], "target": str(self.path),
+            "until": "now", "policies": POLICIES, **options,
+        }  # fmt: skip
+        columns = ", ".join(f"c{i} {name}" for i, name in enumerate(self._types))
+        database.execute(
+            *TYPES,
+            f"CREATE TABLE t (id int PRIMARY KEY, {columns})",
+            "CREATE PUBLICATION p FOR TABLE t",
+        )
+
+    def sync(self, **options: Any) -> None:
+        assert apply.sync(self._database.dsn, **self._options, **options).stale == {}
+
+    def _insert(self, *ids: int) -> None:
+        columns = ", ".join(f"%s::{name}" for name in self._types)
+        with self._database.connect() as connection, connection.transaction():
+            for i in ids:
+                row = [VALUES[name][i % len(VALUES[name])] for name in self._types]
+                connection.execute(f"INSERT INTO t VALUES (%s, {columns})".encode(), [i, *row])
+
+    def fill(self, rows: int, **options: Any) -> None:
+        """A copy with rows and one of nulls alone, windows of two rows, and one that merges."""
+        self._insert(0, 1)
+        self._database.execute("INSERT INTO t (id) VALUES (-1)")
+        self.sync(**options)
+        for i in range(2, rows, 2):
+            self._insert(i, i + 1)
+            self.sync(**options)
+        self._database.execute("INSERT INTO t (id) VALUES (-2)")
+        self.sync(**options)
+        self._database.execute("UPDATE t SET c0 = c0 WHERE id IN (1, 2)")
+        self.sync(**options)
+
+
+def check(found: dict[str, readers.Reader], rows: Any, *, most: int) -> int:
+    """Ask each reader for each condition on the columns of rows; how many cases there were."""
+    cases = wrong = 0
+    differences = []
+    for condition in readers.conditions(rows, most=most):
+        for name, reader in found.items():
+            if not reader.inexpressible(condition):
+                cases += 1
+                if difference := reader.wrong(condition):
+                    differences.append(f"{name}: {difference}")
+    wrong = len(differences)
+    assert not wrong, f"{wrong} of {cases} cases, such as {differences[:5]}"
+    return cases
+
+
+def delta_rows(path: Path) -> Any:
+    from deltalake import DeltaTable
+
+    return DeltaTable(str(path)).to_pyarrow_table()
+
+
+def test_filters_of_a_state_table(database18: Any, tmp_path: Path) -> None:
+    lake = Lake(database18, tmp_path, SOME)
+    lake.fill(6)
+    path = lake.path / "state" / "public.t"
+    assert check(readers.delta_readers(path, ("id",)), delta_rows(path), most=1) > 250
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["state", "changes"])
+def test_filters_on_every_type(
+    database18: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(database18, tmp_path, VALUES)
+    lake.fill(18)
+    path = lake.path / kind / "public.t"
+    key = ("id",) if kind == "state" else ("seq",)
+    assert check(readers.delta_readers(path, key), delta_rows(path), most=2) > 3000
+    # The same of files that were joined.
+    monkeypatch.setattr(delta_table, "_PER_TIER", 2)
+    table = Table(delta_table_place(lake.path), f"{kind}/public.t", "", 6)
+    count = len(table_files(path))
+    table.delta = deltalake_table(path)
+    table.compact()
+    assert len(table_files(path)) < count
+    check(readers.delta_readers(path, key), delta_rows(path), most=1)
+
+
+def delta_table_place(path: Path) -> Any:
+    from pgoutput_fast.apply.delta_place import Place
+
+    return Place(str(path), None)
+
+
+def deltalake_table(path: Path) -> Any:
+    from deltalake import DeltaTable
+
+    return DeltaTable(str(path))
+
+
+def table_files(path: Path) -> list[str]:
+    return list(deltalake_table(path).file_uris())
+
+
+@pytest.mark.slow
+def test_filters_of_parquet_files(database18: Any, tmp_path: Path) -> None:
+    import pyarrow.dataset as ds
+
+    lake = Lake(database18, tmp_path, VALUES, changes="parquet")
+    lake.fill(18)
+    path = lake.path / "changes" / "public.t"
+    rows = ds.dataset(str(path), format="parquet").to_table()
+    check(readers.parquet_readers(path, ("seq",)), rows, most=2)
+
+
+@pytest.mark.slow
+def test_filters_of_iceberg_tables(database18: Any, tmp_path: Path) -> None:
+    catalog = pytest.importorskip("pyiceberg.catalog")
+    given = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    lake = Lake(database18, tmp_path, VALUES, iceberg=given)
+    lake.fill(18)
+    table = catalog.load_catalog("c", **given).load_table("changes.public.t")
+    check({"iceberg": readers.Iceberg(table, ("seq",))}, table.scan().to_arrow(), most=2)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.delta_spark
+@pytest.mark.parametrize("merge_by", ["spark", "delta-rs"])
+def test_filters_of_tables_that_spark_writes(
+    database18: Any, tmp_path: Path, delta_spark: Any, merge_by: Any
+) -> None:
+    from pgoutput_fast.spark import SparkEngine
+
+    engine = functools.partial(SparkEngine, delta_spark, driver_bytes=0, merge_by=merge_by)
+    lake = Lake(database18, tmp_path, SOME)
+    lake.fill(6, engine=engine())
+    path = lake.path / "state" / "public.t"
+    frame = delta_spark.read.format("delta").load(str(path))
+    found = {**readers.delta_readers(path, ("id",)), "spark": readers.Spark(frame, ("id",))}
+    check(found, delta_rows(path), most=2)
