@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 Relations = Mapping[int, Relation] | Iterable["Relation | Type | bytes"]
 Paths = str | os.PathLike[str] | Iterable["str | os.PathLike[str]"]
 
+_MOST_TASKS = 1 << 16
 
 _CHANGE_COLUMNS: Mapping[str, T.DataType | None] = {
     "op": T.StringType(),
@@ -105,7 +107,8 @@ def read_segments(
         column may be string: it has the server's text then. An array may have any number of
         dimensions.
     partitions : int, optional
-        The number of tasks; by default Spark's ``defaultParallelism``.
+        The number of tasks; by default Spark's ``defaultParallelism``. A client of Spark Connect
+        runs a small job to learn it.
     registry : TypeRegistry, optional
         Users' types: with it their enums, arrays, composites, ranges and the types of extensions
         come as Spark's types, without it as strings (from binary format as binary). A type that was
@@ -160,7 +163,7 @@ def read_segments(
     found = find_table(path, table, registry=registry, policies=policies, encoding=encoding)
     chosen = found.chosen(schema, history)
     changes, target, metadata = chosen.changes, chosen.target, chosen.metadata
-    groups = item_groups(chosen.items(), partitions or spark.sparkContext.defaultParallelism)
+    groups = item_groups(chosen.items(), partitions or _default_tasks(spark))
 
     def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with telling():
@@ -637,6 +640,18 @@ def _check_time(table: str) -> None:
 
 
 # --- segments ------------------------------------------------------------------------------------
+
+
+def _default_tasks(spark: SparkSession) -> int:
+    """Return how many tasks Spark runs at once.
+
+    A client of Spark Connect can't ask the SparkContext, so a job tells into how many partitions
+    Spark divides a range.
+    """
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkAttributeError:
+        return spark.range(_MOST_TASKS).select(F.spark_partition_id()).distinct().count()
 
 
 def item_groups(items: list[Item], count: int) -> list[list[Item]]:

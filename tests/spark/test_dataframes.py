@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from corpus_files import captures
 from made_directory import MadeDirectory
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkAttributeError, PySparkException
 from spark_frames import (
     BYTEA,
     DATE,
@@ -119,6 +119,32 @@ def test_changes_of_one_table_in_segments(spark, tmp_path, segment_bytes):
     assert read_segments(spark, directory, "public.t").schema["after"].dataType.simpleString() == (
         "struct<id:int,a:string,b:decimal(12,2)>"
     )
+
+
+class ConnectClient:
+    """A session as a client of Spark Connect has it: it can't give the SparkContext."""
+
+    def __init__(self, spark):
+        self._spark = spark
+
+    def __getattr__(self, name):
+        return getattr(self._spark, name)
+
+    @property
+    def sparkContext(self):  # noqa: N802 - PySpark's name
+        raise PySparkAttributeError(
+            errorClass="JVM_ATTRIBUTE_NOT_SUPPORTED",
+            messageParameters={"attr_name": "sparkContext"},
+        )
+
+
+def test_a_client_of_spark_connect_reads_in_as_many_tasks(spark, tmp_path):
+    directory = land(tmp_path / "s", STREAM, segment_bytes=1)
+    client, expected = (
+        read_segments(session, directory, "public.t") for session in (ConnectClient(spark), spark)
+    )
+    assert rows(client) == rows(expected)
+    assert client.rdd.getNumPartitions() == expected.rdd.getNumPartitions() > 1
 
 
 @needs_time
