@@ -35,8 +35,11 @@ __all__ = [
     "Publications",
     "Published",
     "Table",
+    "UniqueIndex",
     "read_attributes",
     "read_generated",
+    "read_unidentified",
+    "read_unique_indexes",
     "row_filters",
 ]
 
@@ -69,6 +72,22 @@ class Generated(NamedTuple):
     expression: int
 
 
+class UniqueIndex(NamedTuple):
+    """A unique index whose uniqueness is not deferrable.
+
+    Fields: relation_id (of its table), name, is_primary, is_identity (whether ALTER TABLE … REPLICA
+    IDENTITY USING INDEX named it), is_suitable (whether it can be the replica identity), numbers
+    (of its columns).
+    """
+
+    relation_id: int
+    name: str
+    is_primary: bool
+    is_identity: bool
+    is_suitable: bool
+    numbers: Sequence[int]
+
+
 class Publication(NamedTuple):
     """A publication.
 
@@ -86,6 +105,11 @@ class Publication(NamedTuple):
     actions: dict[str, bool]
     generated: str | None
     version: int
+
+    @property
+    def sends_old(self) -> bool:
+        """Whether it publishes updates or deletes, which need a replica identity."""
+        return self.actions["update"] or self.actions["delete"]
 
 
 class Entry(NamedTuple):
@@ -184,6 +208,19 @@ SELECT attrelid::bigint, attnum, attname::text, atttypid::bigint, atttypmod, {ge
 FROM pg_catalog.pg_attribute
 WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped
 ORDER BY attrelid, attnum
+"""
+
+_UNIQUE_INDEXES = """
+SELECT i.indrelid::bigint, c.relname::text, i.indisprimary, i.indisreplident,
+    i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+        AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = i.indrelid
+            AND a.attnum = ANY(keys.numbers) AND NOT a.attnotnull),
+    keys.numbers
+FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid,
+LATERAL (SELECT (i.indkey::int2[])[0:i.{count} - 1]) AS keys(numbers)
+WHERE i.indrelid = ANY(%s::oid[]) AND i.indisunique AND i.indimmediate
+ORDER BY i.indrelid, pg_catalog.array_length(keys.numbers, 1), c.relname
 """
 
 _GENERATED = """
@@ -503,6 +540,59 @@ def read_attributes(
     for relation_id, *fields in _ask(connection, query, list(relation_ids)):
         found[relation_id].append(Attribute(*fields))
     return found
+
+
+def read_unique_indexes(connection: Connection, relation_ids: Sequence[int]) -> list[UniqueIndex]:
+    """The unique indexes of tables, by the tables' OIDs; those of fewer columns first.
+
+    Raises
+    ------
+    psycopg.Error
+        The server refuses, or the connection is lost.
+    """
+    count = "indnkeyatts" if connection.info.server_version >= 110000 else "indnatts"
+    query = _UNIQUE_INDEXES.format(count=count)
+    return [UniqueIndex(*row) for row in _ask(connection, query, list(relation_ids))]
+
+
+def read_unidentified(connection: Connection, names: Sequence[str]) -> list[tuple[Table, str]]:
+    """Return the tables whose published updates and deletes the server refuses.
+
+    Partitions are among them by themselves, as each has a replica identity of its own.
+
+    Returns
+    -------
+    list of (Table, str)
+        Each table, with the replica identity to give it, as ALTER TABLE has it.
+
+    Raises
+    ------
+    PgOutputError
+        A publication is not there.
+    psycopg.Error
+        The server refuses, or the connection is lost.
+    """
+    found = Publications(connection, names)
+    concerned = [one for one in found.publications if one.sends_old]
+    tables = {
+        leaf.oid: leaf
+        for published in found.published()
+        for leaf in published.leaves
+        if leaf.replica_identity != "f" and any(found.has(one, leaf) for one in concerned)
+    }
+    offered: dict[int, str] = {}
+    for index in read_unique_indexes(connection, list(tables)):
+        table = tables.get(index.relation_id)
+        if table is None:
+            continue
+        if index.is_primary if table.replica_identity == "d" else index.is_identity:
+            del tables[table.oid]
+        elif index.is_primary:
+            offered[table.oid] = "DEFAULT"
+        elif index.is_suitable:
+            name = index.name.replace('"', '""')
+            offered.setdefault(table.oid, f'USING INDEX "{name}"')
+    return [(table, offered.get(oid, "FULL")) for oid, table in tables.items()]
 
 
 def read_generated(connection: Connection) -> dict[int, list[Generated]]:

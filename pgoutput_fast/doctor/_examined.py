@@ -9,14 +9,14 @@ from psycopg import sql
 
 from ..connections import answered, server_error
 from ..errors import PgOutputError, printable
-from ..publications import Publications, read_attributes, row_filters
+from ..publications import Publications, read_attributes, read_unique_indexes, row_filters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from typing_extensions import LiteralString
 
-    from ..publications import Attribute
+    from ..publications import Attribute, UniqueIndex
 
 _SHOWN = 8  # names that a finding's text has
 
@@ -144,6 +144,11 @@ class Examined:
         with answered(self._connection.pgconn):
             cursor = self._connection.execute(query, parameters or None)
             return cursor.fetchall() if cursor.description else []
+
+    def unique_indexes(self, oids: Sequence[int]) -> list[UniqueIndex]:
+        """The unique indexes of tables; raises what `rows` raises."""
+        with answered(self._connection.pgconn):
+            return read_unique_indexes(self._connection, oids)
 
     def objects(self, query: LiteralString, *parameters: object) -> list[dict[str, Any]]:
         """Run a query of one jsonb column: it has the columns that the server's version has.

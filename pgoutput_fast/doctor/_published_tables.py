@@ -228,22 +228,6 @@ FROM pg_catalog.pg_class AS c WHERE c.oid = ANY(%s::oid[])
 """
 
 
-def _indexes(version: int) -> Any:
-    count = "indnkeyatts" if version >= 110000 else "indnatts"
-    return f"""
-    SELECT i.indrelid::bigint, c.relname::text, i.indisprimary, i.indisreplident,
-        i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
-            AND NOT EXISTS (
-                SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = i.indrelid
-                AND a.attnum = ANY(keys.numbers) AND NOT a.attnotnull),
-        keys.numbers
-    FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid,
-    LATERAL (SELECT (i.indkey::int2[])[0:i.{count} - 1]) AS keys(numbers)
-    WHERE i.indrelid = ANY(%s::oid[]) AND i.indisunique AND i.indimmediate
-    ORDER BY i.indrelid, pg_catalog.array_length(keys.numbers, 1), c.relname
-    """  # noqa: S608 - of constants
-
-
 def _tables(server: Examined, found: list[publications.Table]) -> dict[int, Table]:
     oids = [one.oid for one in found]
     privileges = {oid: more for oid, *more in server.rows(_TABLES, oids)}
@@ -264,9 +248,7 @@ def _tables(server: Examined, found: list[publications.Table]) -> dict[int, Tabl
         tables[oid].columns = tuple(columns)
         if tables[oid].identity == "f":
             tables[oid].key = frozenset(column.name for column in columns)
-    for oid, name, primary, identity, suitable, numbers in server.rows(
-        _indexes(server.version), oids
-    ):
+    for oid, name, primary, identity, suitable, numbers in server.unique_indexes(oids):
         table = tables.get(oid)
         if table is None:
             continue

@@ -21,7 +21,7 @@ from .copier import CopyTarget
 from .history import HistoryWatch, first_state
 from .landing import CaptureProgress, Landing
 from .link import Link, first_connection
-from .membership import Members, read_members
+from .membership import Members, read_members, warn_of_identities
 from .receiver import Receiver
 from .resent import check_resent
 from .source import Source, Started
@@ -250,6 +250,7 @@ def capture(
         return opened
 
     def begin() -> tuple[Members, CatalogRead | None, Begun]:
+        warn_of_identities(parameters, publications)
         # Asked before the slot is made: what changes later is seen as a change.
         members = read_members(parameters, publications) if copies else Members({}, 0)
         types = None

@@ -10,10 +10,12 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import psycopg
+from psycopg import sql
 
 from ..connections import answered, server_error
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError, counted, printable
 from ..lsn import parse_lsn
+from ..publications import read_unidentified
 from . import published
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from .published import Member
 
 _log = logging.getLogger(__name__)
+
+_SHOWN = 10  # the most tables that a warning names
 
 _LSN = """
 SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
@@ -71,6 +75,43 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
             doing = "can't ask which tables are published"
             raise server_error(doing, str(error), error.sqlstate) from error
     return Members({one.relation_id: one for one in found}, parse_lsn(lsn))
+
+
+def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[str]) -> None:
+    """Warn of tables whose updates and deletes the server refuses, as they have no identity.
+
+    Raises
+    ------
+    RetryableError
+        The server can't be reached now.
+    """
+    try:
+        with parameters.open(replication=False) as connection:
+            try:
+                with answered(connection.pgconn):
+                    found = read_unidentified(connection, publications)
+            except psycopg.Error as error:
+                doing = "can't look at replica identities"
+                raise server_error(doing, str(error), error.sqlstate) from error
+    except RetryableError:
+        raise
+    except PgOutputError as error:
+        _log.debug("%s", error)  # the stream says what it needs
+        return
+    if not found:
+        return
+    statements = []
+    for table, identity in found[:_SHOWN]:
+        name = sql.Identifier(table.namespace, table.name).as_string(None)
+        statements.append(printable(f"ALTER TABLE ONLY {name} REPLICA IDENTITY {identity};"))
+    more = len(found) - _SHOWN
+    _log.warning(
+        "%s in the publications without a replica identity: the server refuses their updates and "
+        "deletes. Give each a primary key, or run: %s%s",
+        counted(len(found), "table"), " ".join(statements),
+        f" And {more:,} more, which pgoutput-fast doctor names" if more > 0 else "",
+        extra={"event": "identity"},
+    )  # fmt: skip
 
 
 class Watch:

@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.doctor import examine
 from pgoutput_fast.doctor._examined import Examined
 from pgoutput_fast.doctor._published_tables import Published
-from pgoutput_fast.replication import ReplicationConnection
+from pgoutput_fast.publications import read_unidentified
+from pgoutput_fast.replication import ReplicationConnection, membership
 from pgoutput_fast.replication.history import read_state
-from pgoutput_fast.replication.membership import read_members
+from pgoutput_fast.replication.membership import read_members, warn_of_identities
 from pgoutput_fast.verify import moment
 from pgoutput_fast.verify.moment import Moment, ServerTable
 
@@ -219,3 +221,67 @@ def test_what_is_published_in_part(shop: str) -> None:
     }
     why = "its updates and deletes and truncates are not published, so no target can have its rows"
     assert found == {"plain": why, "root": why}
+
+
+KEYS = {
+    "none": "id int, v int",
+    "primary": "id int PRIMARY KEY, v int",
+    "deferrable": "id int PRIMARY KEY DEFERRABLE, v int",
+    "unique": 'id int NOT NULL, v int, CONSTRAINT "{}""u" UNIQUE (id)',
+    "nullable": "id int UNIQUE, v int",
+}
+PUBLISHED = {"every": "", "deletes": "delete", "updates": "insert, update", "inserts": "insert"}
+
+
+def refused(connection: psycopg.Connection[Any], table: str) -> bool:
+    """Whether the server refuses to change rows of a table, of which it has none."""
+    for statement in (f"UPDATE {table} SET v = 1", f"DELETE FROM {table}"):
+        try:
+            connection.execute(statement.encode())
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("publish", PUBLISHED)
+def test_it_is_warned_of_tables_whose_changes_are_refused(
+    database18: Any, publish: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = []
+    with database18.connect() as connection:
+        for key, columns in KEYS.items():
+            for identity in ("DEFAULT", "NOTHING", "FULL", "INDEX"):
+                name = f"{key} {identity}"
+                if identity == "INDEX" and key != "unique":
+                    continue
+                identity = f'USING INDEX "{name}""u"' if identity == "INDEX" else identity
+                connection.execute(f'CREATE TABLE "{name}" ({columns.format(name)})'.encode())
+                connection.execute(f'ALTER TABLE "{name}" REPLICA IDENTITY {identity}'.encode())
+                names.append(f'"{name}"')
+        connection.execute(b"CREATE TABLE root (id int PRIMARY KEY, v int) PARTITION BY LIST (id)")
+        connection.execute(b"CREATE TABLE part PARTITION OF root DEFAULT")
+        connection.execute(b"ALTER TABLE part REPLICA IDENTITY NOTHING")
+        names.append('"part"')
+        options = f" WITH (publish = '{PUBLISHED[publish]}')" if PUBLISHED[publish] else ""
+        connection.execute(f"CREATE PUBLICATION p FOR ALL TABLES{options}".encode())
+        expected = {name for name in names if refused(connection, name)}
+        assert (len(expected) > 3) == (publish != "inserts")
+
+        found = read_unidentified(connection, ["p"])
+        assert {f'"{table.name}"' for table, _ in found} == expected
+        given = ConnectionParameters(database18.dsn), ["p"]
+        with caplog.at_level("WARNING", "pgoutput_fast"):
+            warn_of_identities(*given)
+        statements = re.findall("ALTER TABLE .*?;", caplog.text)
+        assert len(statements) == min(len(expected), membership._SHOWN)
+        while read_unidentified(connection, ["p"]):
+            caplog.clear()
+            with caplog.at_level("WARNING", "pgoutput_fast"):
+                warn_of_identities(*given)
+            for statement in re.findall("ALTER TABLE .*?;", caplog.text):
+                connection.execute(statement.encode())
+        assert not any(refused(connection, name) for name in names)
+        rows = connection.execute("SELECT relname, relreplident FROM pg_class").fetchall()
+        identities = dict(rows)
+        assert publish == "inserts" or identities["primary NOTHING"] == "d"
+        assert publish == "inserts" or identities["unique NOTHING"] == "i"
