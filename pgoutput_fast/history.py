@@ -36,8 +36,8 @@ from .directory.snapshots import DIRECTORY_NAME as SNAPSHOTS_NAME
 from .directory.snapshots import number_of
 from .errors import PgOutputError
 from .lsn import check_lsn, format_lsn, parse_lsn
-from .segments.format import ANNOUNCED_LSN
 from .segments.listing import contents
+from .segments.structure import tags_of
 from .types import TypeRegistry
 
 if TYPE_CHECKING:
@@ -548,7 +548,7 @@ class Follower:
         """
         import numpy as np
 
-        tags = _tags(data)
+        tags = tags_of(data)
         copied = self._history.copied(path)
         # The row of a Truncate has no values, but columns with types.
         rows = np.flatnonzero(np.isin(tags, [ord(tag) for tag in "IUDT"]))
@@ -560,7 +560,6 @@ class Follower:
             return
         commits = commit_lsns.fill_null(0).to_numpy()[rows]
         row_lsns = lsns[rows]
-        row_lsns = np.where(row_lsns == ANNOUNCED_LSN, commits, row_lsns)
         if (row_lsns == row_lsns[0]).all() and (commits == commits[0]).all():
             rows, row_lsns, commits = rows[:1], row_lsns[:1], commits[:1]  # as in a copy
         places = self._history.places(row_lsns, commits)
@@ -714,24 +713,6 @@ def _refused(where: object, name: str, relation_id: int, lower: int, upper: int)
         f'history="newer" or history="older", which say in which form such values are read. With '
         f"the event trigger of docs/types.md later changes are known exactly"
     )
-
-
-def _tags(data: Any) -> Any:
-    """The tag of each frame; 0 for an empty one."""
-    import numpy as np
-
-    found = [np.zeros(0, np.uint8)]
-    for chunk in getattr(data, "chunks", [data]):
-        if not len(chunk):
-            continue
-        _, offsets, values = chunk.buffers()
-        ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-        content = np.frombuffer(b"" if values is None else values, np.uint8)
-        tags = np.zeros(len(chunk), np.uint8)
-        has_any = ends[1:] > ends[:-1]
-        tags[has_any] = content[ends[:-1][has_any]]
-        found.append(tags)
-    return np.concatenate(found)
 
 
 def history_of(paths: Iterable[str | os.PathLike[str]]) -> History | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ..directory.copies import Tables
@@ -27,10 +28,11 @@ from ..directory.reading import (
 from ..errors import PgOutputError, counted
 from ..lsn import format_lsn, parse_lsn
 from ..segments import Segment, SegmentMetadata, SegmentReader, list_segments
-from ..segments.format import ANNOUNCED_LSN, BEGIN_NAME
+from ..segments.format import BEGIN_NAME
 from ..segments.listing import Contents, metadata_of
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
+from ..segments.structure import tags_of
 from .progress import Progress, Walk, counts
 
 if TYPE_CHECKING:
@@ -312,7 +314,8 @@ def chunks(unit: Unit, metadata: SegmentMetadata) -> Iterator[Chunk]:
             size = 0
             for batch in batches_of(reader, unit.rows):
                 if repeated:
-                    batch, repeated = _without_begin(path, batch), False
+                    whole, batch = batch, _without_begin(batch)
+                    repeated = len(batch) == len(whole)
                 pending.append(batch)
                 size += batch.column("data").nbytes
                 if size >= enough:
@@ -366,13 +369,11 @@ def _chunk(
     )  # fmt: skip
 
 
-def _without_begin(path: Path, batch: Any) -> Any:
-    """The first batch of a second or later part without the Begin, which each part repeats."""
-    lsns = batch.column("lsn").to_pylist()
-    at = next((i for i, lsn in enumerate(lsns) if lsn != ANNOUNCED_LSN), None)
-    if at is None or batch.column("data")[at].as_py()[:1] != b"B":
-        raise PgOutputError(f"{path} is a further part of a segment, and begins with no Begin")
-    return batch.filter(pa.array([i != at for i in range(batch.num_rows)]))
+def _without_begin(batch: Any) -> Any:
+    """A batch without its first Begin, which each part repeats behind what is announced."""
+    is_wanted = np.ones(len(batch), bool)
+    is_wanted[np.flatnonzero(tags_of(batch.column("data")) == ord("B"))[:1]] = False
+    return batch.filter(pa.array(is_wanted))
 
 
 class RecordingSource:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from ..errors import PgOutputError
 from ..names import qualified
 from ..protocol.wire import relation_id_of
-from ..segments.format import ANNOUNCED_LSN
+from ..segments.structure import ANNOUNCEMENTS, tags_of
 
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
@@ -93,8 +93,9 @@ def events_that_count(chunk: Chunk, frames: Any) -> Any:
     start, end = step.others
     commits = chunk.beside.column("commit_lsn").take(pa.array(frames))
     lsns = chunk.lsns[frames]
+    announces = np.isin(tags_of(chunk.frames.take(pa.array(frames))), ANNOUNCEMENTS)
     # A message outside of a transaction lies before its LSN, which is where its record ends.
-    alone = (lsns == ANNOUNCED_LSN) | ((start < lsns) & (lsns <= end))
+    alone = announces | ((start < lsns) & (lsns <= end))
     within = _within(commits, start, end).fill_null(False)
     is_alone = commits.is_null().to_numpy()
     return np.where(is_alone, alone, within.to_numpy())

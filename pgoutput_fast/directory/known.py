@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..names import sql_name
 from ..protocol.messages import decode_rare
-from ..segments.format import ANNOUNCED_LSN
 from ..segments.listing import contents
 from ..segments.reader import SegmentReader
+from ..segments.structure import tags_of
 from .copies import Tables
 from .snapshots import snapshot_files, unmarked
 
@@ -52,19 +52,12 @@ def _announced(path: Path) -> dict[int, tuple[str, str]]:
     with SegmentReader(path) as reader:
         encoding = reader.metadata.encoding
         for batch in reader:
-            announced = [
-                frame
-                for lsn, frame in zip(
-                    batch.column("lsn").to_pylist(), batch.column("data"), strict=True
-                )
-                if lsn == ANNOUNCED_LSN
-            ]
-            for frame in announced:
-                data = frame.as_py()
-                if data[:1] == b"R":
-                    relation: Any = decode_rare(data, in_stream=False, encoding=encoding)
-                    name = (relation.namespace or "pg_catalog", relation.name)
-                    found[relation.relation_id] = name
+            data = batch.column("data")
+            for index in (tags_of(data) == ord("R")).nonzero()[0].tolist():
+                frame = data[index].as_py()
+                relation: Any = decode_rare(frame, in_stream=False, encoding=encoding)
+                name = (relation.namespace or "pg_catalog", relation.name)
+                found[relation.relation_id] = name
     return found
 
 

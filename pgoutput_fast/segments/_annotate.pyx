@@ -1,28 +1,27 @@
 # cython: annotation_typing=False, cdivision=True
-"""What stands beside each frame in a segment, compiled. The twin of ``_pure_annotate.py``."""
+"""What stands beside each frame in a segment, compiled. The twin of ``_pure_annotate.py``.
+
+`annotate` makes it for a stream. `check` compares it with what a file has.
+"""
 
 from __future__ import annotations
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
-
-import numpy as np
 
 from pgoutput_fast._loads cimport load_uint32, load_uint64
 from pgoutput_fast.protocol._wire cimport (
     BEGIN_COMMIT_TIME, BEGIN_FINAL_LSN, BEGIN_LENGTH, BEGIN_XID, COMMIT_END_LSN, COMMIT_LSN,
-    COMMIT_TIME, MESSAGE_LSN, MESSAGE_PREFIX, TRUNCATE_RELATION_COUNT, TRUNCATE_RELATION_IDS,
+    COMMIT_TIME, MESSAGE_LSN, MESSAGE_PREFIX, ROW_RELATION_ID, TRUNCATE_RELATION_COUNT,
+    TRUNCATE_RELATION_IDS,
 )
-
-# The columns as a structure of arrays: the same names in the same order as in the twin.
-_TYPES = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)
 
 
 cdef class _Buffers:
     """The memory of arrays, for as long as it is written to."""
 
-    cdef Py_buffer views[7]
+    cdef Py_buffer views[10]
     cdef int count
 
     cdef void *add(self, object owner, int flags) except? NULL:
@@ -125,9 +124,12 @@ def annotate(
         The first frame that is out of place or too short, and what is wrong with it; nothing behind
         it was looked at.
     """
+    import numpy as np  # not needed to check a file
+
     cdef _Buffers buffers = _Buffers()
     cdef Py_ssize_t i = 0, count = len(offsets) - 1, commits = 0
-    columns = tuple([np.empty(count, type_) for type_ in _TYPES])
+    types = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)  # as in the twin
+    columns = tuple([np.empty(count, type_) for type_ in types])
     ends = np.empty(count, np.int64)
     cdef const uint8_t *at = <const uint8_t *> buffers.add(data, PyBUF_SIMPLE)
     cdef const int64_t *starts = <const int64_t *> buffers.add(offsets, PyBUF_SIMPLE)
@@ -166,5 +168,153 @@ def annotate(
     now = (place.lsn, place.time, place.xid, place.next_seq) if place.is_open else None
     return (
         columns, marks, ends[:commits], now, place.end_lsn,
+        None if wrong == NULL else (i, wrong.decode("ascii")),
+    )
+
+
+cdef enum:
+    # Relations that were announced, by their last bits: most rows need no look into the set.
+    RECENT = 256
+
+
+cdef inline bint is_valid(const uint8_t *bits, Py_ssize_t i) noexcept nogil:
+    return bits == NULL or (bits[i >> 3] >> (i & 7)) & 1
+
+
+# Whether a column has a value, or none, as it must.
+cdef inline bint is_same(const uint8_t *bits, Py_ssize_t i, bint has_value, bint is_equal) noexcept:
+    return is_equal if is_valid(bits, i) and has_value else is_valid(bits, i) == has_value
+
+
+# What is wrong with the relations of a frame that `step` took; NULL if nothing is.
+cdef const char *take_relations(
+    uint8_t tag, const uint8_t *frame, int64_t length, set relations, uint32_t *recent
+) except? NULL:
+    cdef int64_t at = ROW_RELATION_ID, end = ROW_RELATION_ID + 4
+    cdef uint32_t relation_id
+    if tag == c'T':
+        at = TRUNCATE_RELATION_IDS
+        end = at + 4 * <int64_t> load_uint32(frame + TRUNCATE_RELATION_COUNT)
+    elif tag != c'R' and tag != c'I' and tag != c'U' and tag != c'D':
+        return NULL
+    if length < end:
+        return b"too short"
+    while at < end:
+        relation_id = load_uint32(frame + at)
+        at += 4
+        if tag == c'R':
+            relations.add(relation_id)
+        elif recent[relation_id % RECENT] != relation_id or relation_id == 0:
+            if relation_id not in relations:
+                return b"of a relation that the file has not announced before it"
+            recent[relation_id % RECENT] = relation_id
+    return NULL
+
+
+def check(
+    Py_ssize_t count,
+    columns: tuple[Any, ...],
+    valid: tuple[Any, ...],
+    data: Any,
+    offsets: Any,
+    place_: tuple[Any, ...],
+    relations: set[int],
+    bint is_snapshot,
+) -> tuple[tuple[Any, ...], tuple[int, str] | None]:
+    """Check a record batch of a file.
+
+    Parameters
+    ----------
+    count : int
+        The number of its rows.
+    columns : tuple of buffer
+        Its columns commit_lsn, commit_time, xid and seq. All buffers have to be long enough.
+    valid : tuple of buffer or None
+        The validity bitmap of each; None if all values are valid.
+    data, offsets : buffer
+        Its column data.
+    place_ : tuple
+        Where the file is before it: as `annotate` has them the transaction that is open (None if
+        none is) and the end of the last one; and what the first frame has to be that announces
+        nothing: "any", "begin" (of a transaction that goes on), or "begin or any" (of which nothing
+        tells whether it goes on), or None if it came before. A next seq of -1 stands for any.
+    relations : set of int
+        What the file has announced; what the batch announces is added.
+    is_snapshot : bool
+        Whether the file is one of a snapshot, of which rows of one transaction have no xid.
+
+    Returns
+    -------
+    tuple
+        `place_` behind the batch.
+    (int, str) or None
+        As of `annotate`.
+    """
+    cdef _Buffers buffers = _Buffers()
+    cdef Py_ssize_t i = 0
+    cdef int64_t size = len(data), begin, end, number
+    cdef const uint8_t *at = <const uint8_t *> buffers.add(data, PyBUF_SIMPLE)
+    cdef const int32_t *ends = <const int32_t *> buffers.add(offsets, PyBUF_SIMPLE)
+    cdef const uint64_t *commit_lsn = <const uint64_t *> buffers.add(columns[0], PyBUF_SIMPLE)
+    cdef const int64_t *commit_time = <const int64_t *> buffers.add(columns[1], PyBUF_SIMPLE)
+    cdef const uint32_t *xid = <const uint32_t *> buffers.add(columns[2], PyBUF_SIMPLE)
+    cdef const int64_t *seq = <const int64_t *> buffers.add(columns[3], PyBUF_SIMPLE)
+    cdef const uint8_t *bits[4]
+    cdef uint32_t recent[RECENT]
+    cdef Place place
+    cdef uint8_t tag
+    cdef bint announces, is_row, within, is_first
+    cdef const char *wrong = NULL
+    memset(recent, 0, sizeof(recent))
+    memset(&place, 0, sizeof(place))
+    for i in range(4):
+        bits[i] = NULL
+        if valid[i] is not None:
+            bits[i] = <const uint8_t *> buffers.add(valid[i], PyBUF_SIMPLE)
+    open_, place.end_lsn, first = place_
+    if open_ is not None:
+        place.is_open = True
+        place.lsn, place.time, place.xid, place.next_seq = open_
+    is_first = first is not None
+    for i in range(count):
+        begin, end = ends[i], ends[i + 1]
+        if begin < 0 or end < begin or size < end:
+            wrong = b"outside of the data"
+            break
+        tag = at[begin] if begin < end else 0
+        announces = tag == c'R' or tag == c'Y'
+        is_row = tag == c'I' or tag == c'U' or tag == c'D' or tag == c'T'
+        if is_snapshot and not announces and tag != c'I' and tag != c'T':
+            wrong = b"not one of a snapshot"
+            break
+        if is_first and not announces and first == "begin" and tag != c'B':
+            wrong = b"not the Begin with which a further part begins"
+            break
+        if is_row and place.next_seq < 0:
+            place.next_seq = max(seq[i], 0)
+            if is_snapshot:
+                place.time = commit_time[i]
+        within = place.is_open
+        wrong = step(&place, tag, at + begin, end - begin, &number)
+        if wrong == NULL:
+            wrong = take_relations(tag, at + begin, end - begin, relations, recent)
+        if wrong != NULL:
+            break
+        if is_first and not announces:
+            is_first = False
+            if tag == c'B' and first != "any":
+                place.next_seq = -1
+        within = (within or place.is_open) and not (is_snapshot and announces)
+        if not (
+            is_same(bits[0], i, within, commit_lsn[i] == place.lsn)
+            and is_same(bits[1], i, within, commit_time[i] == place.time)
+            and is_same(bits[2], i, within and not is_snapshot, xid[i] == place.xid)
+            and is_same(bits[3], i, number >= 0, seq[i] == number)
+        ):
+            wrong = b"beside columns of another transaction or row"
+            break
+    now = (place.lsn, place.time, place.xid, place.next_seq) if place.is_open else None
+    return (
+        (now, place.end_lsn, first if is_first else None),
         None if wrong == NULL else (i, wrong.decode("ascii")),
     )

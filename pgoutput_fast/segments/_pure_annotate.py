@@ -1,12 +1,15 @@
-"""What stands beside each frame in a segment, in plain Python. The twin of ``_annotate.pyx``."""
+"""What stands beside each frame in a segment, in plain Python. The twin of ``_annotate.pyx``.
+
+`annotate` makes it for a stream. `check` compares it with what a file has.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from ..protocol.wire import fields_reader, offset_of
+from ..protocol.wire import RELATION_ID, fields_reader, offset_of
 
 _ROWS = frozenset(b"IUD")
 _LENGTHS = {
@@ -16,9 +19,6 @@ _LENGTHS = {
 """How long frames of these tags are at least, up to behind the last field that is read."""
 
 _RELATION_IDS = offset_of("T", "relation_ids")
-
-# The columns as a structure of arrays: the same names in the same order as in the twin.
-_TYPES = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)
 
 _read_begin = fields_reader("B", "final_lsn", "commit_time", "xid")
 _read_commit = fields_reader("C", "commit_lsn", "end_lsn")
@@ -58,46 +58,82 @@ def annotate(
         The first frame that is out of place or too short, and what is wrong with it; nothing behind
         it was looked at.
     """
+    import numpy as np  # not needed to check a file
+
     marks: list[tuple[int, int]] = []
     commits: list[int] = []
     rows: list[tuple[int, int, int, int, bool]] = []
     wrong: tuple[int, str] | None = None
+    place = _Place(open_, end_lsn)
     ends = offsets.tolist()
     for i in range(len(ends) - 1):
         frame = bytes(data[ends[i] : ends[i + 1]])
-        tag = frame[0] if frame else 0
-        why, seq, within, begun = _out_of_place(tag, frame, open_ is not None), -1, open_, open_
-        if why is None and tag == ord("B"):
+        tag, was_open = _tag(frame), place.open is not None
+        why, seq, within = place.step(tag, frame)
+        if why is not None:
+            wrong = (i, why)
+            break
+        if tag == ord("C"):
+            commits.append(i)
+        elif tag in b"RY" or (tag == ord("M") and not was_open):
+            marks.append((i, tag))
+        rows.append((*(within or (0, 0, 0))[:3], seq, within is not None))
+    types = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)  # as in the twin
+    columns = [np.zeros(len(ends) - 1, type_) for type_ in types]
+    for column, values in zip(columns, zip(*rows, strict=True), strict=False):
+        column[: len(rows)] = np.array(values, column.dtype)
+    commit_index = np.array(commits, np.int64)
+    return tuple(columns), marks, commit_index, place.open, place.end_lsn, wrong
+
+
+class _Place:
+    """Where a stream is: the transaction that is open, and the end of the last one."""
+
+    def __init__(self, open_: tuple[int, int, int, int] | None, end_lsn: int) -> None:
+        self.open = open_
+        self.end_lsn = end_lsn
+
+    def step(
+        self, tag: int, frame: bytes
+    ) -> tuple[str | None, int, tuple[int, int, int, int] | None]:
+        """Go on by one frame.
+
+        Returns
+        -------
+        str or None
+            What is wrong with it.
+        int
+            Its seq; -1 for none.
+        (int, int, int, int) or None
+            The transaction that it is in, as of `open`.
+        """
+        why, seq, within = _out_of_place(tag, frame, self.open is not None), -1, self.open
+        if why is not None:
+            return why, seq, within
+        if tag == ord("B"):
             lsn, time, xid = _read_begin(frame)
-            begun = within = (lsn, time, xid, 0)
-            if lsn < end_lsn:
-                why = "of a transaction that was committed before what came already"
-        elif why is None and open_ is not None:
-            lsn, time, xid, next_seq = open_
+            if lsn < self.end_lsn:
+                return "of a transaction that was committed before what came already", seq, within
+            self.open = within = (lsn, time, xid, 0)
+        elif self.open is not None:
+            lsn, time, xid, next_seq = self.open
             if tag == ord("C"):
                 commit_lsn, end = _read_commit(frame)
                 if commit_lsn != lsn:
                     why = "of another transaction than the Begin before it"
                 else:
-                    begun, end_lsn = None, end
-                    commits.append(i)
+                    self.open, self.end_lsn = None, end
             elif tag in _ROWS or tag == ord("T"):
                 seq = next_seq
                 next_seq += 1 if tag in _ROWS else _read_truncate(frame)[0]
-                begun = (lsn, time, xid, next_seq)
-        if why is not None:
-            wrong = (i, why)
-            break
-        if tag in b"RY" or (tag == ord("M") and open_ is None):
-            marks.append((i, tag))
-            if tag == ord("M"):
-                end_lsn = max(end_lsn, *_read_message(frame))
-        rows.append((*(within or (0, 0, 0))[:3], seq, within is not None))
-        open_ = begun
-    columns = [np.zeros(len(ends) - 1, type_) for type_ in _TYPES]
-    for column, values in zip(columns, zip(*rows, strict=True), strict=False):
-        column[: len(rows)] = np.array(values, column.dtype)
-    return tuple(columns), marks, np.array(commits, np.int64), open_, end_lsn, wrong
+                self.open = (lsn, time, xid, next_seq)
+        elif tag == ord("M"):
+            self.end_lsn = max(self.end_lsn, *_read_message(frame))
+        return why, seq, within
+
+
+def _tag(frame: bytes) -> int:
+    return frame[0] if frame else 0
 
 
 def _out_of_place(tag: int, frame: bytes, is_open: bool) -> str | None:
@@ -119,3 +155,115 @@ def _out_of_place(tag: int, frame: bytes, is_open: bool) -> str | None:
         if not 0 <= count <= (len(frame) - _RELATION_IDS) // 4:
             return "too short"
     return why
+
+
+def check(
+    count: int,
+    columns: tuple[Any, ...],
+    valid: tuple[Any, ...],
+    data: Any,
+    offsets: Any,
+    place_: tuple[Any, ...],
+    relations: set[int],
+    is_snapshot: bool,
+) -> tuple[tuple[Any, ...], tuple[int, str] | None]:
+    """Check a record batch of a file.
+
+    Parameters
+    ----------
+    count : int
+        The number of its rows.
+    columns : tuple of buffer
+        Its columns commit_lsn, commit_time, xid and seq. All buffers have to be long enough.
+    valid : tuple of buffer or None
+        The validity bitmap of each; None if all values are valid.
+    data, offsets : buffer
+        Its column data.
+    place_ : tuple
+        Where the file is before it: as `annotate` has them the transaction that is open (None if
+        none is) and the end of the last one; and what the first frame has to be that announces
+        nothing: "any", "begin" (of a transaction that goes on), or "begin or any" (of which nothing
+        tells whether it goes on), or None if it came before. A next seq of -1 stands for any.
+    relations : set of int
+        What the file has announced; what the batch announces is added.
+    is_snapshot : bool
+        Whether the file is one of a snapshot, of which rows of one transaction have no xid.
+
+    Returns
+    -------
+    tuple
+        `place_` behind the batch.
+    (int, str) or None
+        As of `annotate`.
+    """
+    open_, end_lsn, first = place_
+    place = _Place(open_, end_lsn)
+    ends = _numbers(offsets, "i", count + 1)
+    numbers = [_numbers(one, form, count) for one, form in zip(columns, "QqIq", strict=True)]
+    beside = [_values(values, bits) for values, bits in zip(numbers, valid, strict=True)]
+    why: str | None = None
+    index = 0
+    for index, found in enumerate(zip(*beside, strict=True)):
+        if not 0 <= ends[index] <= ends[index + 1] <= len(data):
+            why = "outside of the data"
+            break
+        frame = bytes(data[ends[index] : ends[index + 1]])
+        tag = _tag(frame)
+        announces, is_row = tag in b"RY", tag in b"IUDT"
+        if is_snapshot and tag not in b"RYIT":
+            why = "not one of a snapshot"
+            break
+        if first == "begin" and not announces and tag != ord("B"):
+            why = "not the Begin with which a further part begins"
+            break
+        if is_row and place.open is not None and place.open[3] < 0:
+            lsn, time, xid, _ = place.open
+            time = numbers[1][index] if is_snapshot else time
+            place.open = (lsn, time, xid, max(numbers[3][index], 0))
+        why, seq, within = place.step(tag, frame)
+        why = why or _wrong_relation(tag, frame, relations)
+        if why is not None:
+            break
+        if first is not None and not announces:
+            if tag == ord("B") and first != "any" and place.open is not None:
+                place.open = (*place.open[:3], -1)
+            first = None
+        expected: list[int | None] = [None] * 4
+        if within is not None and not (is_snapshot and announces):
+            expected[:3] = within[:3]
+        expected[2] = None if is_snapshot else expected[2]
+        expected[3] = seq if seq >= 0 else None
+        if list(found) != expected:
+            why = "beside columns of another transaction or row"
+            break
+    return (place.open, place.end_lsn, first), None if why is None else (index, why)
+
+
+def _numbers(buffer: Any, form: str, count: int) -> list[int]:
+    return list(struct.unpack_from(f"<{count}{form}", buffer))
+
+
+def _values(values: list[int], bits: Any) -> Iterator[int | None]:
+    """The values of a column, None where there is none."""
+    for i, value in enumerate(values):
+        yield value if bits is None or bits[i >> 3] >> (i & 7) & 1 else None
+
+
+def _wrong_relation(tag: int, frame: bytes, relations: set[int]) -> str | None:
+    """What is wrong with the relations of a frame; one that is announced is added."""
+    if tag == ord("T"):
+        (count,) = _read_truncate(frame)
+        start, end = _RELATION_IDS, _RELATION_IDS + 4 * count
+    elif tag in _ROWS or tag == ord("R"):
+        start, end = RELATION_ID, RELATION_ID + 4
+    else:
+        return None
+    if len(frame) < end:
+        return "too short"
+    for at in range(start, end, 4):
+        relation_id = int.from_bytes(frame[at : at + 4], "big")
+        if tag == ord("R"):
+            relations.add(relation_id)
+        elif relation_id not in relations:
+            return "of a relation that the file has not announced before it"
+    return None

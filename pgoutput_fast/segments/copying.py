@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.wire import relation_id_of
 from .file import SegmentFile
-from .format import ANNOUNCED_LSN, BATCH_BYTES, BATCH_FRAMES, require_pyarrow, segment_schema
+from .format import BATCH_BYTES, BATCH_FRAMES, require_pyarrow, segment_schema
 from .reader import SegmentReader
+from .structure import ANNOUNCEMENTS, tags_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from typing_extensions import Self
-
-
-_ANNOUNCEMENTS = (b"R", b"Y")
 
 
 class SegmentCopy:
@@ -63,37 +61,26 @@ class SegmentCopy:
         with SegmentReader(path) as reader:
             if self._file is None:
                 self._file = SegmentFile(self._path, reader.metadata, self._options)
-            first = True
+            is_begin = True  # nothing but Types and Relations has come
             for batch in reader:
-                self._take(self._without_repeated(batch) if first else batch)
-                first = False
-                self._note(batch)
+                is_begin = self._add(batch, is_begin)
 
-    def _without_repeated(self, batch: Any) -> Any:
-        """The first batch of a file without the Types and Relations that are in force anyway."""
-        lsns, data = batch.column("lsn"), batch.column("data")
-        index, kept = 0, []
-        while index < batch.num_rows and lsns[index].as_py() == ANNOUNCED_LSN:
-            frame = data[index].as_py()
-            if frame[:1] not in _ANNOUNCEMENTS:
-                break
-            if self._in_force.get(_key(frame)) != frame:
-                kept.append(index)
-            index += 1
-        if len(kept) == index:
-            return batch
-        return batch.take(self._pa.array([*kept, *range(index, batch.num_rows)], "int64"))
-
-    def _note(self, batch: Any) -> None:
-        """Remember the Types and Relations of a batch."""
+    def _add(self, batch: Any, is_begin: bool) -> bool:
+        """Copy a batch, without the Types and Relations at the begin that are in force anyway."""
         import numpy as np
 
-        announced = np.flatnonzero(batch.column("lsn").to_numpy() == ANNOUNCED_LSN)
         data = batch.column("data")
-        for index in announced.tolist():
+        announces = np.isin(tags_of(data), ANNOUNCEMENTS)
+        others = np.flatnonzero(~announces)
+        first = int(others[0]) if len(others) else len(batch)
+        is_wanted = np.ones(len(batch), bool)
+        for index in np.flatnonzero(announces).tolist():
             frame = data[index].as_py()
-            if frame[:1] in _ANNOUNCEMENTS:
-                self._in_force[_key(frame)] = frame
+            if is_begin and index < first:
+                is_wanted[index] = self._in_force.get(_key(frame)) != frame
+            self._in_force[_key(frame)] = frame
+        self._take(batch if is_wanted.all() else batch.filter(self._pa.array(is_wanted)))
+        return is_begin and first == len(batch)
 
     def _take(self, batch: Any) -> None:
         while batch.num_rows:

@@ -16,15 +16,21 @@ from .format import (
     require_pyarrow,
     segment_schema,
 )
+from .structure import Structure
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .format import SegmentMetadata
 
+_NOT_ACKNOWLEDGED = (
+    "nothing of it was acknowledged, and the slot keeps it; this is a defect of pgoutput_fast: "
+    "report it with this text"
+)
+
 
 class SegmentFile:
-    """A file of a segment, whose record batches get their checksums here.
+    """A file of a segment, whose record batches are checked here, and get their checksums.
 
     Parameters
     ----------
@@ -32,6 +38,8 @@ class SegmentFile:
         Its temporary name; there must be no such file.
     metadata : SegmentMetadata
     options : pyarrow.ipc.IpcWriteOptions, optional
+    part : int
+        The number of the part that the file is.
 
     Attributes
     ----------
@@ -41,11 +49,16 @@ class SegmentFile:
     ------
     OSError
         The disk refuses, as in all methods.
+    PgOutputError
+        Raised by `write` and `finish`: readers would refuse the file.
     """
 
-    def __init__(self, path: Path, metadata: SegmentMetadata, options: Any = None) -> None:
+    def __init__(
+        self, path: Path, metadata: SegmentMetadata, options: Any = None, part: int = 0
+    ) -> None:
         self._pa = require_pyarrow()
         self.path = path
+        self._structure = Structure(path, metadata, part, _NOT_ACKNOWLEDGED)
         self._metadata = metadata.to_json().encode()
         self._file = path.open("xb")
         schema = segment_schema().with_metadata({METADATA_KEY: self._metadata})
@@ -65,12 +78,14 @@ class SegmentFile:
         crc = checksum(self._batches, batch, more)
         if crc is None:
             raise PgOutputError("a record batch of the segment has buffers that are too short")
+        self._structure.check(batch)
         custom = {CRC_KEY: crc.encode()} | ({} if mark is None else {END_KEY: mark})
         self._arrow.write_batch(batch, custom_metadata=custom)
         self._batches += 1
 
     def finish(self, *, last: bool) -> None:
         """Write the end mark, and sync the file."""
+        self._structure.end(is_last=last)
         empty = [self._pa.nulls(0, field.type) for field in segment_schema()]
         self.write(empty, LAST_PART if last else OTHER_PART)
         self._arrow.close()

@@ -22,6 +22,7 @@ from .format import (
     segment_schema,
 )
 from .ipc import record_batch_blocks, size_of
+from .structure import Structure
 
 if TYPE_CHECKING:
     import os
@@ -42,7 +43,7 @@ class Commit(NamedTuple):
 
 
 class SegmentReader:
-    """The record batches of one file of a segment, each checked against its checksum.
+    """The record batches of one file of a segment, each checked: its checksum and its frames.
 
     Use it as a context manager and iterate over it. One batch is in memory at a time.
 
@@ -96,6 +97,7 @@ class SegmentReader:
                 raise PgOutputError(f"can't read segment {self.path}: {error}") from error
             self._batches, self.is_last_part = self._check_end(found)
             named = Segment.named(self.path.parent, self.path.name)
+            self._part = None if named is None else named.part
             if named is not None and named.parts and named.start_lsn != self.metadata.start_lsn:
                 raise PgOutputError(
                     f"{self.path} begins at {format_lsn(self.metadata.start_lsn)}, as its metadata "
@@ -178,10 +180,14 @@ class SegmentReader:
         self._file.close()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        structure = Structure(self.path, self.metadata, self._part, RESTORE)
         for index in range(self._batches):
             batch, custom = self._batch(index)
             self._check(index, batch, custom)
+            with self._errors():
+                structure.check(batch)
             yield batch
+        structure.end(is_last=self.is_last_part)
 
     def newest_commit(self) -> Commit | None:
         """That of the last transaction; None: the file has none.

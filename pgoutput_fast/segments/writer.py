@@ -726,7 +726,7 @@ class SegmentWriter:
         path = self.directory / f".{part:05d}.arrow.tmp"
         self._temporary.append(path)
         metadata = dataclasses.replace(self._metadata, start_lsn=self._start_lsn)
-        self._file = SegmentFile(path, metadata, self._ipc_options)
+        self._file = SegmentFile(path, metadata, self._ipc_options, part)
         self._part_bytes = 0
         self._new_batch()
         announced = list(self._announced.frames())

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgoutput_fast.directory.copies import Tables
@@ -20,14 +22,12 @@ from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import Relation
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, list_segments
-from pgoutput_fast.segments.format import ANNOUNCED_LSN
 from pgoutput_fast.segments.listing import Contents, metadata_of
+from pgoutput_fast.segments.structure import ANNOUNCEMENTS, tags_of
 
 from ._executor import Target, change_batches, decoder_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.directory.copies import Copy
     from pgoutput_fast.history import History
@@ -316,15 +316,19 @@ def _within(batch: pa.RecordBatch, window: tuple[int, int] | None) -> pa.RecordB
         return batch
     lsns = batch.column("commit_lsn")
     inside = pc.and_(pc.greater_equal(lsns, window[0]), pc.less(lsns, window[1]))
-    announced = pc.equal(batch.column("lsn"), ANNOUNCED_LSN)
-    return batch.filter(pc.or_(pc.fill_null(inside, False), announced))
+    return batch.filter(pc.or_(pc.fill_null(inside, False), _announces(batch)))
+
+
+def _announces(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Whether each frame is a Type or Relation."""
+    return pa.array(np.isin(tags_of(batch.column("data")), ANNOUNCEMENTS))
 
 
 def _relation_batches(path: Path) -> Iterator[Any]:
     """The Types and Relations of a file, with the LSN of the commit beside each."""
     with SegmentReader(path) as reader:
         for batch in reader:
-            yield batch.filter(pc.equal(batch.column("lsn"), ANNOUNCED_LSN))
+            yield batch.filter(_announces(batch))
 
 
 def _relations(path: Path, settings: Settings) -> Iterator[tuple[int | None, Relation]]:
@@ -333,7 +337,7 @@ def _relations(path: Path, settings: Settings) -> Iterator[tuple[int | None, Rel
     for batch in _relation_batches(path):
         commits = batch.column("commit_lsn").to_pylist()
         for commit, frame in zip(commits, batch.column("data").to_pylist(), strict=True):
-            message = decoder.decode(frame) if frame[:1] in (b"R", b"Y") else None
+            message = decoder.decode(frame)
             if isinstance(message, Relation):
                 yield commit, message
 
@@ -350,7 +354,7 @@ def _announced(
     for batch in _relation_batches(path):
         commits = batch.column("commit_lsn").to_pylist()
         for commit, frame in zip(commits, batch.column("data").to_pylist(), strict=True):
-            message = decoder.decode(frame) if frame[:1] in (b"R", b"Y") else None
+            message = decoder.decode(frame)
             if not isinstance(message, Relation) or message.relation_id != relation_id:
                 continue
             if not since or (commit is not None and commit >= since):

@@ -405,6 +405,10 @@ class Assembler:
             parts: Run | Stage
             if stage is None:
                 parts = run.part(begin.start, index + 1)
+                if begin.origin is not None:  # an Origin follows, and the Begin came without an LSN
+                    lsns = parts.lsns.copy()
+                    lsns[0] = parts.first_change_lsn()
+                    parts = Run(parts.data, parts.offsets, lsns)
             else:
                 stage.add(run.part(0, index))
                 parts = stage

@@ -49,6 +49,16 @@ class Run:
         """The frames, one after the other."""
         return map(self.frame, range(len(self)))
 
+    def first_change_lsn(self) -> int | None:
+        """The LSN of the first frame that is no Begin, Relation or Type; None if there is none.
+
+        Servers send a Begin with this LSN, and without one if an Origin follows.
+        """
+        for i, start in enumerate(self.offsets[:-1].tolist()):
+            if self.data[start] not in b"BRY":
+                return int(self.lsns[i])
+        return None
+
     def part(self, start: int, end: int) -> Run:
         """The frames from `start` to before `end`; their bytes are shared."""
         return Run(self.data, self.offsets[start : end + 1], self.lsns[start:end])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -176,18 +177,22 @@ class Transaction:
             "C", flags=0, commit_lsn=self.commit_lsn, end_lsn=self.end_lsn,
             commit_time=self.commit_time,
         )  # fmt: skip
+        staged = iter(()) if parts is None else parts.runs()
+        # Those up to the first change: nothing but Relations and Types is before it.
+        head: list[Run] = []
+        lsn: int | None = None
+        for run in staged:
+            head.append(run)
+            lsn = run.first_change_lsn()
+            if lsn is not None:
+                break
+        yield _single(begin, self.commit_lsn if lsn is None else lsn)
         first = 0
-        for run in parts.runs() if parts is not None else ():
-            if first == 0:
-                # Servers send Begin with the LSN of the first change. Relations and Types have the
-                # LSN 0.
-                yield _single(begin, int(run.lsns[run.lsns != 0][:1].sum()))
+        for run in itertools.chain(head, staged):
             if cast("Stage", parts).in_stream:
                 run = Run(*without_xids(run.data, run.offsets), run.lsns)
             yield from self._edited(run, first)
             first += len(run)
-        if first == 0:
-            yield _single(begin, 0)
         yield _single(commit, self.end_lsn)
 
     def _edited(self, run: Run, first: int) -> Iterator[Run]:

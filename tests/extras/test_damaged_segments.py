@@ -145,8 +145,8 @@ def claims(path: Path, index: int, claimed: int) -> None:
 @pytest.mark.parametrize(
     ("claimed", "match"),
     [
-        (1 << 40, r"claims 3 rows in \d+ bytes, more than a segment's ever has"),
-        (5 << 20, r"claims 3 rows in \d+ bytes, more than a segment's ever has"),
+        (1 << 40, r"claims 4 rows in \d+ bytes, more than a segment's ever has"),
+        (5 << 20, r"claims 4 rows in \d+ bytes, more than a segment's ever has"),
         (2_999, "is no segment, or is cut short or damaged"),
         (-2, "buffer 12 of the record batch claims -2 bytes"),
     ],

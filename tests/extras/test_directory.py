@@ -42,14 +42,16 @@ def arrow_files(directory: Path) -> list[str]:
 
 def sent(lsn: int, *body: bytes) -> list[tuple[int, bytes]]:
     """A transaction with the LSNs that a server gives: 0 for a Relation."""
-    return [(0 if frame[:1] == b"R" else at, frame) for at, frame in transaction(lsn, *body)]
+    found = transaction(lsn, *body, announces=False)
+    return [(0 if frame[:1] == b"R" else at, frame) for at, frame in found]
 
 
 def many(directory: Path, count: int, **options: Any) -> None:
-    """Segments of one transaction each, of which every third announces a table."""
+    """Segments of one transaction each; the first announces both tables, every third one."""
     with writer(directory, **options) as out:
         for number in range(1, count + 1):
             tables = [relation(1 + number % 2, f"t{number % 2}")] if number % 3 == 1 else []
+            tables += [relation(1, "t0")] if number == 1 else []
             write(out, sent(100 * number, *tables, insert(1 + number % 2)))
             out.flush()
 
@@ -74,7 +76,9 @@ def test_a_merged_segment_has_what_those_before_it_had(
     ] == told
     # Tables are announced where the server did so, and not where a file only repeated them.
     announced = [row["data"] for row in found if not row["lsn"]]
-    assert announced == [relation(1 + n % 2, f"t{n % 2}") for n in range(1, FAN + 1, 3)]
+    first = [relation(2, "t1"), relation(1, "t0")]
+    others = [relation(1 + n % 2, f"t{n % 2}") for n in range(4, FAN + 1, 3)]
+    assert announced == first + others
     # Readers that have listed the directory before still find the files.
     assert delete_covered(tmp_path, 60) == 0
     assert [segment.path.exists() for segment in before] == [True] * (FAN + 1)
@@ -288,7 +292,7 @@ def test_what_is_stored_while_a_directory_is_listed_does_not_count(
 
         def meanwhile(directory: Path) -> Any:
             found = listing_present(directory)
-            write(out, sent(300, insert()))
+            write(out, sent(300, relation(1), insert()))
             out.flush()
             out.advance(5000)  # behind a segment that was not listed
             return found

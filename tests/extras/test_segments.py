@@ -78,7 +78,14 @@ def test_the_timeline_may_change_meanwhile(tmp_path: Path) -> None:
 def test_columns_name_and_metadata(tmp_path: Path) -> None:
     frames = [
         *transaction(
-            100, type_(9), relation(1), insert(), truncate(1, 2), insert(), xid=4294967295
+            100,
+            type_(9),
+            relation(1),
+            relation(2),
+            insert(),
+            truncate(1, 2),
+            insert(),
+            xid=2**32 - 1,
         ),
         (120, message(120)),
     ]
@@ -102,7 +109,9 @@ def test_columns_name_and_metadata(tmp_path: Path) -> None:
     outside = {"commit_lsn": None, "commit_time": None, "xid": None}
     assert batch.to_pylist() == [
         {"lsn": lsn, **(within if lsn != 120 else outside), "seq": seq, "data": frame}
-        for (lsn, frame), seq in zip(frames, [None, None, None, 0, 1, 3, None, None], strict=True)
+        for (lsn, frame), seq in zip(
+            frames, [None, None, None, None, 0, 1, 3, None, None], strict=True
+        )
     ]
     # As another reader would check it: documented, not only consistent.
     with pa.ipc.open_file(str(segment.path)) as file:
@@ -162,7 +171,7 @@ def test_tables_that_are_dropped_and_made_again_are_not_repeated_for_ever(tmp_pa
     with writer(tmp_path) as out:
         write(out, transaction(100, *made, kept, insert(count)))
         out.flush()
-        write(out, transaction(200, insert(count)))
+        write(out, transaction(200, insert(count), announces=False))
         out.flush()
     *repeated, begun, row, end = data(list_segments(tmp_path)[1])
     assert [begun[:1], row, end[:1]] == [b"B", insert(count), b"C"]

@@ -49,8 +49,14 @@ def message(lsn: int, content: bytes = b"c", *, transactional: bool = False) -> 
     return testing.message("p", content, lsn, transactional)
 
 
-def transaction(lsn: int, *body: bytes, xid: int = 7) -> Frames:
-    """A transaction that commits at `lsn` and ends at `lsn + 10`."""
+def transaction(lsn: int, *body: bytes, xid: int = 7, announces: bool = True) -> Frames:
+    """A transaction that commits at `lsn` and ends at `lsn + 10`.
+
+    It announces relation 1, unless `body` announces something, or has no rows.
+    """
+    tags = {frame[:1] for frame in body}
+    if announces and not tags & {b"R", b"Y"} and tags & {b"I", b"T"}:
+        body = (relation(1), *body)
     return [
         (lsn - 5, begin(lsn, xid)),
         *((lsn - 5, frame) for frame in body),
