@@ -97,6 +97,13 @@ _SETTINGS_ADVICE = {
 _ROLE = re.compile(r"\bREPLICATION\b|replication role")
 _ROLE_ADVICE = "give the role the attribute: ALTER ROLE … REPLICATION"
 
+_POOLER_ADVICE = (
+    "a connection pooler seems to be in between, which does not pass on replication connections: "
+    "give host and port of the server itself"
+)
+IDENTIFY_ADVICE = _ADVICE | {"42601": _POOLER_ADVICE}
+"""Advice by SQLSTATE for IDENTIFY_SYSTEM, which is a syntax error only outside of replication."""
+
 # While a connection is made, libpq gives no SQLSTATE. Servers that speak another language than
 # English get no advice.
 _CONNECTING_ADVICE = (
@@ -110,6 +117,8 @@ _CONNECTING_ADVICE = (
             "database; check host, user and database, or ask who administers it"
         ),
     ),
+    # PgBouncer's words, which are the same in every language.
+    (re.compile(r"unsupported startup parameter"), _POOLER_ADVICE),
 )
 
 PUBLICATION_ADVICE = (
@@ -133,7 +142,7 @@ _FINAL_TEXT = re.compile(
     r"password|authentication|pg_hba\.conf|does not exist|certificate|\balert\b|invalid|"
     r"not support|not permitted|permission denied|channel binding|GSSAPI|private key|"
     r"definition of service|service file|ALPN|not currently accepting|"
-    r"replication (role|attribute)",
+    r"replication (role|attribute)|unsupported startup parameter",
     re.IGNORECASE,
 )
 _PASSING_TEXT = re.compile(

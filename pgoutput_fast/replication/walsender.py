@@ -17,6 +17,7 @@ import psycopg
 from psycopg import pq, sql
 
 from ..connections import (
+    IDENTIFY_ADVICE,
     PUBLICATION_ADVICE,
     SESSION_SETTINGS,
     ConnectionParameters,
@@ -192,7 +193,7 @@ class ReplicationConnection:
         try:
             self.server_version = self._connection.info.server_version
             self.settings = {name: self._one(f"SHOW {name}") for name in SESSION_SETTINGS}
-            rows = self.query("IDENTIFY_SYSTEM")
+            rows = self.query("IDENTIFY_SYSTEM", advice=IDENTIFY_ADVICE)
             self.system_identifier = str(rows[0][0])
             self.timeline = int(str(rows[0][1]))
             self.end_lsn = parse_lsn(str(rows[0][2]))
@@ -232,7 +233,11 @@ class ReplicationConnection:
         return self._connection.pgconn
 
     def query(
-        self, command: str | sql.Composable, *, waits: bool = False
+        self,
+        command: str | sql.Composable,
+        *,
+        waits: bool = False,
+        advice: Mapping[str, str] | None = None,
     ) -> list[tuple[object, ...]]:
         """Run one command: of the replication protocol, or SQL.
 
@@ -240,6 +245,8 @@ class ReplicationConnection:
         ----------
         waits : bool
             The server may take any time for it. Otherwise one that hangs is given up.
+        advice : mapping, optional
+            Advice by SQLSTATE for an error, in place of the usual one.
 
         Returns
         -------
@@ -259,7 +266,8 @@ class ReplicationConnection:
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             what = " ".join(text.split()[:2])
-            raise server_error(f"{what} failed", str(error), error.sqlstate) from error
+            given = {} if advice is None else {"advice": advice}
+            raise server_error(f"{what} failed", str(error), error.sqlstate, **given) from error
 
     def _one(self, command: str) -> str:
         return str(self.query(command)[0][0])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pgoutput_fast.connections import server_error
+from pgoutput_fast.connections import ConnectionParameters, server_error
 from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.replication import ReplicationConnection, ReplicationError, link
 
@@ -54,6 +54,7 @@ def refusing(code: str, words: str) -> Iterator[int]:
         ("53300", "sorry, too many clients already", True),
         ("57014", "canceling authentication due to timeout", True),
         ("28P01", 'password authentication failed for user "u"', False),
+        ("08P01", "unsupported startup parameter: replication", False),
         ("55000", 'database "shop" is not currently accepting connections', False),
         ("28P01", "Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen", None),
         ("3D000", "Datenbank »shop« existiert nicht", None),
@@ -168,3 +169,20 @@ def test_what_may_not_pass_is_tried_for_a_while(monkeypatch: pytest.MonkeyPatch)
     retries.plan(unclear)
     with pytest.raises(RetryableError, match="unclear"):
         retries.plan(unclear)
+
+
+def test_a_pooler_in_between_is_named(database18: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some refuse the parameter by which a connection is one of replication, others drop it."""
+    words = "unsupported startup parameter: replication"
+    with refusing("08P01", words) as port, pytest.raises(ReplicationError) as refused:
+        ReplicationConnection(f"host=127.0.0.1 port={port} user=u dbname=shop sslmode=disable")
+    open_ = ConnectionParameters.open
+    monkeypatch.setattr(
+        ConnectionParameters, "open", lambda self, replication: open_(self, replication=False)
+    )
+    with pytest.raises(ReplicationError) as unknown:
+        ReplicationConnection(database18.dsn)
+    assert (refused.value.sqlstate, unknown.value.sqlstate) == (None, "42601")
+    for raised in (refused, unknown):
+        assert not isinstance(raised.value, RetryableError)
+        assert "host and port of the server itself" in str(raised.value)
