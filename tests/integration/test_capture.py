@@ -20,6 +20,7 @@ import pytest
 from servers import NewServer
 
 import pgoutput_fast as pf
+from pgoutput_fast.captured.units import open_source
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import (
     CaptureProgress,
@@ -239,6 +240,20 @@ def test_metadata_say_where_it_comes_from(prepared: Any, tmp_path: Path) -> None
         "bytea_output": "hex",
     }
     assert found.options == {"proto_version": "1", "publication_names": '"p"'}
+
+
+@pytest.mark.slow
+def test_a_first_row_larger_than_a_block_is_read_by_parts(prepared18: Any, tmp_path: Path) -> None:
+    prepared18.execute("INSERT INTO t SELECT g, repeat('x', 5000000) FROM generate_series(1, 8) g")
+    run(prepared18, tmp_path, segment_bytes=8 << 20)
+    assert len(list_segments(tmp_path)) > 1
+    source = open_source([tmp_path])
+    assert source is not None
+    start: Any = source.begin()
+    plan = source.plan({"start": None, "position": None}, start, 1 << 40)
+    assert plan is not None
+    frames = [f for unit in plan.units for c in source.chunks(unit) for f in c.frames.to_pylist()]
+    assert [frame[:1] for frame in frames].count(b"I") == 8
 
 
 def test_publication_names_are_quoted(prepared18: Any, tmp_path: Path) -> None:
