@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .errors import PgOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
 
 _UNQUOTED = re.compile(r"[a-z_][a-z0-9_]*")
 _PART = re.compile(r""""(?P<quoted>(?:[^"]|"")+)"|(?P<plain>[^."\s]+)""")
@@ -110,3 +113,40 @@ def shown_name(name: str) -> str:
 def shown_table(thing: Named) -> str:
     """``namespace.name`` as Unicode, escaped as :func:`shown_name` does it."""
     return shown_name(qualified(thing))
+
+
+def distinct_names(names: Iterable[str], reserved: Iterable[str] = ()) -> list[str]:
+    """Return names for the parts of a table or of a composite that every target tells apart.
+
+    No two of them are equal where letters' case is folded, as in DuckDB and Delta. None is the
+    beginning of another one before a dot, as Iceberg has one name, ``a.b``, for a column of that
+    name and for the attribute ``b`` of ``a``. A name that another one has gets ``_`` for its dots,
+    and behind it otherwise.
+
+    Parameters
+    ----------
+    names : iterable of str
+    reserved : iterable of str
+        Names that others have already.
+    """
+    taken = {name.casefold() for name in reserved}
+    begun = {start for name in taken for start in _beginnings(name)}
+    made = []
+    for name in names:
+        while _is_taken(name.casefold(), taken, begun):
+            name = name.replace(".", "_") if "." in name else f"{name}_"
+        made.append(name)
+        taken.add(name.casefold())
+        begun.update(_beginnings(name.casefold()))
+    return made
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    at = name.find(".")
+    while at >= 0:
+        yield name[:at]
+        at = name.find(".", at + 1)
+
+
+def _is_taken(name: str, taken: Collection[str], begun: Collection[str]) -> bool:
+    return name in taken or name in begun or any(one in taken for one in _beginnings(name))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import PgOutputError
-from .naming import differ_in_case
+from ..names import distinct_names
 
 DECODED_FOR = "spark"
 """Of the decoder's targets the one whose columns fit."""
@@ -200,7 +200,7 @@ def conformed(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBa
 def merged_schema(there: pa.Schema, more: pa.Schema) -> pa.Schema | None:
     """The columns of both, where those of one name have one type.
 
-    None: a type differs, or names differ in case alone.
+    None: a type differs, or names are not distinct to every reader.
 
     Fields that are added to structs are taken, at any depth of structs.
     """
@@ -221,7 +221,10 @@ def _merged(there: list[pa.Field], more: list[pa.Field]) -> list[pa.Field] | Non
         if parts is None:
             return None
         fields[field.name] = pa.field(field.name, pa.struct(parts))
-    return None if differ_in_case(fields) else list(fields.values())
+    old_names = [field.name for field in there]
+    new_names = [*fields][len(old_names) :]
+    is_clear = distinct_names(new_names, old_names) == new_names
+    return list(fields.values()) if is_clear else None
 
 
 def has_type(schema: pa.Schema, is_so: Callable[[pa.DataType], bool]) -> bool:

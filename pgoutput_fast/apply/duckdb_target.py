@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 
 from .._disk import claim_directory, fsync_path
 from ..errors import PgOutputError
+from ..names import distinct_names
 from ..segments.reader import Commit
 from .duckdb_file import DuckdbFile, lacks_memory
 from .duckdb_sql import quoted, same
-from .naming import differ_in_case
 from .targets import (
     CHANGES_ALONE,
     CHANGES_DELETED,
@@ -439,8 +439,9 @@ class _Changes:
         if not self._target.has("changes", self._name):
             return True
         there, wanted = self._fields(), self._wanted(schema)
-        if differ_in_case({**there, **wanted}):
-            return False  # as duckdb takes them as one
+        new = [name for name in wanted if name not in there]
+        if distinct_names(new, there) != new:
+            return False  # DuckDB takes two of them as one
         return all(there.get(name, type_) == type_ for name, type_ in wanted.items())
 
     def _fields(self) -> dict[str, str]:

@@ -1,11 +1,13 @@
-"""Names in targets: those of tables, and those of columns where letters' case is folded."""
+"""Names in targets: those of tables, and those of columns."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..names import distinct_names
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from .targets import Column, Held
 
@@ -44,18 +46,9 @@ def free_name(wanted: str, relation_id: int, taken: Collection[str]) -> str:
 
 
 def free_column(name: str, columns: Sequence[Column]) -> str:
-    """A name for a column that differs from those of other columns also where case is folded."""
+    """A name for a column that every target tells from those of other columns."""
     # DuckDB finds rows by their `rowid`, which a column of this name would hide.
-    taken = {"rowid", *(column.stored.casefold() for column in columns)}
-    while name.casefold() in taken:
-        name += "_"
-    return name
-
-
-def differ_in_case(names: Iterable[str]) -> bool:
-    """Whether some of several different names are the same where case is folded."""
-    folded = [name.casefold() for name in names]
-    return len({*folded}) < len(folded)
+    return distinct_names([name], ["rowid", *(column.stored for column in columns)])[0]
 
 
 def renames(held: Mapping[int, Held], seen: Sequence[int]) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import PgOutputError
+from ..names import distinct_names
 from ..objects import Interval
 from ..values.temporal import interval_iso
 
@@ -29,7 +30,8 @@ def stored_type(type_: Any) -> Any:
     """The type that a column of an Arrow type has in files.
 
     It is utf8 for intervals and structs without fields, and the type of the values for
-    dictionaries. The same holds for the parts of nested types.
+    dictionaries. The same holds for the parts of nested types. The fields of structs get names
+    that every reader tells apart.
 
     Raises
     ------
@@ -44,6 +46,9 @@ def stored_type(type_: Any) -> Any:
         return type_
     before = parts(type_)
     after = [field.with_type(stored_type(field.type)) for field in before]
+    if pa.types.is_struct(type_):
+        names = distinct_names(field.name for field in after)
+        after = [field.with_name(name) for field, name in zip(after, names, strict=True)]
     if before == after:
         return type_
     if pa.types.is_struct(type_):

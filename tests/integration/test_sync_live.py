@@ -146,6 +146,34 @@ def test_names_that_differ_in_case_from_former_ones(synced: Synced, tmp_path: Pa
     )
 
 
+def test_names_inside_of_composites(synced: Synced) -> None:
+    """They get names that every reader tells apart, as those of columns."""
+    synced.database.execute(
+        'CREATE TYPE inner_ AS ("Y" text, y int)',
+        'CREATE TYPE pair AS ("X" int, x inner_[], "b.c" int, b inner_)',
+        'CREATE TABLE k (id int PRIMARY KEY, a pair, "a.b" int, "A" pair, "a.element" int)',
+        """INSERT INTO k VALUES (1, (1, '{"(l,2)"}', 3, ('m', 4)), 5, NULL, 6)""",
+    )
+    synced.sync()
+    synced.database.execute(
+        """INSERT INTO k VALUES (2, NULL, 7, (8, '{}', NULL, ('n', 9)), NULL)""",
+        """UPDATE k SET a = (1, '{"(l,20)"}', 3, ('m', 40)) WHERE id = 1""",
+    )
+    synced.sync()
+    inner = {"X": 1, "x_": [{"Y": "l", "y_": 20}], "b.c": 3, "b_": {"Y": "m", "y_": 40}}
+    other = {"X": 8, "x_": [], "b.c": None, "b_": {"Y": "n", "y_": 9}}
+    assert synced.rows("public.k", "id", "a", "a_b", "A_", "a_element") == [
+        (1, inner, 5, None, 6), (2, None, 7, other, None)
+    ]  # fmt: skip
+    assert synced.tables.changes("public.k").num_rows >= 4
+    synced.database.execute(
+        'ALTER TYPE pair DROP ATTRIBUTE "X"', "UPDATE k SET id = 3 WHERE id = 2"
+    )
+    synced.settle()
+    report = verify(synced.database.dsn, publications=["p"], target=synced.tables.target)
+    assert {one.state for one in report.tables} == {"equal"}, report
+
+
 def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pgoutput_fast.errors import PgOutputError, counted
-from pgoutput_fast.names import parse_name, sql_name
+from pgoutput_fast.names import distinct_names, parse_name, sql_name
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,18 @@ def test_quotes_stand_where_they_are_needed() -> None:
 def test_counts() -> None:
     shown = [counted(number, "table") for number in (0, 1, 2, 1000)]
     assert shown == ["0 tables", "1 table", "2 tables", "1,000 tables"]
+
+
+_NAMES = st.lists(st.text("aAßs._", min_size=1, max_size=5), unique=True, max_size=8)
+
+
+@given(_NAMES, _NAMES)
+def test_names_that_every_reader_tells_apart(names: list[str], reserved: list[str]) -> None:
+    made = distinct_names(names, reserved)
+    assert len(made) == len(names)
+    # As paths, with case folded, each is one place; what is inside of one is inside of no other.
+    paths = [f"{name.casefold()}." for name in made]
+    for i, path in enumerate(paths):
+        others = [*paths[:i], *paths[i + 1 :], *(f"{name.casefold()}." for name in reserved)]
+        assert not any(one.startswith(path) or path.startswith(one) for one in others)
+    assert distinct_names(made, reserved) == made
