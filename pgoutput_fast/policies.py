@@ -94,6 +94,9 @@ class Policies:
 Policies.__annotations__ = typing.get_type_hints(Policies)
 
 
+_DEFAULT = Policies()
+
+
 def _is_shape(numeric: object) -> bool:
     if not isinstance(numeric, tuple) or [type(part) for part in numeric] != [int, int]:
         return False
@@ -117,6 +120,17 @@ def policies_of(given: Iterable[str]) -> Policies:
             raise PgOutputError(f"{one!r} is not NAME=VALUE with a NAME of {names}")
         chosen[name] = _value(name, value)
     return Policies(**chosen)
+
+
+def policy_texts(policies: Policies) -> list[str]:
+    """The policies that are not the default, as :func:`policies_of` reads them."""
+    found = []
+    for name in Policies.__dataclass_fields__:
+        value = getattr(policies, name)
+        if value != getattr(_DEFAULT, name):
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            found.append(f"{name}={shown}")
+    return found
 
 
 def _value(name: str, value: str) -> Any:

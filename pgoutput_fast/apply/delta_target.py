@@ -42,6 +42,7 @@ from .targets import (
     Removed,
     Renamed,
     Stored,
+    check_kind,
 )
 
 if TYPE_CHECKING:
@@ -60,10 +61,6 @@ _BUFFERED = 256 << 20
 _RETENTION = 6
 _SOME_BITS = (1 << 63) - 1
 _NOTHING_KEPT = Kept()
-_KINDS = {"delta": "Delta tables", "parquet": "plain Parquet files", "iceberg": "Iceberg tables"}
-_GIVEN = {"parquet": "give changes='parquet'", "iceberg": "give iceberg="}
-"""By which arguments the others were asked for."""
-
 _NEWEST = ("newest_lsn", "newest_time", "slot")
 """Numbers in the log of `_progress`, beside the position: `Stored.newest`, and `Stored.slot`."""
 
@@ -248,8 +245,13 @@ class DeltaTarget:
         return self._partition_by.get(f"{namespace}.{name}", [])
 
     def _description(self, origin: Origin) -> str:
-        made = {"format": TARGET_FORMAT, **origin._asdict(), **self.kept._asdict()}
-        return json.dumps({**made, "changes": self._kind})
+        kept = {"soft_deletes": self.kept.soft_deletes, "tables": self.kept.tables,
+                "policies": self.kept.policy_texts, "changes": self._kind}  # fmt: skip
+        return json.dumps({"format": TARGET_FORMAT, **origin._asdict(), **kept})
+
+    def keep(self) -> None:
+        """See `Target`."""
+        self._tables[_PROGRESS].describe(self._description(self.origin))
 
     def peek(self, origin: Origin) -> Stored:
         """See `Target`."""
@@ -290,28 +292,18 @@ class DeltaTarget:
                 f"{origin.system_identifier}: give another place"
             )
         held = self._read(progress)
-        kept = Kept(found["soft_deletes"], found["tables"] and tuple(found["tables"]))
-        if not held and (kept, found.get("changes")) != (self.kept, self._kind):
+        kept = Kept.of(found["soft_deletes"], found["tables"], found.get("policies"))
+        if not held and not (self.kept.is_like(kept) and found.get("changes") == self._kind):
             return Stored(0, {})
-        self.kept.check(self.place.uri, kept)
+        self.kept = self.kept.check(self.place.uri, kept)
         # Before this was stored there were no Parquet files, and tables tell the others apart.
         other = "delta" if self._kind == "parquet" else self._kind
-        self._check_kind(found.get("changes", other))
+        check_kind(self.place.uri, self._kind, found.get("changes", other))
         if self.place.path is not None:  # in object storage each question takes its time
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
         lsn, time, slot = (progress.transaction(name) or 0 for name in _NEWEST)
         newest = Commit(lsn, time) if lsn else None
-        return Stored(progress.position[0], held, newest, slot)
-
-    def _check_kind(self, made: str) -> None:
-        """Refuse change tables of another kind than the target was made with."""
-        if made != self._kind:
-            given = "iceberg=" if self._kind == "iceberg" else "changes='parquet'"
-            fix = f"leave out {given}" if made == "delta" else _GIVEN[made]
-            raise PgOutputError(
-                f"the change tables in {self.place.uri} are {_KINDS[made]}, and a target keeps to "
-                f"the kind with which it began: {fix}, or begin anew in another target"
-            )
+        return Stored(progress.position[0], held, newest, slot, policies=kept.policies)
 
     def _with_state(self, path: Path, held: Held) -> Held:
         """What is held of a table; it is stale if its state table is not there."""

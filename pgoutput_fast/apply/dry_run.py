@@ -182,6 +182,7 @@ def plan_sync(
         if asked is None:
             raise PgOutputError(f"no capture has begun in {directory}")
         stored = target.peek(asked.origin)
+        options = options._replace(policies=target.kept.policies or options.policies)
         if not stored.tables:
             check_tables(options.tables, [*map(shown_name, published.values())], directory)
         tables = {one: TablePlan(one, published[one], is_published=True) for one in published}
@@ -190,6 +191,7 @@ def plan_sync(
             directory, False, slot, 0, 0, _sorted(tables, options), _mistaken(asked, options)
         )
     stored = target.peek(origin_of(source))
+    options = options._replace(policies=target.kept.policies or options.policies)
     if asked is not None and not stored.tables:
         check_tables(options.tables, [*map(shown_name, published.values())], directory)
     lost: list[int] = []

@@ -74,7 +74,7 @@ _SOURCE = """
 CREATE TABLE _source (
     format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT,
     soft_deletes VARCHAR, tables VARCHAR[], newest_lsn UBIGINT, newest_time BIGINT,
-    slot BIGINT
+    slot BIGINT, policies VARCHAR[]
 )
 """
 
@@ -171,13 +171,20 @@ class DuckdbTarget:
                                   "CREATE SCHEMA state"):  # fmt: skip
                     connection.execute(statement)
                 connection.execute(
-                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, NULL)",
-                    [TARGET_FORMAT, *origin, self.kept.soft_deletes, self.kept.listed],
+                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, NULL, ?)",
+                    [
+                        TARGET_FORMAT,
+                        *origin,
+                        self.kept.soft_deletes,
+                        self.kept.listed,
+                        self.kept.policy_texts,
+                    ],
                 )
                 connection.execute("COMMIT")
             else:
                 self._check_own(names)
-                for column in ("newest_lsn UBIGINT", "newest_time BIGINT", "slot BIGINT"):
+                for column in ("newest_lsn UBIGINT", "newest_time BIGINT", "slot BIGINT",
+                               "policies VARCHAR[]"):  # fmt: skip
                     # Files of former versions lack them.
                     connection.execute(f"ALTER TABLE _source ADD COLUMN IF NOT EXISTS {column}")
             if is_new:
@@ -186,8 +193,9 @@ class DuckdbTarget:
             if not stored.lsn:
                 # Nothing was passed over yet that would be missing: it begins anew.
                 connection.execute(
-                    "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?, newest_lsn = NULL",
-                    [self.kept.soft_deletes, self.kept.listed],
+                    "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?, newest_lsn = NULL, "
+                    "policies = ?",
+                    [self.kept.soft_deletes, self.kept.listed, self.kept.policy_texts],
                 )
             return stored._replace(is_new=is_new)
 
@@ -233,12 +241,13 @@ class DuckdbTarget:
             )
             if lost := _lost(tables[row[2]], names):
                 tables[row[2]] = tables[row[2]]._replace(stale=lost)
-        kept = Kept(found[4], None if found[5] is None else tuple(found[5]))
-        if not tables and kept != self.kept:
+        kept = Kept.of(*found[4:6], *found[9:10])  # a former version has no policies
+        if not tables and not self.kept.is_like(kept):
             return Stored(0, {})
-        self.kept.check(str(self.path), kept)
+        self.kept = self.kept.check(str(self.path), kept)
         lsn, time_, slot = (*found[6:], None, None, None)[:3]  # a former version has none
-        return Stored(found[3], tables, Commit(lsn, time_) if lsn else None, slot or 0)
+        newest = Commit(lsn, time_) if lsn else None
+        return Stored(found[3], tables, newest, slot or 0, policies=kept.policies)
 
     def close(self) -> None:
         """See `Target`."""
@@ -317,6 +326,11 @@ class DuckdbTarget:
             f"slot = {stored.slot}"
         )
         self.run("COMMIT")
+
+    def keep(self) -> None:
+        """See `Target`."""
+        with self.refusals(), contextlib.closing(self._connect()) as connection:
+            connection.execute("UPDATE _source SET policies = ?", [self.kept.policy_texts])
 
     def later(self, write: Callable[[], None]) -> None:
         """Have something written while the caller goes on, behind what was given before.

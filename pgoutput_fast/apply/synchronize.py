@@ -69,6 +69,7 @@ def sync(
     interval: float = 1.0,
     tables: str | Sequence[str] | None = None,
     policies: Policies | None = None,
+    change_policies: bool = False,
     history: HistoryPolicy = "newer",
     schema_changes: Literal["evolve", "fail"] = "evolve",
     on_error: OnError = "pause",
@@ -119,6 +120,11 @@ def sync(
         with, as the changes of other tables are passed over. One has to be published when a slot is
         captured for a target without tables.
     policies : Policies
+        What to do with values that a column can't hold. A target keeps to those with which it
+        began; by default they are taken, and others are refused.
+    change_policies : bool
+        Whether other `policies` hold for the target from now on. Tables with columns that the
+        difference concerns get a new snapshot.
     history : {"newer", "older", "error"}
         What to do with values of types that were altered at about that time: see docs/types.md.
     schema_changes : {"evolve", "fail"}
@@ -198,7 +204,8 @@ def sync(
         target, storage_options=storage_options, partition_by=partition_by,
         retention_hours=retention_hours, maintenance=maintenance, iceberg=iceberg,
         changes=changes, soft_deletes=soft_deletes, duckdb_memory=duckdb_memory,
-        lock_timeout=lock_timeout, tables=options.tables, engine=engine,
+        lock_timeout=lock_timeout, policies=policies, change_policies=change_policies,
+        tables=options.tables, engine=engine,
     )  # fmt: skip
     name = consumer or opened.consumer
     stop = threading.Event() if stop is None else stop
@@ -381,6 +388,8 @@ def open_target(
     soft_deletes: str | None = None,
     duckdb_memory: int | None = None,
     lock_timeout: float | None = None,
+    policies: Policies | None = None,
+    change_policies: bool = False,
     tables: Sequence[str] | None = None,
     engine: Engine | None = None,
 ) -> OpenedTarget:
@@ -392,7 +401,7 @@ def open_target(
         ``duckdb:FILE``, or a directory or URL for Delta tables.
     storage_options, partition_by, retention_hours, maintenance, iceberg, changes, soft_deletes
         As of :func:`sync`.
-    duckdb_memory, lock_timeout, tables, engine
+    duckdb_memory, lock_timeout, policies, change_policies, tables, engine
         As of :func:`sync`.
 
     Raises
@@ -418,7 +427,8 @@ def open_target(
              "retention_hours": retention_hours, "maintenance": maintenance,
              "iceberg": iceberg, "changes": changes}  # fmt: skip
     given: dict[str, Any] = {name: value for name, value in delta.items() if value is not None}
-    kept = Kept(soft_deletes, None if tables is None else tuple(sorted(tables)))
+    wanted = None if tables is None else tuple(sorted(tables))
+    kept = Kept(soft_deletes, wanted, policies, change_policies)
     if f"{text}:" == _DUCKDB:
         raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")
     if text.startswith(_DUCKDB):

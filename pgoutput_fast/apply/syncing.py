@@ -213,6 +213,7 @@ class Syncing:
         }  # fmt: skip
         source = self._source()
         self._stored = target.open(origin_of(source))
+        self._decoding["policies"] = target.kept.policies or options.policies
         self._slot = number_of(source.metadata.slot)
         self._is_known = consumer in {one.name for one in consumers(directory)}
         if not self._stored.lsn and self._is_known:
@@ -250,10 +251,29 @@ class Syncing:
         if lost and options.on_error == "stop":
             one = next(iter(lost.values()))
             raise IncompleteError(f"{qualified(one)}: {one.stale}: {how_to_copy(directory, lost)}")
+        self._change_policies()
         self._say_stale()
         if file is not None:
             file.on_wait = self._wait
         self._next_measured = 0.0
+
+    def _change_policies(self) -> None:
+        """Have the policies of this call hold for the target, if it was written by others."""
+        kept, made = self._target.kept, self._stored.policies
+        if made is None or kept.policies in (None, made):
+            if made is None:
+                self._target.keep()
+            return
+        for relation_id, held in self._stored.tables.items():
+            why = None if held.stale is not None else kept.concerned(made, held)
+            if why is not None:
+                self._stored.tables[relation_id] = held._replace(stale=why)
+                name = [held.namespace, held.name]
+                request_copy(self._directory, relation_id, name, f"the sync to {self._name}: {why}")
+        # First what is stale, so that a crash leaves no table that nobody knows to be so.
+        with window(self._target):
+            self._target.commit(self._stored)
+        self._target.keep()
 
     def _wait(self) -> None:
         """Go on telling while another process has the target open.

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import pyarrow as pa
 
 from ..errors import PgOutputError, RetryableError
+from ..policies import Policies, policies_of, policy_texts
+from ..types.table import BUILTIN_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -148,6 +150,8 @@ class Stored(NamedTuple):
         A number by which the slot is known again whose directory was read last; 0: it is not known.
     is_new : bool
         Whether the target was made just now.
+    policies : Policies or None
+        By which the rows were written that are there; None: that is not stored.
     """
 
     lsn: int
@@ -155,6 +159,7 @@ class Stored(NamedTuple):
     newest: Commit | None = None
     slot: int = 0
     is_new: bool = False
+    policies: Policies | None = None
 
 
 def number_of(slot: str) -> int:
@@ -162,6 +167,7 @@ def number_of(slot: str) -> int:
     return zlib.crc32(slot.encode())
 
 
+_NUMERIC = 1700
 DELETED_AT = pa.timestamp("us", "UTC")
 """The type of the column in which soft deletes are marked."""
 
@@ -176,18 +182,45 @@ class Kept(NamedTuple):
         None: rows that are deleted go.
     tables : tuple of str or None
         Of `sync`. The changes of other tables are passed over, and are not there later.
+    policies : Policies or None
+        By which values were written; None: a call does not say, and takes those of the target.
+    changes_policies : bool
+        Whether a call may have other policies than the target.
     """
 
     soft_deletes: str | None = None
     tables: tuple[str, ...] | None = None
+    policies: Policies | None = None
+    changes_policies: bool = False
 
     @property
     def listed(self) -> list[str] | None:
         """The tables, as a list."""
         return None if self.tables is None else [*self.tables]
 
-    def check(self, where: str, found: Kept) -> None:
-        """Refuse a target that was made otherwise.
+    @property
+    def policy_texts(self) -> list[str]:
+        """The policies, as a target stores them."""
+        return policy_texts(self.policies or Policies())
+
+    @classmethod
+    def of(
+        cls,
+        soft_deletes: str | None,
+        tables: Sequence[str] | None,
+        policies: Sequence[str] | None = None,
+    ) -> Kept:
+        """What a target has stored. One of a former version has no policies."""
+        made = None if policies is None else policies_of(policies)
+        return cls(soft_deletes, None if tables is None else tuple(tables), made)
+
+    def is_like(self, found: Kept) -> bool:
+        """Whether a target was made with what a call asks for."""
+        policies = self.policies in (None, found.policies)
+        return policies and self[:2] == found[:2]
+
+    def check(self, where: str, found: Kept) -> Kept:
+        """Refuse a target that was made otherwise; what holds for it from now on.
 
         Parameters
         ----------
@@ -196,7 +229,7 @@ class Kept(NamedTuple):
         found : Kept
             What it was made with.
         """
-        for name, given, made in zip(Kept._fields, self, found, strict=True):
+        for name, given, made in zip(Kept._fields[:2], self[:2], found[:2], strict=True):
             if given != made:
                 shown = [*made] if isinstance(made, tuple) else made
                 had, fix = ("without", f"leave out {name}=") if made is None else (
@@ -207,6 +240,77 @@ class Kept(NamedTuple):
                     f"{where} was made {had} {name}={also}, and keeps to that: {fix}, or begin "
                     "anew in another target"
                 )
+        if self.policies is None or found.policies is None:
+            return self._replace(policies=self.policies or found.policies)
+        if self.policies != found.policies and not self.changes_policies:
+            made, given = (" ".join(one.policy_texts) or "the defaults" for one in (found, self))
+            raise PgOutputError(
+                f"the rows in {where} were written by other policies ({made}) than this call gives "
+                f"({given}): leave out policies= to go on with those of the target. With "
+                "change_policies=True those of this call hold from now on, and tables with a "
+                "column that they concern get a new snapshot"
+            )
+        return self
+
+    def concerned(self, made: Policies, held: Held) -> str | None:
+        """Why a table needs a new snapshot when other policies hold; None: its rows stay right.
+
+        Parameters
+        ----------
+        made : Policies
+            By which its rows were written.
+        held : Held
+        """
+        now = self.policies or Policies()
+        for name in Policies.__dataclass_fields__:
+            before, after = getattr(made, name), getattr(now, name)
+            # With "error" there is no value yet that another choice for values would change.
+            if before == after or (before == "error" and after in ("null", "clamp")):
+                continue
+            for column in held.columns:
+                if not column.is_dropped and _depends(column, name):
+                    return f"the policy {name} was {before}, is {after}, and concerns {column.name}"
+        return None
+
+
+_ON_POLICIES = {
+    oid: {*type_.policies, *({"arrays"} if is_array else ())}
+    for type_ in BUILTIN_TYPES
+    for oid, is_array in ((type_.oid, False), (type_.array_oid, True))
+    if oid
+}
+_SUBTYPES = {oid: type_.element for type_ in BUILTIN_TYPES if type_.element
+             for oid in (type_.oid, type_.array_oid)}  # fmt: skip
+
+
+def _depends(column: Column, policy: str) -> bool:
+    """Whether values of a column depend on a policy; those of users' types may."""
+    oid = column.type_id
+    if policy == "numeric" and oid == _NUMERIC:
+        return column.type_modifier < 0
+    while oid in _ON_POLICIES:
+        if policy in _ON_POLICIES[oid]:
+            return True
+        if oid not in _SUBTYPES:
+            return False
+        oid = _SUBTYPES[oid]
+    return True
+
+
+_KINDS = {"delta": "Delta tables", "parquet": "plain Parquet files", "iceberg": "Iceberg tables"}
+_GIVEN = {"parquet": "give changes='parquet'", "iceberg": "give iceberg="}
+"""By which arguments the others were asked for."""
+
+
+def check_kind(where: str, kind: str, made: str) -> None:
+    """Refuse change tables of another kind than a target was made with."""
+    if made != kind:
+        given = "iceberg=" if kind == "iceberg" else "changes='parquet'"
+        fix = f"leave out {given}" if made == "delta" else _GIVEN[made]
+        raise PgOutputError(
+            f"the change tables in {where} are {_KINDS[made]}, and a target keeps to the kind with "
+            f"which it began: {fix}, or begin anew in another target"
+        )
 
 
 DELETED = "its table of rows was deleted from the target"
@@ -349,6 +453,9 @@ class Target(Protocol):
 
     def rename(self, held: Held, stored: str) -> None:
         """Have both tables by another name, which is free."""
+
+    def keep(self) -> None:
+        """Store what `kept` has now, outside of a window."""
 
     def commit(self, stored: Stored) -> None:
         """End the window: all of it stands, and readers see how far each table is."""

@@ -30,7 +30,7 @@ _OPTIONS = (
 
 OF_THE_TARGET = (
     "soft_deletes", "partition_by", "retention_hours", "maintenance", "iceberg", "changes",
-    "duckdb_memory", "lock_timeout",
+    "duckdb_memory", "lock_timeout", "change_policies",
 )  # fmt: skip
 """The options that are the target's alone."""
 
@@ -45,7 +45,7 @@ def check_arguments(arguments: dict[str, Any]) -> tuple[SyncOptions, OpenedTarge
     """
     options = checked_options(None, **{name: arguments[name] for name in _OPTIONS})
     opened = open_target(
-        arguments["target"], tables=options.tables,
+        arguments["target"], tables=options.tables, policies=arguments["policies"],
         **{name: arguments[name] for name in OF_THE_TARGET},
     )  # fmt: skip
     if arguments["segments"] is None:

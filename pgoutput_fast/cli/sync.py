@@ -250,7 +250,16 @@ def _partitions(
     show_default=True,
     help="By which form values are decoded whose type was altered at about the same time.",
 )
-@policies_option("What to do with values that a column can't hold, e.g. infinity=null.")
+@policies_option(
+    "What to do with values that a column can't hold, e.g. infinity=null; numeric=20,4 makes "
+    "decimals of numerics without precision. A target keeps to what it began with."
+)
+@click.option(
+    "--change-policies",
+    is_flag=True,
+    help="Have the policies of this call hold from now on; tables that they concern get a new "
+    "snapshot.",
+)
 @click.option(
     "--window-bytes",
     type=ByteCount(1),

@@ -19,7 +19,7 @@ from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..names import shown_table
-from ..policies import Policies
+from ..policies import Policies, policies_of
 from ..segments.listing import contents, metadata_of
 from .databases import ATTACHED, Database, types_of
 from .sums import Sum
@@ -65,7 +65,7 @@ class Source(NamedTuple):
     """Where a target's tables come from, how far it is, where it marks deleted rows, its tables.
 
     `patterns` are those of the tables that it was made for, None for all; the tables are by
-    relation id.
+    relation id. `policies` are those by which values were written.
     """
 
     system_identifier: str
@@ -74,6 +74,7 @@ class Source(NamedTuple):
     soft_deletes: str | None
     patterns: tuple[str, ...] | None
     tables: dict[int, Kept]
+    policies: Policies
 
     def live(self, rows: str) -> str:
         """The rows in a FROM that are not marked as deleted."""
@@ -94,15 +95,15 @@ class States:
 
     Attributes
     ----------
-    policies : Policies
-        Those with which they were written, which they do not store.
+    policies : Policies or None
+        By which values are compared; None: by those of the target.
     """
 
     def __init__(self, path: Path, segments: Path | None) -> None:
         self._path, self._segments = path, segments
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
-        self.policies = Policies()
+        self.policies: Policies | None = None
         self.furthest = 0
         self._lsn = self._position = 0
         self._states: Mapping[int, TableState] = {}
@@ -197,7 +198,7 @@ class States:
             rows = None if kept is None else self._state(kept, source)
             held = {} if rows is None else types_of(self._connection.sql(f"FROM {rows}"))
             names = self._columns(table, kept)
-            texts, left_out = _texts(table, kept, names, held, self.policies)
+            texts, left_out = _texts(table, kept, names, held, self.policies or source.policies)
             self._names[relation_id] = names = {name: names[name] for name in texts}
             copied = ", ".join(quoted(name) for name in names.values() if name is not None)
             wanted = f"{copied or 'NULL AS nothing'} FROM {rows}" if rows else "NULL WHERE false"
@@ -304,7 +305,8 @@ class DuckdbStates(States):
             f"SELECT {', '.join(map(quoted, _PROGRESS))} FROM {ATTACHED}._progress"  # noqa: S608
         ).fetchall()
         chosen = None if found[5] is None else tuple(found[5])
-        return Source._make([*found[1:5], chosen, {row[0]: _kept(row) for row in rows}])
+        policies = policies_of((found[9] if len(found) > 9 else None) or ())
+        return Source._make([*found[1:5], chosen, {row[0]: _kept(row) for row in rows}, policies])
 
     def _state(self, kept: Kept, source: Source) -> str:
         return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}")
@@ -351,6 +353,7 @@ class DeltaStates(States):
             described["soft_deletes"],
             None if described["tables"] is None else tuple(described["tables"]),
             tables,
+            policies_of(described.get("policies", ())),
         )
 
     def _state(self, kept: Kept, source: Source) -> str:

@@ -23,7 +23,7 @@ from pgoutput_fast import apply, cli, testing
 from pgoutput_fast.apply import syncing, window_writer
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
-from pgoutput_fast.apply.targets import Held
+from pgoutput_fast.apply.targets import Column, Held, Kept
 from pgoutput_fast.captured.units import SegmentSource
 from pgoutput_fast.directory import merging
 from pgoutput_fast.directory.history import HistoryWriter
@@ -710,27 +710,60 @@ def test_a_table_that_left_before_it_was_copied(
         sync(made, tables)
 
 
-def test_other_policies_have_a_table_copied(made: MadeDirectory, tables: Tables) -> None:
-    """The target's own cast to text has another form than the decoder's."""
+def test_a_target_keeps_to_its_policies(made: MadeDirectory, tables: Tables) -> None:
+    """Others hold once that is asked for; what they concern is copied again, by either engine."""
     moments = testing.Table("moments", {"id": "int4", "at": "timestamp"}, 16393)
-    made.wait(moments, 1000)
-    made.copy(moments, 1100, [])
+    for table, lsn in ((moments, 1100), (ACCOUNTS, 1110)):
+        made.wait(table, 1000)
+        made.copy(table, lsn, [])
     made.commit(1150, moments.relation(), testing.insert(moments, [1, "2024-01-01 10:00:00"]))
-    sync(made, tables)
+    made.commit(1160, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
+    sync(made, tables, policies=pf.Policies(special_values="null"))
+    for other in (pf.Policies(), pf.Policies(infinity="text")):
+        with pytest.raises(pf.PgOutputError, match="change_policies=True"):
+            sync(made, tables, policies=other)
     made.commit(1200, moments.relation(), testing.insert(moments, [2, "infinity"]))
-    policies = pf.Policies(infinity="text")
-    found = sync(made, tables, policies=policies)
-    assert "column at comes as string now, and came as timestamp" in found.stale["public.moments"]
+    changed = {"policies": pf.Policies(infinity="text"), "change_policies": True}
+    found = sync(made, tables, **changed)
+    assert [*found.stale] == ["public.moments"]
+    assert requested(made.directory).keys() == {moments.relation_id}
     assert [row["id"] for row in rows(tables, "public.moments")] == [1]
     made.wait(moments, 1210, first=False)
     made.copy(moments, 1250, [[1, "2024-01-01 10:00:00"], [2, "infinity"]])
-    made.commit(1300, moments.relation(), testing.insert(moments, [3, None]))
-    assert sync(made, tables, policies=policies).stale == {}
+    made.commit(1300, moments.relation(), testing.insert(moments, [3, "-infinity"]))
+    assert sync(made, tables).stale == {}  # by what the target remembers
     assert [row["at"] for row in rows(tables, "public.moments")] == [
-        "2024-01-01 10:00:00", "infinity", None
+        "2024-01-01 10:00:00", "infinity", "-infinity"
     ]  # fmt: skip
     ops = tables.changes("public.moments", 2).column("op").to_pylist()
     assert sorted(ops) == ["insert", "insert", "read", "read", "truncate"]
+
+
+@pytest.mark.parametrize(
+    ("type_id", "modifier", "made", "now", "concerned"),
+    [
+        (1114, -1, {}, {"infinity": "text"}, True),
+        (1114, -1, {}, {"infinity": "null"}, False),  # there was no such value yet
+        (1114, -1, {"infinity": "clamp"}, {"infinity": "null"}, True),
+        (1115, -1, {}, {"infinity": "text"}, True),  # timestamp[]
+        (3908, -1, {}, {"infinity": "text"}, True),  # tsrange
+        (4533, -1, {}, {"infinity": "text"}, True),  # tsmultirange
+        (1083, -1, {}, {"infinity": "text"}, False),
+        (1083, -1, {}, {"out_of_range": "text"}, True),
+        (1700, -1, {}, {"numeric": (20, 4)}, True),
+        (1700, (5 << 16 | 2) + 4, {}, {"numeric": (20, 4)}, False),
+        (1700, -1, {"numeric": (20, 4)}, {}, True),
+        (25, -1, {}, {"numeric": (20, 4), "infinity": "text", "json": "parse"}, False),
+        (1009, -1, {}, {"arrays": 2}, True),
+        (99999, -1, {}, {"infinity": "text"}, True),  # a type of a user may have one
+    ],
+)
+def test_what_other_policies_concern(
+    type_id: int, modifier: int, made: Any, now: Any, concerned: bool
+) -> None:
+    one = Held(1, "s", "t", "s.t", columns=(Column("c", "c", type_id, modifier, ""),))
+    kept = Kept(policies=pf.Policies(**now))
+    assert (kept.concerned(pf.Policies(**made), one) is not None) == concerned
 
 
 @pytest.mark.parametrize(
