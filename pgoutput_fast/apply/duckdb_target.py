@@ -117,6 +117,7 @@ class DuckdbTarget:
         self.file = DuckdbFile(path, memory, lock_timeout)
         self.kept = kept
         self._connection: Any = None
+        self._catalog = ""
         self._has_written = False
         self._lock: int | None = None
         self._writers: list[_Changes] = []
@@ -147,7 +148,9 @@ class DuckdbTarget:
             raise PgOutputError(f"can't write {self.path}: {error}") from error
 
     def _connect(self, *, read_only: bool = False) -> Any:
-        return self.file.connect(self._duckdb, read_only=read_only)
+        connection = self.file.connect(self._duckdb, read_only=read_only)
+        ((self._catalog,),) = connection.execute("SELECT current_database()").fetchall()
+        return connection
 
     def claim(self) -> None:
         """See `Target`."""
@@ -167,8 +170,8 @@ class DuckdbTarget:
             ).fetchall()}  # fmt: skip
             if not names:
                 connection.execute("BEGIN")
-                for statement in (_PROGRESS, _SOURCE, "CREATE SCHEMA changes",
-                                  "CREATE SCHEMA state"):  # fmt: skip
+                schemas = (f"CREATE SCHEMA {self.named(one)}" for one in ("changes", "state"))
+                for statement in (_PROGRESS, _SOURCE, *schemas):
                     connection.execute(statement)
                 connection.execute(
                     "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, NULL, ?)",
@@ -371,6 +374,14 @@ class DuckdbTarget:
                 self._connection.unregister(name)
             return found
 
+    def named(self, schema: str, *table: str) -> str:
+        """A schema, or a table, by its full name.
+
+        The file's stem is the name of its catalogue, and DuckDB refuses a schema of the same name
+        that stands alone.
+        """
+        return quoted(self._catalog, schema, *table)
+
     def types_of(self, schema: pa.Schema) -> dict[str, str]:
         """The types of duckdb for columns of Arrow."""
         if schema not in self._types:
@@ -410,7 +421,7 @@ class DuckdbTarget:
     def _move(self, schema: str, old: str, new: str) -> None:
         if self.has(schema, old):
             self.fields.pop(old, None)
-            self.run(f"ALTER TABLE {quoted(schema, old)} RENAME TO {quoted(new)}")
+            self.run(f"ALTER TABLE {self.named(schema, old)} RENAME TO {quoted(new)}")
             self._tables.remove((schema, old))
             self._tables.add((schema, new))
 
@@ -463,7 +474,7 @@ class _Changes:
         known = self._target.fields
         if self._name not in known:
             rows = self._target.run(
-                f"DESCRIBE SELECT unnest(after) FROM {quoted('changes', self._name)}"
+                f"DESCRIBE SELECT unnest(after) FROM {self._target.named('changes', self._name)}"
             ).fetchall()
             known[self._name] = {row[0]: row[1] for row in rows}
         return known[self._name]
@@ -488,7 +499,7 @@ class _Changes:
             self._target.later(functools.partial(self._write, rows))
 
     def _write(self, rows: pa.Table) -> None:
-        name = quoted("changes", self._name)
+        name = self._target.named("changes", self._name)
         if not self._target.has("changes", self._name):
             self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=rows)
             self._target.made("changes", self._name)
@@ -523,7 +534,7 @@ class _State:
     def __init__(self, target: DuckdbTarget, held: Held) -> None:
         self._target = target
         self._held = held
-        self._table = self._live = quoted("state", held.stored)
+        self._table = self._live = target.named("state", held.stored)
         self._marker = None
         if target.kept.soft_deletes is not None:
             self._marker = quoted(target.kept.soft_deletes)

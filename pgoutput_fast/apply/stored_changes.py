@@ -147,7 +147,7 @@ def check_copied_keys(rows: pa.RecordBatch) -> None:
         return  # a key that is not its Relation's
     after = rows.column("after").filter(pc.equal(rows.column("op"), "read"))
     for name in json.loads(metadata[b"pgoutput.key_columns"]):
-        if pc.struct_field(after, name).null_count:
+        if pc.struct_field(after, [name]).null_count:
             table = ".".join(
                 metadata[b"pgoutput." + part].decode() for part in (b"namespace", b"relation")
             )
