@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._disk import write_whole
+from ._disk import read_json_file, write_whole
 from ._forms import of_form
 from .errors import PgOutputError
 from .names import qualified
@@ -227,7 +227,7 @@ class Catalog:
             The file can't be read, or has no catalogue.
         """
         try:
-            content = Path(path).read_bytes()
+            content = read_json_file(Path(path))
         except OSError as error:
             raise PgOutputError(f"can't read catalogue {path}: {error.strerror}") from error
         try:

@@ -32,10 +32,10 @@ from .directory.history import (
     read_entry,
     read_seen,
 )
-from .directory.snapshots import DIRECTORY_NAME as SNAPSHOTS_NAME
 from .directory.snapshots import number_of
 from .errors import PgOutputError
 from .lsn import check_lsn, format_lsn, parse_lsn
+from .segments.folders import SNAPSHOTS
 from .segments.listing import contents
 from .segments.structure import tags_of
 from .types import TypeRegistry
@@ -726,7 +726,7 @@ def history_of(paths: Iterable[str | os.PathLike[str]]) -> History | None:
     directories = set()
     for path in map(Path, paths):
         directory = path if path.is_dir() else path.parent
-        is_of_snapshot = directory.name == SNAPSHOTS_NAME and not path.is_dir()
+        is_of_snapshot = directory.name == SNAPSHOTS.name and not path.is_dir()
         directories.add(directory.parent if is_of_snapshot else directory)
     if len(directories) != 1:
         return None

@@ -8,7 +8,9 @@ deleted by a vacuum, at the latest.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -39,6 +41,9 @@ _LOG_HOURS = 1
 """Of commits that a checkpoint has. All that are there are listed at every commit."""
 _FEATURES = {"timestampNtz", "appendOnly", "invariants"}
 """Of tables whose files have their rows as they are: what we know."""
+# Names of this package, delta-rs and Spark: all have a UUID.
+_DATA = re.compile(r".*[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}.*\.(?:parquet|bin)")
+_DELETING = 8  # threads
 
 
 class File(NamedTuple):
@@ -540,15 +545,21 @@ class Table:
                 self.filesystem.delete_file(one.path)
 
     def vacuum(self) -> None:
-        """Delete the files that the table has no more, and those that it never had."""
+        """Delete the files that the table has no more, and those that it never had.
+
+        Only files that a writer of Delta tables has named are deleted. delta-rs itself would delete
+        whatever somebody else has put there.
+        """
         with self.refusals():
-            self.delta.vacuum(
+            found = self.delta.vacuum(
                 retention_hours=self._retention,
-                dry_run=False,
+                dry_run=True,
                 enforce_retention_duration=False,
                 full=True,
             )
-            self.delta.update_incremental()
+            own = [path for path in found if _DATA.fullmatch(path.rpartition("/")[2])]
+            with ThreadPoolExecutor(_DELETING) as pool:
+                list(pool.map(self.filesystem.delete_file, own))
 
 
 def _add_actions(files: Sequence[Added], *, changes: bool = True) -> list[Any]:

@@ -12,7 +12,6 @@ import dataclasses
 import datetime
 import json
 import re
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
@@ -40,6 +39,8 @@ _LOG = "_log"
 _BUFFER = 1 << 20
 _ENTRY = re.compile(r"(\d{20})\.json", re.ASCII)
 _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*\.parquet")
+# What attempts have left that came to no commit: files of rows, and entries of the log.
+_WRITTEN = re.compile(r"\w+-[0-9a-f]{32}\.parquet|\.\d{20}\.json\.[0-9a-f]{16}\.tmp", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +128,9 @@ class ParquetTable(Table):
 
     def _versions(self) -> list[int]:
         """Of the log's entries; the last one is the newest."""
-        names = (_ENTRY.fullmatch(one.base_name) for one in self._listed(_LOG))
-        return sorted(int(found[1]) for found in names if found)
+        found = [one for one in self._listed(_LOG) if one.is_file]
+        names = (_ENTRY.fullmatch(one.base_name) for one in found)
+        return sorted(int(name[1]) for name in names if name)
 
     def _read(self, version: int) -> tuple[_Entry, pa.Schema]:
         """An entry of the log, and the columns that it has."""
@@ -263,9 +265,8 @@ class ParquetTable(Table):
             is_new = [local, local.parent, local.parent.parent] if version == 1 else []
             for directory in (written, *is_new):
                 fsync_path(directory)
-            temporary = written / f"{uuid.uuid4().hex}.json"
             try:
-                write_whole(local / name, [text], temporary, replaces=False)
+                write_whole(local / name, [text], written, replaces=False)
             except FileExistsError:
                 raise self.place.conflict(self.directory) from None
         self._version = version
@@ -308,7 +309,8 @@ class ParquetTable(Table):
         oldest = now - datetime.timedelta(hours=self._retention)
         with self.refusals():
             for one in self._listed(self.uncommitted.rstrip("/")):
-                if one.is_file and one.mtime < oldest:
+                is_own = one.is_file and _WRITTEN.fullmatch(one.base_name)
+                if is_own and one.mtime < oldest:
                     self.filesystem.delete_file(self.uncommitted + one.base_name)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .._disk import claim_directory
 from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
+from ..directory.consumers import check_consumer_name, claim_consumer
 from ..directory.known import known_tables
 from ..directory.remote import refuse_secrets
 from ..directory.requests import request_copy
@@ -198,31 +199,24 @@ def sync(
         engine, tables=tables, policies=policies, history=history, schema_changes=schema_changes,
         on_error=on_error, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
     )  # fmt: skip
-    if until is not None and until != "now":
-        check_lsn("until", until)
+    _check_reading(until, consumer)
     opened = open_target(
-        target, storage_options=storage_options, partition_by=partition_by,
-        retention_hours=retention_hours, maintenance=maintenance, iceberg=iceberg,
-        changes=changes, soft_deletes=soft_deletes, duckdb_memory=duckdb_memory,
-        lock_timeout=lock_timeout, policies=policies, change_policies=change_policies,
-        tables=options.tables, engine=engine,
+        target, storage_options=storage_options, partition_by=partition_by, maintenance=maintenance,
+        retention_hours=retention_hours, iceberg=iceberg, changes=changes,
+        soft_deletes=soft_deletes, duckdb_memory=duckdb_memory, lock_timeout=lock_timeout,
+        policies=policies, change_policies=change_policies, tables=options.tables, engine=engine,
     )  # fmt: skip
-    name = consumer or opened.consumer
-    stop = threading.Event() if stop is None else stop
-    if opened.file is not None:
-        opened.file.on_wait = _ending_by(stop)
+    name, stop = consumer or opened.consumer, stop or threading.Event()
     with contextlib.ExitStack() as held:
-        held.enter_context(_closing(opened))
+        held.enter_context(_closing(opened, stop))
         if segments is not None:
             _refuse(dsn=dsn, slot=slot, publications=publications, directory=directory,
                     **capture_options)  # fmt: skip
-            where = _begun(Path(segments))
-            _check_by_history(opened.target, where, partition_by)
+            where = _begun(Path(segments), opened.target, partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
             until_lsn, captured = (contents(where).end if until == "now" else until), None
         else:
-            if slot is None or publications is None:
-                raise PgOutputError("give slot and publications, or segments")
+            slot, publications = _required(slot, publications)
             where = opened.directory(directory)
             lost = _Lost(where, opened.target, name, asks=on_error == "pause")
             stored = _claim_target(opened.target, where, slot, dsn, capture_options, stop)
@@ -259,9 +253,19 @@ def _ending_by(stop: threading.Event) -> Callable[[], None]:
     return check
 
 
+def _check_reading(until: int | str | None, consumer: str | None) -> None:
+    """Refuse an end that is no LSN, and what can't be a consumer's name."""
+    if until is not None and until != "now":
+        check_lsn("until", until)
+    if consumer is not None:
+        check_consumer_name(consumer)
+
+
 @contextlib.contextmanager
-def _closing(opened: OpenedTarget) -> Iterator[None]:
+def _closing(opened: OpenedTarget, stop: threading.Event) -> Iterator[None]:
     """Close a target at the end; one that is refused leaves no empty directory behind."""
+    if opened.file is not None:
+        opened.file.on_wait = _ending_by(stop)
     own = opened.path and (opened.path, opened.path.with_name(f"{opened.path.name}.lock"))
     made = [one for one in own or () if not one.exists()]
     try:
@@ -275,11 +279,21 @@ def _closing(opened: OpenedTarget) -> Iterator[None]:
         opened.target.close()
 
 
-def _begun(directory: Path) -> Path:
-    """The directory, in which a capture has begun."""
+def _begun(
+    directory: Path, target: Target, partition_by: Mapping[str, Sequence[str]] | None
+) -> Path:
+    """The directory, in which a capture has begun that knows the columns of partitions."""
     if not has_begun(directory):
         raise PgOutputError(f"no capture has begun in {directory}")
+    _check_by_history(target, directory, partition_by)
     return directory
+
+
+def _required(slot: str | None, publications: Sequence[str] | None) -> tuple[str, Sequence[str]]:
+    """The slot and the publications of a capture, which have to be given."""
+    if slot is None or publications is None:
+        raise PgOutputError("give slot and publications, or segments")
+    return slot, publications
 
 
 def _refuse(**given: Any) -> None:
@@ -631,10 +645,7 @@ def published_tables(
 @contextlib.contextmanager
 def _claimed(directory: Path, name: str) -> Iterator[None]:
     """Keep other syncs from reading as the same consumer."""
-    lock = claim_directory(
-        directory / "consumers" / f".{name}.lock", "sync", "a consumer",
-        f"the tables of consumer {name!r} of {directory}",
-    )  # fmt: skip
+    lock = claim_consumer(directory, name, "sync")
     try:
         yield
     finally:

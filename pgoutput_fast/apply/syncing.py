@@ -23,7 +23,7 @@ from ..errors import PgOutputError, RetryableError
 from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
-from ..segments.format import BEGIN_NAME
+from ..segments.folders import BEGIN_NAME
 from ..segments.listing import contents
 from .departures import Departures, departed
 from .targets import (

@@ -28,7 +28,7 @@ from ..directory.reading import (
 from ..errors import PgOutputError, counted
 from ..lsn import format_lsn, parse_lsn
 from ..segments import Segment, SegmentMetadata, SegmentReader, list_segments
-from ..segments.format import BEGIN_NAME
+from ..segments.folders import BEGIN_NAME
 from ..segments.listing import Contents, metadata_of
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from .._disk import read_json_file
 from ..errors import DecodeError, PgOutputError, counted, printable
 from ..files import ExportedTable, ExportProgress, ExportResult, Format, export
 from ..lsn import format_lsn
@@ -63,7 +64,7 @@ def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> Ty
     if path is None:
         return None
     try:
-        return TypeRegistry.from_json(path.read_bytes())
+        return TypeRegistry.from_json(read_json_file(path))
     except PgOutputError as error:
         raise PgOutputError(f"{path}: {error}") from error
     except OSError as error:

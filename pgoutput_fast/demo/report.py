@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pgoutput_fast._disk import write_whole
 from pgoutput_fast.columnar.arrays import OPERATIONS, READ
 from pgoutput_fast.errors import PgOutputError
 
@@ -150,7 +151,7 @@ def write_report(result: Result, path: Path) -> None:
         The file can't be written.
     """
     try:
-        path.write_text(make_report(result), encoding="utf-8")
+        write_whole(path, [make_report(result)])
     except OSError as error:
         raise PgOutputError(f"can't write the report {path}: {error.strerror}") from error
 

@@ -10,15 +10,15 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._disk import fsync_path, write_whole
+from .._disk import claim_directory, read_json_file, write_whole
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, counted, printable
 from ..lsn import format_lsn, parse_lsn
+from ..segments.folders import CONSUMERS
 from ..segments.listing import has_begun
 from .known import how_to_copy
 from .looking import look
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..segments import Segment
-
-DIRECTORY_NAME = "consumers"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 
 class ConsumerState(NamedTuple):
@@ -47,10 +44,7 @@ class ConsumerState(NamedTuple):
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Keep consumers from being added while segments are deleted, and the other way round."""
-    path = directory / DIRECTORY_NAME
-    if not path.exists():
-        path.mkdir(exist_ok=True)
-        fsync_path(directory)
+    path = CONSUMERS.make(directory)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -68,32 +62,64 @@ def consumers(directory: Path) -> list[ConsumerState]:
         The directory, or a consumer's file, can't be read.
     """
     try:
-        paths = sorted((directory / DIRECTORY_NAME).iterdir())
-    except FileNotFoundError:
-        return []
+        names = CONSUMERS.names(directory)
     except OSError as error:
         raise PgOutputError(f"can't read consumers of {directory}: {error.strerror}") from error
-    return [_read(path) for path in paths if path.suffix == ".json" and path.name[0] != "."]
+    return [_read(CONSUMERS.path(directory) / name) for name in names]
 
 
-def _path(directory: Path, name: str) -> Path:
-    """The file of a consumer.
+def check_consumer_name(name: str) -> str:
+    """Return the name of a consumer, which is a part of the names of its files.
 
     Raises
     ------
     PgOutputError
         The name is not allowed.
     """
-    if not _NAME.fullmatch(name):
+    if CONSUMERS.match(f"{name}.json") is None:
         raise PgOutputError(
             f"{name!r} can't be a consumer's name: give letters, digits, '_', '-' and '.'"
         )
-    return directory / DIRECTORY_NAME / f"{name}.json"
+    return name
+
+
+def claim_consumer(directory: Path, name: str, reader: str, advice: str = "") -> int:
+    """Keep others from reading as the same consumer.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    name : str
+    reader : str
+        What reads, for errors, such as "sync".
+    advice : str
+        What else to do, for the error that another one reads.
+
+    Returns
+    -------
+    int
+        As of `claim_directory`.
+
+    Raises
+    ------
+    PgOutputError
+        The name is not allowed, another one reads, or the operating system refuses.
+    """
+    lock = f".{check_consumer_name(name)}.lock"
+    return claim_directory(
+        CONSUMERS.make(directory) / lock, reader, "a consumer",
+        f"the tables of consumer {name!r} of {directory}{advice}",
+    )  # fmt: skip
+
+
+def _path(directory: Path, name: str) -> Path:
+    """The file of a consumer."""
+    return CONSUMERS.path(directory) / f"{check_consumer_name(name)}.json"
 
 
 def _read(path: Path) -> ConsumerState:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_json_file(path))
         form = {"position": str, "tables": dict[str, str], "seen": float}
         for key, kind in form.items():
             of_form(fields[key], kind, key)
@@ -217,7 +243,7 @@ def remove_consumer(directory: Path, name: str) -> None:
         There is none of this name, or it can't be one.
     """
     try:
-        _path(directory, name).unlink()
+        CONSUMERS.delete(directory, _path(directory, name).name)
     except FileNotFoundError:
         names = ", ".join(one.name for one in consumers(directory)) or "none"
         raise PgOutputError(f"{directory} has no consumer {name!r}; it has {names}") from None

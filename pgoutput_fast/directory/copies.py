@@ -7,23 +7,17 @@ So a reader lists names, and opens nothing.
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from .._disk import fsync_path, write_whole
+from .._disk import read_json_file, write_whole
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
+from ..segments.folders import TABLES
 from ..types import TypeRegistry
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DIRECTORY_NAME = "tables"
-
-_NAME = re.compile(
-    r"([0-9A-F]{8})-([0-9]{5})-(first|again)-(waiting|snapshot|gone)-([0-9A-F]{16})\.json",
-    re.ASCII,
-)
 _State = Literal["waiting", "snapshot", "gone"]
 _FORMS: dict[str, Any] = {
     "table": list[str],
@@ -71,7 +65,7 @@ class Copy(NamedTuple):
     @classmethod
     def named(cls, name: str) -> Copy | None:
         """The copy whose file has a name; None if it is the name of something else."""
-        match = _NAME.fullmatch(name)
+        match = TABLES.match(name)
         if match is None:
             return None
         state = cast("_State", match[4])
@@ -143,7 +137,8 @@ class Tables:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory / DIRECTORY_NAME
+        self._of = directory
+        self._directory = TABLES.path(directory)
 
     def read(self) -> dict[int, TableState]:
         """The state of each table that has one, by relation id.
@@ -155,9 +150,7 @@ class Tables:
         """
         found: dict[tuple[int, int], Copy] = {}
         try:
-            names = [path.name for path in self._directory.iterdir()]
-        except FileNotFoundError:
-            return {}
+            names = TABLES.names(self._of)
         except OSError as error:
             raise PgOutputError(f"can't read {self._directory}: {error.strerror}") from error
         for name in names:
@@ -182,7 +175,7 @@ class Tables:
             The file can't be read.
         """
         try:
-            fields = json.loads((self._directory / copy.name).read_text(encoding="utf-8"))
+            fields = json.loads(read_json_file(self._directory / copy.name))
             found: dict[str, object] = of_form(fields, dict[str, Any], "fields")
             for key in found.keys() & _FORMS.keys():
                 of_form(found[key], _FORMS[key], key)
@@ -260,8 +253,8 @@ class Tables:
         OSError
             The disk refuses.
         """
-        for path in self._directory.iterdir() if self._directory.exists() else ():
-            path.unlink()
+        for name in TABLES.names(self._of):
+            TABLES.delete(self._of, name)
 
     def leave(self, relation_id: int, lsn: int, fields: dict[str, object]) -> Copy:
         """A table is gone; if it waits for a copy, there will be none.
@@ -280,14 +273,12 @@ class Tables:
 
     def _replace(self, old: Copy, new: Copy, fields: dict[str, object]) -> Copy:
         self._write(new, fields)
-        (self._directory / old.name).unlink(missing_ok=True)
+        TABLES.delete(self._of, old.name, missing_ok=True)
         return new
 
     def _write(self, copy: Copy, fields: dict[str, object]) -> Copy:
         try:
-            if not self._directory.exists():
-                self._directory.mkdir()
-                fsync_path(self._directory.parent)
+            TABLES.make(self._of)
             write_whole(self._directory / copy.name, [json.dumps(fields)])
         except OSError as error:
             raise PgOutputError(

@@ -9,15 +9,15 @@ either may hold.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._disk import fsync_path, write_whole
+from .._disk import fsync_path, read_json_file, write_whole
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from ..protocol.messages import decode_rare
+from ..segments.folders import HISTORY, SEEN_NAME
 from ..types import TypeRegistry
 
 if TYPE_CHECKING:
@@ -26,14 +26,10 @@ if TYPE_CHECKING:
 
     from ..transactions.runs import Run
 
-DIRECTORY_NAME = "history"
-SEEN_NAME = "seen.json"
 DDL_PREFIX = "pgoutput_fast.ddl"
 """Prefix of the logical messages that the event trigger writes."""
 FORMAT_VERSION = 1
 
-_ENTRY = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.json", re.ASCII)
-_CHANGE = re.compile(r"([0-9A-F]{16})\.ddl\.json", re.ASCII)
 _MOST_MARKS = 16
 _MOST_TYPES = 1000  # that a transaction's change of types lists; more count as all types
 
@@ -186,9 +182,13 @@ def entries(directory: Path) -> list[Entry]:
     PgOutputError
         The directory can't be read.
     """
-    found = (_ENTRY.fullmatch(name) for name in _names(directory))
+    found = map(HISTORY.match, _names(directory))
     return sorted(
-        (Entry(int(one[1], 16), int(one[2], 16)) for one in found if one),
+        (
+            Entry(int(one["lower"], 16), int(one["start"], 16))
+            for one in found
+            if one and one["start"]
+        ),
         key=lambda entry: entry.start,
     )
 
@@ -201,17 +201,15 @@ def change_lsns(directory: Path) -> list[int]:
     PgOutputError
         The directory can't be read.
     """
-    found = (_CHANGE.fullmatch(name) for name in _names(directory))
-    return sorted(int(one[1], 16) for one in found if one)
+    found = map(HISTORY.match, _names(directory))
+    return sorted(int(one["ddl"], 16) for one in found if one and one["ddl"])
 
 
 def _names(directory: Path) -> list[str]:
-    path = directory / DIRECTORY_NAME
     try:
-        return [one.name for one in path.iterdir()]
-    except FileNotFoundError:
-        return []
+        return HISTORY.names(directory)
     except OSError as error:
+        path = HISTORY.path(directory)
         raise PgOutputError(f"can't read {path}: {error.strerror}") from error
 
 
@@ -223,7 +221,7 @@ def read_entry(directory: Path, entry: Entry) -> Stored:
     PgOutputError
         The file can't be read, or is of a newer format version.
     """
-    stored: Stored = _read(directory / DIRECTORY_NAME / entry.name, Stored)
+    stored: Stored = _read(HISTORY.path(directory) / entry.name, Stored)
     return stored
 
 
@@ -235,7 +233,7 @@ def read_change(directory: Path, commit_lsn: int) -> Change:
 
 def read_seen(directory: Path) -> Seen:
     """How long the newest entry has been seen; errors are those of `read_entry`."""
-    path = directory / DIRECTORY_NAME / SEEN_NAME
+    path = HISTORY.path(directory) / SEEN_NAME
     if not path.exists():
         return Seen()
     seen: Seen = _read(path, Seen)
@@ -244,7 +242,7 @@ def read_seen(directory: Path) -> Seen:
 
 def _read(path: Path, form: type) -> Any:
     try:
-        fields = of_form(json.loads(path.read_text(encoding="utf-8")), dict[str, Any], "fields")
+        fields = of_form(json.loads(read_json_file(path)), dict[str, Any], "fields")
         version = fields.get("format_version", FORMAT_VERSION)
         if version == FORMAT_VERSION:
             return of_form(fields, form)
@@ -260,15 +258,13 @@ def _read(path: Path, form: type) -> Any:
 
 
 def _change_path(directory: Path, commit_lsn: int) -> Path:
-    return directory / DIRECTORY_NAME / f"{commit_lsn:016X}.ddl.json"
+    return HISTORY.path(directory) / f"{commit_lsn:016X}.ddl.json"
 
 
 def _write(directory: Path, name: str, content: dict[str, Any]) -> None:
-    path = directory / DIRECTORY_NAME
+    path = HISTORY.path(directory)
     try:
-        if not path.exists():
-            path.mkdir()
-            fsync_path(directory)
+        HISTORY.make(directory)
         write_whole(path / name, [json.dumps(content)])
     except OSError as error:
         raise PgOutputError(f"can't write {path / name}: {error.strerror or error}") from error
@@ -294,9 +290,6 @@ class HistoryWriter:
 
     def __init__(self, directory: Path, messages_from: int | None) -> None:
         self._directory = directory
-        for name in _names(directory):
-            if name.endswith(".tmp"):  # a kill has left it
-                (directory / DIRECTORY_NAME / name).unlink()
         seen = read_seen(directory)
         self._since = None
         if messages_from is not None:
@@ -475,11 +468,10 @@ def forget_before(directory: Path, lsn: int) -> int:
         for commit_lsn in change_lsns(directory)
         if commit_lsn < kept.start
     ]
-    path = directory / DIRECTORY_NAME
     for name in gone:
-        (path / name).unlink()
+        HISTORY.delete(directory, name)
     if gone:
-        fsync_path(path)
+        fsync_path(HISTORY.path(directory))
     return len(gone)
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import PgOutputError, counted
+from ..segments.folders import TABLES
 from ..segments.format import SegmentMetadata
 from ..segments.listing import Contents, contents
 from ..segments.reader import SegmentReader
-from .copies import DIRECTORY_NAME, Copy, Tables, TableState
+from .copies import Copy, Tables, TableState
 from .known import how_to_copy
 from .snapshots import number_of, snapshot_files, snapshot_path, unmarked
 
@@ -157,7 +158,7 @@ def check_marks(
     begun = [name.rpartition("-")[0] + "-….json" for name in names]
     raise PgOutputError(
         f"{directory} has files of snapshots that nothing marks as such: of "
-        f"{directory / DIRECTORY_NAME} {_listed(begun)} missing; restore what was there, or "
+        f"{TABLES.path(directory)} {_listed(begun)} missing; restore what was there, or "
         f"{how_to_copy(directory, sorted({key[0] for key in lost}))}"
     )
 

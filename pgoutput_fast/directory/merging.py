@@ -6,8 +6,9 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from .._disk import fsync_path
+from .._disk import becoming, fsync_path
 from ..segments.copying import SegmentCopy
+from ..segments.folders import SEGMENTS
 from ..segments.format import segment_name
 from ..segments.listing import covered, listed, present
 from ..segments.reader import SegmentReader
@@ -85,12 +86,9 @@ def merge(directory: Path, most: int, options: Any = None) -> Segment | None:
         begins.add(found[0] + other)
     start, end = merged[0].start_lsn, merged[-1].end_lsn
     path = directory / segment_name(start, end, 0, 1)
-    temporary = directory / ".merged.arrow.tmp"
-    temporary.unlink(missing_ok=True)
-    with SegmentCopy(temporary, options) as copy:
+    with becoming(path) as temporary, SegmentCopy(temporary, options) as copy:
         for group in merged:
             copy.add(group.parts[0].path)
-    temporary.rename(path)
     fsync_path(directory)
     return type(merged[0].parts[0]).from_path(path)
 
@@ -118,7 +116,7 @@ def delete_covered(directory: Path, grace: float) -> int:
     now = time.time()
     for segment, by in covered(listed(directory)):
         if now - by.path.stat().st_mtime >= grace:
-            segment.path.unlink()
+            SEGMENTS.delete(directory, segment.name)
             count += 1
     if count:
         fsync_path(directory)

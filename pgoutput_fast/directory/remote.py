@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from .._disk import create_file
 from ..errors import PgOutputError, printable
 from ..segments.format import require_pyarrow
 
@@ -350,7 +351,7 @@ class Remote:
             ) from None
         except OSError as error:
             raise self._error(f"read {name}", error) from error
-        with source, path.open("xb") as file:
+        with source, create_file(path) as file:
             while content := self._part(source, name):
                 file.write(content)
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
-from .._disk import fsync_path, write_whole
+from .._disk import fsync_path, read_json_file, write_whole
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
+from ..segments.folders import REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-DIRECTORY_NAME = "requests"
-_NAME = re.compile(r"([0-9]{1,10})\.json", re.ASCII)
-
 
 _WHY = "somebody, or a sync, asks for it"
 """What is told of a request without a reason, as earlier versions wrote them."""
@@ -39,11 +35,9 @@ def request_copy(directory: Path, relation_id: int, table: Sequence[str], why: s
     PgOutputError
         The disk refuses.
     """
-    path = directory / DIRECTORY_NAME
+    path = REQUESTS.path(directory)
     try:
-        if not path.exists():
-            path.mkdir(exist_ok=True)
-            fsync_path(directory)
+        REQUESTS.make(directory)
         fields = {"table": [*table], "why": why}
         write_whole(path / f"{relation_id}.json", [json.dumps(fields)])
     except OSError as error:
@@ -58,37 +52,34 @@ def requested(directory: Path) -> dict[int, list[str]]:
     PgOutputError
         They can't be read.
     """
-    path = directory / DIRECTORY_NAME
+    path = REQUESTS.path(directory)
     found: dict[int, list[str]] = {}
     try:
-        paths = sorted(path.iterdir())
-    except FileNotFoundError:
-        return found
+        paths = [path / name for name in REQUESTS.names(directory)]
     except OSError as error:
         raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
     for one in paths:
-        match = _NAME.fullmatch(one.name)
-        if match is not None:
-            try:
-                fields = json.loads(one.read_text(encoding="utf-8"))
-                found[int(match[1])] = of_form(fields["table"], list[str], "table")
-                if len(found[int(match[1])]) != 2:
-                    raise ValueError("table is no schema and name")
-            except FileNotFoundError:
-                continue  # it was answered just now
-            except (OSError, *MALFORMED) as error:
-                raise PgOutputError(
-                    f"can't read {one} ({printable(str(error))}), which asks for a copy of a "
-                    f"table: delete it, and ask anew"
-                ) from error
+        relation_id = int(one.stem)
+        try:
+            fields = json.loads(read_json_file(one))
+            found[relation_id] = of_form(fields["table"], list[str], "table")
+            if len(found[relation_id]) != 2:
+                raise ValueError("table is no schema and name")
+        except FileNotFoundError:
+            continue  # it was answered just now
+        except (OSError, *MALFORMED) as error:
+            raise PgOutputError(
+                f"can't read {one} ({printable(str(error))}), which asks for a copy of a "
+                f"table: delete it, and ask anew"
+            ) from error
     return found
 
 
 def why_requested(directory: Path, relation_id: int) -> str:
     """Who asks for a copy of a table, and why, as far as that can be read."""
-    path = directory / DIRECTORY_NAME / f"{relation_id}.json"
+    path = REQUESTS.path(directory) / f"{relation_id}.json"
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_json_file(path))
         why: str = of_form(fields.get("why", _WHY), str, "why")
         return why
     except (OSError, *MALFORMED):  # the copy is made all the same
@@ -103,9 +94,9 @@ def forget_request(directory: Path, relation_id: int) -> None:
     PgOutputError
         The disk refuses.
     """
-    path = directory / DIRECTORY_NAME / f"{relation_id}.json"
+    path = REQUESTS.path(directory) / f"{relation_id}.json"
     try:
-        path.unlink(missing_ok=True)
+        REQUESTS.delete(directory, path.name, missing_ok=True)
         fsync_path(path.parent)
     except OSError as error:
         raise PgOutputError(f"can't delete {path}: {error.strerror or error}") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import fsync_path, write_whole
 from ..lsn import format_lsn
-from ..segments.format import BEGIN_NAME
+from ..segments.folders import BEGIN_NAME, SEGMENTS, SNAPSHOTS
 from ..segments.listing import SegmentGroup, begin_of, listed, present
 from .consumers import consumers, locked
 from .copies import Tables, TableState
@@ -68,7 +68,7 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
         # Also what an earlier call did not come to delete.
         for segment in listed(directory):
             if segment.end_lsn <= begin:
-                segment.path.unlink()
+                SEGMENTS.delete(directory, segment.name)
                 count += 1
         if count:
             fsync_path(directory)
@@ -81,10 +81,10 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
                 continue
             if found[0] != state.snapshots[-1] or begin > found[0].lsn:
                 # Readers know by the first one that the others are being deleted.
-                paths[0].unlink()
+                SNAPSHOTS.delete(directory, paths[0].name)
                 fsync_path(paths[0].parent)
                 for path in paths[1:]:
-                    path.unlink()
+                    SNAPSHOTS.delete(directory, path.name)
                 count += len(paths)
         left = snapshot_files(directory)
         kept = {

@@ -7,12 +7,12 @@ frames, with `commit_lsn` and `seq` beside them; file 0 of a copy has a Truncate
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import TYPE_CHECKING, Any
 
-from .._disk import fsync_path
+from .._disk import becoming, fsync_path
 from ..protocol.encode import encode_fields
 from ..segments.file import SegmentFile
+from ..segments.folders import SNAPSHOTS
 from ..segments.format import (
     ANNOUNCED_LSN,
     BATCH_BYTES,
@@ -28,30 +28,27 @@ if TYPE_CHECKING:
     from ..segments import SegmentMetadata
     from .copies import Copy, TableState
 
-DIRECTORY_NAME = "snapshots"
-_NAME = re.compile(r"([0-9A-F]{8})-([0-9]{5})-([0-9]{8})\.arrow", re.ASCII)
-
 
 def snapshot_path(directory: Path, copy: Copy, number: int) -> Path:
     """The path of one file of a copy: 0 has the Truncate, the others rows of a range each."""
     name = f"{copy.relation_id:08X}-{copy.generation:05d}-{number:08d}.arrow"
-    return directory / DIRECTORY_NAME / name
+    return directory / SNAPSHOTS.name / name
 
 
 def number_of(path: Path) -> tuple[int, int, int] | None:
     """Relation id, generation and number of a file, by its name; None if it has another name."""
-    match = _NAME.fullmatch(path.name)
+    match = SNAPSHOTS.match(path.name)
     return match and (int(match[1], 16), int(match[2]), int(match[3]))
 
 
 def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
     """The files by relation id and generation, each list in the order of the rows."""
     found: dict[tuple[int, int], list[Path]] = {}
-    path = directory / DIRECTORY_NAME
-    for one in sorted(path.iterdir()) if path.exists() else ():
-        number = number_of(one)
+    path = SNAPSHOTS.path(directory)
+    for name in SNAPSHOTS.names(directory):
+        number = number_of(path / name)
         if number is not None:
-            found.setdefault(number[:2], []).append(one)
+            found.setdefault(number[:2], []).append(path / name)
     return found
 
 
@@ -92,7 +89,7 @@ def delete_unfinished(
     OSError
         The disk refuses.
     """
-    path = directory / DIRECTORY_NAME
+    path = SNAPSHOTS.path(directory)
     if not path.exists():
         return
     whole = {
@@ -109,10 +106,7 @@ def delete_unfinished(
     for key, files in found.items():
         if key not in whole and key not in lost and relation_id in (None, key[0]):
             for one in files:
-                one.unlink()
-    for one in path.iterdir() if relation_id is None else ():
-        if one.suffix == ".tmp":
-            one.unlink()
+                SNAPSHOTS.delete(directory, one.name)
     fsync_path(path)
 
 
@@ -162,10 +156,7 @@ class CopyFiles:
         OSError
             The disk refuses.
         """
-        path = self._directory / DIRECTORY_NAME
-        if not path.exists():
-            path.mkdir()
-            fsync_path(path.parent)
+        SNAPSHOTS.make(self._directory)
         frame = encode_fields("T", options=0, relation_ids=[self._copy.relation_id])
         self.write(0, [(frame, [0, len(frame)])])
 
@@ -190,26 +181,23 @@ class CopyFiles:
             The disk refuses.
         """
         path = snapshot_path(self._directory, self._copy, number)
-        temporary = path.with_suffix(".tmp")
-        temporary.unlink(missing_ok=True)
-        file = SegmentFile(temporary, self._metadata, self._options)
-        rows = 0
-        try:
-            self._announce(file)
-            for data, offsets in frames:
-                rows += self._write_rows(file, number << 32 | rows, data, offsets)
-            file.finish(last=True)
-        except BaseException:
-            file.discard()
-            temporary.unlink(missing_ok=True)
-            raise
-        temporary.rename(path)
+        with becoming(path) as temporary:
+            file = SegmentFile(temporary, self._metadata, self._options)
+            rows = 0
+            try:
+                self._announce(file)
+                for data, offsets in frames:
+                    rows += self._write_rows(file, number << 32 | rows, data, offsets)
+                file.finish(last=True)
+            except BaseException:
+                file.discard()
+                raise
         self._rows[number] = rows
         return rows
 
     def finish(self) -> list[int]:
         """Have the names of all files on disk; the numbers of rows of those from 1 on."""
-        fsync_path(self._directory / DIRECTORY_NAME)
+        fsync_path(SNAPSHOTS.path(self._directory))
         return [self._rows[number] for number in range(1, len(self._rows))]
 
     def _announce(self, file: SegmentFile) -> None:

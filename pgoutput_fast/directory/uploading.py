@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .._disk import write_whole
+from .._disk import read_json_file, write_whole
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
-from ..segments.format import BEGIN_NAME, POSITION_NAME, Segment
+from ..segments.folders import (
+    BEGIN_NAME,
+    DOWNLOAD_NAME,
+    HISTORY,
+    POSITION_NAME,
+    SEEN_NAME,
+    SNAPSHOTS,
+    TABLES,
+    UPLOAD_NAME,
+    owner_of,
+)
+from ..segments.format import Segment
 from ..segments.listing import Contents, contents, listed, stored_metadata
 from ..segments.reader import SegmentReader
-from . import copies, history, snapshots
+from . import copies, snapshots
 from .consumers import Consumer, consumers
 from .copies import Tables, TableState
 from .looking import files_of_copy
@@ -36,17 +46,7 @@ if TYPE_CHECKING:
 
 CONSUMER_NAME = "_upload"
 """The consumer for which a directory keeps what is not copied."""
-UPLOAD_NAME = "upload.json"
-"""The file that names the copy, and the object that says which directory it is of."""
-DOWNLOAD_NAME = "download.json"
-"""The file that says that a directory was downloaded, and from where."""
-_FOLDERS = (copies.DIRECTORY_NAME, history.DIRECTORY_NAME, snapshots.DIRECTORY_NAME)
-# A listing is others' text: nothing is written beside these.
-_IN_FOLDER = re.compile(
-    rf"(?:{copies.DIRECTORY_NAME}|{history.DIRECTORY_NAME})/[0-9A-Za-z][0-9A-Za-z_.-]*\.json"
-    rf"|{snapshots.DIRECTORY_NAME}/[0-9A-F-]+\.arrow",
-    re.ASCII,
-)
+_FOLDERS = (HISTORY, TABLES, SNAPSHOTS)
 _ROUND = 5.0  # seconds after which what is copied is told to readers, though there is more
 _SEEN_INTERVAL = 30.0  # seconds between two signs of life of a consumer that does not move
 
@@ -160,14 +160,17 @@ class Upload:
         self._consumer = Consumer(self._directory, CONSUMER_NAME)
         if self._mirrors:
             self._names = {
-                name for folder in ("", *_FOLDERS) for name in self._remote.names(folder)
+                name
+                for folder in ("", *(one.name for one in _FOLDERS))
+                for name in self._remote.names(folder)
+                if owner_of(name) is not None
             }
         self.position = self._consumer.position.lsn
 
     def _read_own(self) -> dict[str, Any] | None:
         path = self._directory / UPLOAD_NAME
         try:
-            return _fields(path.read_bytes(), str(path), "id", "url")
+            return _fields(read_json_file(path), str(path), "id", "url")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -233,7 +236,7 @@ class Upload:
         files = None
         last = {state.copies[-1] for key, state in states.items() if key not in asked}
         for copy in (copy for state in states.values() for copy in state.copies):
-            name = f"{copies.DIRECTORY_NAME}/{copy.name}"
+            name = f"{TABLES.name}/{copy.name}"
             if name in self._names:
                 continue
             if copy.state == "snapshot" and self._remote.size(name) is None:
@@ -246,32 +249,30 @@ class Upload:
                 for path in paths:
                     if stop.is_set():
                         return False
-                    self._copy(path, f"{snapshots.DIRECTORY_NAME}/{path.name}")
+                    self._copy(path, f"{SNAPSHOTS.name}/{path.name}")
             self._copy(self._directory / name, name)
             self._names.add(name)
         return True
 
     def _copy_history(self) -> None:
         """Copy what has changed in the history of types and tables."""
-        folder = self._directory / history.DIRECTORY_NAME
-        if not folder.is_dir():
-            return
+        folder = HISTORY.path(self._directory)
         # This one is written again and again, after the others. So it is read before them, and
         # copied behind them.
-        last = folder / history.SEEN_NAME
-        seen = last.read_bytes() if last.exists() else None
-        for path in sorted(folder.glob("[!.]*.json")):
+        last = folder / SEEN_NAME
+        seen = read_json_file(last) if last.exists() else None
+        for path in (folder / name for name in HISTORY.names(self._directory)):
             status = path.stat()
             state = status.st_mtime_ns, status.st_size
             if path != last and self._history.get(path.name) != state:
-                self._write_history(path.name, path.read_bytes())
+                self._write_history(path.name, read_json_file(path))
                 self._history[path.name] = state
         if seen is not None and seen != self._seen:
-            self._write_history(history.SEEN_NAME, seen)
+            self._write_history(SEEN_NAME, seen)
             self._seen = seen
 
     def _write_history(self, name: str, content: bytes) -> None:
-        name = f"{history.DIRECTORY_NAME}/{name}"
+        name = f"{HISTORY.name}/{name}"
         self._remote.write(name, content)
         if self._mirrors:
             self._names.add(name)
@@ -314,8 +315,7 @@ class Upload:
         """The objects whose files are deleted."""
         here = {segment.path.name for segment in listed(self._directory)}
         for folder in _FOLDERS:
-            path = self._directory / folder
-            here |= {f"{folder}/{one.name}" for one in path.iterdir()} if path.exists() else set()
+            here |= {f"{folder.name}/{name}" for name in folder.names(self._directory)}
         return self._names - here - {UPLOAD_NAME, POSITION_NAME}
 
 
@@ -382,7 +382,7 @@ def downloaded_from(directory: Path) -> str | None:
     """
     path = directory / DOWNLOAD_NAME
     try:
-        return str(_fields(path.read_bytes(), str(path), "url")["url"])
+        return str(_fields(read_json_file(path), str(path), "url")["url"])
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -391,13 +391,14 @@ def downloaded_from(directory: Path) -> str | None:
 
 def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
     """The objects of a copy. Each kind is listed before those that were written before it."""
-    seen = f"{history.DIRECTORY_NAME}/{history.SEEN_NAME}"
+    seen = f"{HISTORY.name}/{SEEN_NAME}"
     if remote.size(seen) is not None:
         yield seen
     whole: set[tuple[int, int]] = set()
-    for folder in (history.DIRECTORY_NAME, copies.DIRECTORY_NAME, snapshots.DIRECTORY_NAME):
-        for name in remote.names(folder):
-            if not _IN_FOLDER.fullmatch(name):
+    for folder in _FOLDERS:
+        for name in remote.names(folder.name):
+            # A listing is others' text: no other files are written.
+            if owner_of(name) is not folder:
                 continue
             copy = copies.Copy.named(name.rpartition("/")[2])
             if copy is not None and copy.state == "snapshot":

@@ -279,14 +279,14 @@ class _Export:
             self._check(found, format, options)
         self.is_new = found is None
         self._manifest = found or new_manifest(format, options, source.identity)
-        (directory / TEMPORARY).mkdir(exist_ok=True)
+        TEMPORARY.make(directory)
 
     def _check_contents(self, format: str) -> None:
         """Refuse a directory that is not an export's, of this format."""
         from ._manifest import NAME, TEMPORARY
         from ._write import DATABASE
 
-        found = {path.name for path in self._directory.iterdir()} - {TEMPORARY}
+        found = {path.name for path in self._directory.iterdir()} - {TEMPORARY.name}
         if format == "duckdb":
             if found - {DATABASE, f"{DATABASE}.wal"}:
                 raise self._refused(found - {DATABASE, f"{DATABASE}.wal"})
@@ -398,7 +398,7 @@ class _Export:
         from ._step import Step
         from ._write import refusals
 
-        path = self._directory / TEMPORARY / "rows"
+        path = TEMPORARY.path(self._directory) / "rows"
         with (
             refusals(str(self._directory)),
             contextlib.closing(
@@ -427,7 +427,7 @@ class _Export:
         self._store.commit(self._manifest)
         if self._consumer is not None and plan.after is not None:
             self._consumer.advance(plan.after.position)
-        path.unlink(missing_ok=True)
+        TEMPORARY.delete(self._directory, path.name, missing_ok=True)
         self._tell()
 
     def _chunks(self, unit: Unit, step: Any) -> Iterator[Chunk]:

@@ -9,16 +9,16 @@ all files of a step are there or none of them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-import shutil
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
-from pgoutput_fast._disk import fsync_path
+from pgoutput_fast._disk import Folder, fsync_path
 from pgoutput_fast._forms import of_form
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.errors import PgOutputError
@@ -29,7 +29,16 @@ FORMAT_VERSION = 2
 _READ_VERSIONS = (1, 2)
 """Version 1 knows no snapshots, and tells tables apart by their names."""
 NAME = "_manifest.json"
-TEMPORARY = ".pgoutput_fast.tmp"
+_STEM = r"[\w%~-]+\.[\w%~-]+|[\w%~-]+~[0-9a-f]{12}"
+_FILES = (
+    r"_manifest\.json|changes\.duckdb(?:\.wal)?"
+    rf"|(?:_events|_errors|{_STEM})(?:\.v[0-9]+)?(?:\.part[0-9]+)?\.(?:parquet|arrow|csv)"
+)
+EXPORTED = Folder("", _FILES)
+TEMPORARY = Folder(".pgoutput_fast.tmp", rf"rows|{_FILES}")
+"""Where the files of a step are until it is whole."""
+SPILLED = Folder(f"{TEMPORARY.name}/duckdb", r"duckdb_temp_[\w-]+\.(?:tmp|block)")
+"""Where duckdb has what does not fit into its memory."""
 _LONGEST = 180  # most bytes of a file's name before the version, part and suffix
 
 
@@ -152,7 +161,7 @@ def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -
     }
 
 
-def checked(text: str, where: str) -> dict[str, Any]:
+def checked(text: str | bytes, where: str) -> dict[str, Any]:
     """Parse and check the JSON of a manifest.
 
     Raises
@@ -351,7 +360,7 @@ def give_names(directory: Path, names: list[str]) -> None:
     PgOutputError
         A file exists neither under its temporary name nor under its final name.
     """
-    temporary = directory / TEMPORARY
+    temporary = TEMPORARY.path(directory)
     for name in names:
         written = temporary / name
         if written.exists():
@@ -364,5 +373,16 @@ def give_names(directory: Path, names: list[str]) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete the files of work that was not finished."""
-    shutil.rmtree(directory / TEMPORARY, ignore_errors=True)
+    """Delete the files of work that was not finished, as far as that is possible.
+
+    Raises
+    ------
+    PgOutputError
+        Their folder is a symbolic link.
+    """
+    for folder in (SPILLED, TEMPORARY):
+        with contextlib.suppress(OSError):  # something else is there, which makes it fail later
+            for name in folder.listed(directory):
+                if folder.is_own(name):
+                    folder.delete(directory, name)
+            folder.path(directory).rmdir()

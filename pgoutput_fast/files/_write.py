@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from pgoutput_fast._disk import fsync_path, write_whole
+from pgoutput_fast._disk import create_file, fsync_path, read_json_file, write_whole
 from pgoutput_fast.errors import PgOutputError
 
 from ._as_text import csv_column, csv_type
 from ._manifest import (
+    EXPORTED,
     NAME,
+    SPILLED,
     TEMPORARY,
     checked,
     clear,
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from pgoutput_fast.captured.units import Unit
 
 DATABASE = "changes.duckdb"
+_CATALOG = "changes"
+"""What duckdb calls the database in a file of this name; statements name it, as a schema may have
+the same name."""
 
 # Rows of a row group. While a table is written, one row group of it is in memory.
 _GROUP_ROWS = 122_880
@@ -55,7 +60,7 @@ class Spill:
     """Batches of many schemas, in a temporary file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("x+b", buffering=1 << 20)
+        self._file = create_file(path, buffering=1 << 20)
         self._places: dict[int, list[int | Unit]] = {}
 
     def close(self) -> None:
@@ -196,7 +201,7 @@ class FileStore:
         path = self._directory / NAME
         found = None
         if path.exists():
-            found = checked(path.read_text(encoding="utf-8"), str(path))
+            found = checked(read_json_file(path), str(path))
             give_names(self._directory, found["publishing"])
             self._given = {one["files"] for one in found["tables"]}
             self._stems = set(map(folded, self._given))
@@ -223,7 +228,7 @@ class FileStore:
     def _part(self, parts: list[Entry], stem: str, schema: Any, batches: Any) -> int:
         part = f".part{len(parts) + 1}" if parts else ""
         name = f"{stem}{part}.{self._format}"
-        path = self._directory / TEMPORARY / name
+        path = TEMPORARY.path(self._directory) / name
         counted = _Counted(batches)
         with refusals(str(self._directory / name)):
             self._write(path, schema, counted)
@@ -234,7 +239,7 @@ class FileStore:
     def commit(self, manifest: Entry) -> None:
         """See `Store`."""
         manifest["publishing"] = self._names
-        temporary = self._directory / TEMPORARY
+        temporary = TEMPORARY.path(self._directory)
         # All files are synced together: with many tables that takes far less time than to sync each
         # when it is written.
         for name in self._names:
@@ -242,7 +247,7 @@ class FileStore:
                 fsync_path(temporary / name)
         with refusals(str(self._directory / NAME)):
             fsync_path(temporary)
-            write_whole(self._directory / NAME, manifest_lines(manifest), temporary / NAME)
+            write_whole(self._directory / NAME, manifest_lines(manifest), temporary)
             give_names(self._directory, self._names)
         self._names = []
 
@@ -254,7 +259,7 @@ class FileStore:
         """See `Store`."""
         # The manifest is deleted first, as it lists the other files.
         for name in (NAME, *file_names(manifest)):
-            (self._directory / name).unlink(missing_ok=True)
+            EXPORTED.delete(self._directory, name, missing_ok=True)
 
 
 # Columns of a change whose values hardly ever repeat.
@@ -274,9 +279,10 @@ def _write_parquet(path: Path, schema: Any, batches: Iterable[Any]) -> None:
         )
         for leaf in _leaves(field.name, field.type)
     ]
-    with pq.ParquetWriter(
-        str(path), schema, compression="zstd", use_dictionary=dictionaries
-    ) as writer:
+    with (
+        create_file(path) as file,
+        pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=dictionaries) as writer,
+    ):
         for group in grouped(batches):
             table = pa.Table.from_batches(group, schema)
             writer.write_table(table, row_group_size=max(1, len(table)))
@@ -301,7 +307,7 @@ def _leaves(path: str, type_: Any) -> Iterator[str]:
 
 
 def _write_arrow(path: Path, schema: Any, batches: Iterable[Any]) -> None:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+    with create_file(path) as file, pa.ipc.new_file(file, schema) as writer:
         for batch in joined(schema, batches):
             writer.write_batch(batch)
 
@@ -310,7 +316,7 @@ def _write_csv(path: Path, schema: Any, batches: Iterable[Any]) -> None:
     from pyarrow import csv
 
     printed = pa.schema([pa.field(field.name, csv_type(field.type)) for field in schema])
-    with csv.CSVWriter(str(path), printed) as writer:
+    with create_file(path) as file, csv.CSVWriter(file, printed) as writer:
         for batch in joined(schema, batches):
             for start in range(0, len(batch), _CSV_ROWS):
                 columns = [csv_column(one) for one in batch.slice(start, _CSV_ROWS).columns]
@@ -369,7 +375,7 @@ class DuckdbStore:
         """The connection, in a transaction."""
         if self._connection is None:
             self._is_new = not self._path.exists()
-            path = self._directory / TEMPORARY / DATABASE if self._is_new else self._path
+            path = TEMPORARY.path(self._directory) / DATABASE if self._is_new else self._path
             with self._refusals():
                 self._connection = self._duckdb.connect(
                     str(path),
@@ -378,7 +384,7 @@ class DuckdbStore:
                         # are not downloaded.
                         "threads": 1,
                         "memory_limit": f"{_DUCKDB_MEGABYTES}MB",
-                        "temp_directory": str(self._directory / TEMPORARY / "duckdb"),
+                        "temp_directory": str(SPILLED.path(self._directory)),
                         "autoinstall_known_extensions": False,
                         # Small tables take a few blocks each, by default of 256 kB. Blocks of 64 kB
                         # make large tables no larger; still smaller blocks would.
@@ -394,9 +400,9 @@ class DuckdbStore:
         clear(self._directory)
         if not self._path.exists():
             return None
-        (self._directory / TEMPORARY).mkdir()
+        TEMPORARY.make(self._directory)
         try:
-            found = self._open().execute("FROM pgoutput_fast.manifest").fetchall()
+            found = self._open().execute(f"FROM {_CATALOG}.pgoutput_fast.manifest").fetchall()
         except self._duckdb.CatalogException as error:
             self.close()
             raise PgOutputError(
@@ -443,7 +449,7 @@ class DuckdbStore:
 
     def _rows(self, parts: list[Entry], name: list[str], schema: Any, batches: Any) -> int:
         connection = self._open()
-        counted = _Counted(batches)
+        counted, full_name = _Counted(batches), _quoted(_CATALOG, *name)
         with refusals(f"table {_quoted(*name)} of {self._path}"), self._refusals():
             reader = pa.RecordBatchReader.from_batches(schema, joined(schema, counted))
             connection.register("pgoutput_fast_rows", reader)
@@ -457,10 +463,11 @@ class DuckdbStore:
                 limit = _DUCKDB_MEGABYTES + int(self._made * _DUCKDB_MEGABYTES_PER_TABLE)
                 connection.execute(f"SET memory_limit='{limit}MB'")
             if parts:
-                connection.execute(f"INSERT INTO {_quoted(*name)} FROM pgoutput_fast_rows")
+                connection.execute(f"INSERT INTO {full_name} FROM pgoutput_fast_rows")
             else:
-                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(name[0])}")
-                connection.execute(f"CREATE TABLE {_quoted(*name)} AS FROM pgoutput_fast_rows")
+                schema_name = _quoted(_CATALOG, name[0])
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema_name}")
+                connection.execute(f"CREATE TABLE {full_name} AS FROM pgoutput_fast_rows")
             connection.unregister("pgoutput_fast_rows")
         parts.append({"rows": counted.rows})
         return counted.rows
@@ -469,9 +476,10 @@ class DuckdbStore:
         """See `Store`."""
         connection = self._open()
         with refusals(str(self._path)), self._refusals():
-            connection.execute("CREATE SCHEMA IF NOT EXISTS pgoutput_fast")
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_CATALOG}.pgoutput_fast")
             connection.execute(
-                "CREATE OR REPLACE TABLE pgoutput_fast.manifest AS SELECT ?::VARCHAR AS manifest",
+                f"CREATE OR REPLACE TABLE {_CATALOG}.pgoutput_fast.manifest AS "
+                "SELECT ?::VARCHAR AS manifest",
                 [json.dumps(manifest)],
             )
             connection.execute("COMMIT")
@@ -479,7 +487,7 @@ class DuckdbStore:
             connection.close()
             self._connection = None
             if self._is_new:
-                written = self._directory / TEMPORARY / DATABASE
+                written = TEMPORARY.path(self._directory) / DATABASE
                 fsync_path(written)
                 written.rename(self._path)
                 fsync_path(self._directory)
@@ -495,7 +503,7 @@ class DuckdbStore:
         """See `Store`."""
         del manifest  # it is in the database
         for name in (DATABASE, f"{DATABASE}.wal"):
-            (self._directory / name).unlink(missing_ok=True)
+            EXPORTED.delete(self._directory, name, missing_ok=True)
 
 
 def open_store(directory: Path, format: str) -> Store:

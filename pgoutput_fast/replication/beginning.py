@@ -9,16 +9,22 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._disk import claim_directory, fsync_path, write_whole
+from .._disk import claim_directory, fsync_path, read_json_file, write_whole
 from .._forms import MALFORMED
-from ..directory import consumers, copies, history, requests, snapshots
+from ..directory import requests, snapshots
 from ..directory.copies import Tables
 from ..directory.looking import check_marks, files_of_copy
-from ..directory.uploading import DOWNLOAD_NAME, UPLOAD_NAME, downloaded_from
+from ..directory.uploading import downloaded_from
 from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn
-from ..segments import SegmentMetadata, SegmentWriter, prepared
-from ..segments.format import POSITION_NAME, SLOT_NAME
+from ..segments import SegmentMetadata, SegmentWriter
+from ..segments.folders import (
+    DOWNLOAD_NAME,
+    POSITION_NAME,
+    SEGMENTS,
+    SLOT_NAME,
+    others_in,
+)
 from ..segments.listing import has_begun
 from .attempt import unless_stopped
 from .source import missing_slot
@@ -31,12 +37,6 @@ if TYPE_CHECKING:
     from ..connections import ConnectionParameters
     from .snapshot import ServerSnapshot
     from .stream_options import StreamOptions
-
-# What a capture that was ended early has left in a new directory; and what a file system has made.
-_OWN_NAMES = {
-    SLOT_NAME, UPLOAD_NAME, copies.DIRECTORY_NAME, snapshots.DIRECTORY_NAME, history.DIRECTORY_NAME,
-    requests.DIRECTORY_NAME, consumers.DIRECTORY_NAME, prepared.DIRECTORY_NAME, "lost+found",
-}  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _Intention:
     def is_there(self) -> bool:
         """Whether the slot is the one that was to be made."""
         try:
-            found: object = json.loads(self._path.read_text(encoding="utf-8"))
+            found: object = json.loads(read_json_file(self._path))
         except FileNotFoundError:
             return False
         except (OSError, *MALFORMED) as error:
@@ -83,7 +83,7 @@ class _Intention:
     def remove(self) -> None:
         """The directory has begun with the slot."""
         try:
-            self._path.unlink()
+            SEGMENTS.delete(self._path.parent, SLOT_NAME)
             fsync_path(self._path.parent)
         except FileNotFoundError:
             pass
@@ -250,12 +250,10 @@ def _check_empty(directory: Path) -> None:
         There are other things in it, or it can't be read.
     """
     try:
-        found = sorted(path.name for path in directory.iterdir())
-    except FileNotFoundError:
-        return
+        found = others_in(SEGMENTS, directory)
     except OSError as error:
         raise PgOutputError(f"can't read {directory}: {error.strerror}") from error
-    others = [name for name in found if name not in _OWN_NAMES and not name.startswith(".")]
+    others = [name for name in found if not name.startswith(".")]
     if others:
         shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
         raise PgOutputError(
@@ -292,7 +290,7 @@ def _adopt_download(directory: Path) -> None:
     """The directory goes on with the slot, so that it is an original."""
     path = directory / DOWNLOAD_NAME
     try:
-        path.unlink()
+        SEGMENTS.delete(directory, DOWNLOAD_NAME)
         fsync_path(directory)
     except FileNotFoundError:
         pass

@@ -13,6 +13,7 @@ from ..directory.retention import Keep
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentWriter
+from ..segments.folders import report_others
 from ..segments.format import check_options
 from .attempt import unless_stopped
 from .beginning import Begun, begin_directory
@@ -265,6 +266,7 @@ def capture(
             adopt_slot=adopt_slot, open_first=open_first if copies else None, stop=stop,
         )  # fmt: skip
 
+    report_others(Path(directory))
     members, types, begun = first_connection(begin, retry_for, stop)
     with contextlib.ExitStack() as held:
         writer = held.enter_context(begun.writer)

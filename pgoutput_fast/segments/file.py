@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from .._disk import create_file
 from ..errors import PgOutputError
 from .format import (
     CRC_KEY,
@@ -60,7 +61,7 @@ class SegmentFile:
         self.path = path
         self._structure = Structure(path, metadata, part, _NOT_ACKNOWLEDGED)
         self._metadata = metadata.to_json().encode()
-        self._file = path.open("xb")
+        self._file = create_file(path)
         schema = segment_schema().with_metadata({METADATA_KEY: self._metadata})
         self._arrow = self._pa.ipc.new_file(self._file, schema, options=options)
         self._begins_at = self._file.tell()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import struct
 import zlib
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._forms import MALFORMED, of_form
 from ..errors import MAX_FRAME_LENGTH, PgOutputError
 from ..lsn import format_lsn, parse_lsn
+from .folders import SEGMENTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,16 +39,7 @@ ANNOUNCED_LSN = 0
 """The value of the column `lsn` for a Relation or Type, both for those that the server sends and
 for those that are repeated at the beginning of a file. They have no place in the server's log."""
 MAX_PART = 99999
-POSITION_NAME = "position.json"
-BEGIN_NAME = "begin.json"
-SLOT_NAME = "slot.json"
-"""While a capture makes its slot, this file names it."""
-TEMPORARY = re.compile(
-    r"\.([0-9]{5})\.arrow\.tmp|\.merged\.arrow\.tmp|\.(?:position|begin|slot|upload)\.json\.tmp",
-    re.ASCII,
-)
 _PADDING = 16 * 64
-_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})(?:-of-([0-9]{5}))?\.arrow", re.ASCII)
 # Advice about a damaged file. It can't be captured again, as the server has forgotten what was
 # acknowledged.
 RESTORE = (
@@ -273,8 +264,8 @@ class Segment(NamedTuple):
     @classmethod
     def named(cls, directory: Path, name: str) -> Segment | None:
         """Do the same; None if the name is not that of a segment."""
-        match = _NAME.fullmatch(name)
-        if match is None:
+        match = SEGMENTS.match(name)
+        if match is None or not match[1]:
             return None
         start, end, part, parts = match.groups("0")
         return cls(int(start, 16), int(end, 16), int(part), int(parts), directory, name)

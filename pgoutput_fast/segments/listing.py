@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._disk import read_json_file
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
-from .format import BEGIN_NAME, POSITION_NAME, RESTORE, TEMPORARY, Segment, SegmentMetadata
+from .folders import BEGIN_NAME, POSITION_NAME, SEGMENTS
+from .format import RESTORE, Segment, SegmentMetadata
 from .reader import SegmentReader
 
 if TYPE_CHECKING:
@@ -190,8 +192,10 @@ def _incomplete(group: SegmentGroup) -> PgOutputError:
 
 def _is_last_part_unnamed(group: SegmentGroup) -> bool:
     """Whether the last part still has its temporary name: a capture renames it last."""
-    found = map(TEMPORARY.fullmatch, _names(group.parts[0].directory))
-    return any(match and match[1] and int(match[1]) > group.parts[-1].part for match in found)
+    found = map(SEGMENTS.unfinished, _names(group.parts[0].directory))
+    return any(
+        match and match["part"] and int(match["part"]) > group.parts[-1].part for match in found
+    )
 
 
 class Contents(NamedTuple):
@@ -257,7 +261,7 @@ def begin_of(directory: Path) -> int:
 def _stored(path: Path, key: str) -> int:
     """An LSN from a file in JSON; 0 if there is no file."""
     try:
-        fields = of_form(json.loads(path.read_text(encoding="utf-8")), dict[str, Any], "fields")
+        fields = of_form(json.loads(read_json_file(path)), dict[str, Any], "fields")
         return parse_lsn(of_form(fields.get(key, "0/0"), str, key))
     except FileNotFoundError:
         return 0
@@ -280,7 +284,7 @@ def stored_metadata(directory: Path) -> SegmentMetadata | None:
     """
     path = directory / POSITION_NAME
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_json_file(path))
         return SegmentMetadata.from_json(json.dumps(fields["metadata"]))
     except FileNotFoundError:
         return None

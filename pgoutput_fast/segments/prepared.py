@@ -10,27 +10,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._disk import fsync_path
+from .._disk import becoming, create_file, fsync_path
 from .._forms import of_form
 from ..errors import PgOutputError, printable
+from .folders import PREPARED
 from .format import CRC_KEY, END_KEY, LAST_PART, checksum, require_pyarrow
 from .ipc import record_batch_blocks, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ..transactions.assembler import Prepared
 
-DIRECTORY_NAME = "prepared"
-
 _METADATA_KEY = b"pgoutput_fast.prepared"
 _FORMAT_VERSION = 2
-# PREPARE's LSN and xid; and where it was committed or rolled back, once that came.
-_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{8})(?:-([0-9A-F]{16}))?\.arrow", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,17 +62,18 @@ class PreparedTransactions:
     """
 
     def __init__(self, directory: Path, position: int) -> None:
-        self._directory = directory / DIRECTORY_NAME
+        self._of = directory
+        self._directory = PREPARED.path(directory)
         self._position = position
         # Whether the stream has come so far, so that all came that the server sends from before.
         self._is_past = False
         self._paths: dict[tuple[int, str], Path] = {}
         self._ended: list[tuple[int, Path]] = []
         try:
-            for path in sorted(self._directory.iterdir()) if self._directory.exists() else ():
-                match = _NAME.fullmatch(path.name)
-                if path.suffix == ".tmp" or (match and match[3] and int(match[3], 16) <= position):
-                    path.unlink()
+            for name in PREPARED.names(directory):
+                match = PREPARED.match(name)
+                if match and match[3] and int(match[3], 16) <= position:
+                    PREPARED.delete(directory, name)
         except OSError as error:
             raise self._refused(error) from error
 
@@ -99,9 +96,8 @@ class PreparedTransactions:
         PgOutputError
             A file can't be read, or is damaged.
         """
-        for path in sorted(self._directory.iterdir()) if self._directory.exists() else ():
-            if _NAME.fullmatch(path.name) is None:
-                continue
+        for name in PREPARED.names(self._of):
+            path = self._directory / name
             kept = _read(path, spill_directory)
             self._paths[kept.xid, kept.gid] = path
             yield kept
@@ -124,12 +120,9 @@ class PreparedTransactions:
             return
         path = self._directory / f"{kept.lsn:016X}-{kept.xid:08X}.arrow"
         try:
-            if not self._directory.exists():
-                self._directory.mkdir()
-                fsync_path(self._directory.parent)
-            temporary = path.with_suffix(".tmp")
-            _write(temporary, kept)
-            temporary.rename(path)
+            PREPARED.make(self._of)
+            with becoming(path) as temporary:
+                _write(temporary, kept)
             fsync_path(self._directory)
         except OSError as error:
             raise self._refused(error) from error
@@ -154,7 +147,7 @@ class PreparedTransactions:
         is_durable = end_lsn <= self._position
         try:
             if is_durable:
-                path.unlink()
+                PREPARED.delete(self._of, path.name)
             else:
                 path.rename(renamed)
             fsync_path(self._directory)
@@ -175,7 +168,7 @@ class PreparedTransactions:
         try:
             for end_lsn, path in self._ended:
                 if end_lsn <= position:
-                    path.unlink(missing_ok=True)
+                    PREPARED.delete(self._of, path.name, missing_ok=True)
         except OSError as error:
             raise self._refused(error) from error
         self._ended = [one for one in self._ended if one[0] > position]
@@ -215,7 +208,7 @@ def _write(path: Path, kept: Prepared) -> None:
         custom = {CRC_KEY: (checksum(index, batch, more) or "").encode()}
         writer.write_batch(batch, custom_metadata=custom | ({END_KEY: LAST_PART} if more else {}))
 
-    with path.open("wb") as file:
+    with create_file(path) as file:
         with pa.ipc.new_file(file, schema) as writer:
             index = 0
             for run in stage.runs():

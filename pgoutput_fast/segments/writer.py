@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
-from .._disk import claim_directory, fsync_path, write_whole
+from .._disk import claim_directory, fsync_path, read_json_file, temporary_path, write_whole
 from .._forms import MALFORMED
 from .._impl import implementation, twin
 from ..errors import DecodeError, PgOutputError, printable
@@ -18,14 +18,13 @@ from ..lsn import format_lsn, parse_lsn
 from ..protocol.wire import fields_reader
 from .announced import Announced
 from .file import SegmentFile
+from .folders import POSITION_NAME, SEGMENTS, delete_unfinished
 from .format import (
     ANNOUNCED_LSN,
     BATCH_BYTES,
     BATCH_FRAMES,
     MAX_PART,
-    POSITION_NAME,
     RESTORE,
-    TEMPORARY,
     SegmentMetadata,
     check_options,
     require_pyarrow,
@@ -275,7 +274,7 @@ class SegmentWriter:
                 self._file.discard()
                 self._file = None
             for path in self._temporary:
-                path.unlink(missing_ok=True)
+                SEGMENTS.delete(self.directory, path.name, missing_ok=True)
             self._temporary = []
         finally:
             os.close(self._lock)
@@ -357,18 +356,16 @@ class SegmentWriter:
         """
         if unfinished is not None:
             for segment in unfinished.parts:
-                segment.path.unlink()
+                SEGMENTS.delete(self.directory, segment.name)
             fsync_path(self.directory)
-        for path in self.directory.iterdir():
-            if TEMPORARY.fullmatch(path.name):
-                path.unlink()
+        delete_unfinished(self.directory)
         fsync_path(self.directory)
 
     def _read_position(self) -> int | None:
         """The stored LSN that was acknowledged without a segment; None if there is none."""
         path = self.directory / POSITION_NAME
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = json.loads(read_json_file(path))
             found = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
             position = parse_lsn(fields["position"])
             self._stored_end = parse_lsn(fields.get("segments_end", "0/0"))
@@ -723,7 +720,7 @@ class SegmentWriter:
             raise PgOutputError(
                 f"a transaction needs more than {MAX_PART + 1} parts; give a larger segment_bytes="
             )
-        path = self.directory / f".{part:05d}.arrow.tmp"
+        path = temporary_path(self.directory / f"{part:05d}.arrow")
         self._temporary.append(path)
         metadata = dataclasses.replace(self._metadata, start_lsn=self._start_lsn)
         self._file = SegmentFile(path, metadata, self._ipc_options, part)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pgoutput_fast._disk import read_json_file
+from pgoutput_fast.directory.consumers import check_consumer_name
 from pgoutput_fast.directory.remote import refuse_secrets, without_secrets
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy
@@ -126,7 +128,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         table=table,
         tables=tables,
         output=output,
-        consumer=found.text("consumer"),
+        consumer=found.value("consumer", check_consumer_name),
         capture=capture,
         dsn=_dsn(found.text("dsn")),
         slot=slot,
@@ -284,7 +286,7 @@ def _policies(text: str) -> Policies:
 
 
 def _registry(path: str) -> TypeRegistry:
-    return TypeRegistry.from_json(Path(path.removeprefix("file://")).read_bytes())
+    return TypeRegistry.from_json(read_json_file(Path(path.removeprefix("file://"))))
 
 
 def _capture_options(found: _Options, capture: str) -> dict[str, Any]:

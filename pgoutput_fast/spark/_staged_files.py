@@ -8,6 +8,7 @@ They are deleted when the window is written.
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import tempfile
 import uuid
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from pgoutput_fast.directory import history
+from pgoutput_fast._disk import Folder, delete_below
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.segments.folders import HISTORY, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 STAGED = "_staged"
 """The directory in a target that has such files."""
 
+_NET_FILE = re.compile(r"[0-9]+-[0-9a-f]{32}\.parquet")
 _THREADS = 8
 _BLOCK = 1 << 20
 
@@ -47,6 +50,8 @@ def staging(place: Place) -> Iterator[str]:
     str
         Its path in the place.
     """
+    if place.path is not None:
+        Folder(STAGED, "").path(place.path)
     prefix = f"{STAGED}/{uuid.uuid4().hex}"
     try:
         yield prefix
@@ -79,7 +84,7 @@ def staged(place: Place, directory: Path, units: Iterable[Unit]) -> Iterator[str
         The storage refuses, or a file can't be read.
     """
     files = [path for unit in units for path in unit.files]
-    files += sorted((directory / history.DIRECTORY_NAME).glob("*.json"))
+    files += [HISTORY.path(directory) / name for name in HISTORY.names(directory)]
     storage = place.filesystem()
 
     def put(path: Path, name: str) -> None:
@@ -112,13 +117,23 @@ def clear(place: Place) -> None:
     _delete(place, place.filesystem(), STAGED)
 
 
+def _is_own(path: str) -> bool:
+    """Whether a file is of a driver's directory, by its path in the place."""
+    match = re.fullmatch(rf"{STAGED}/[0-9a-f]{{32}}/(.+)", path)
+    return match is not None and (
+        owner_of(match[1]) is not None or _NET_FILE.fullmatch(match[1]) is not None
+    )
+
+
 def _delete(place: Place, storage: Any, directory: str) -> None:
     with place.refusals(directory):
         if place.path is not None:
-            shutil.rmtree(place.path / directory, ignore_errors=True)
+            delete_below(place.path / directory, lambda path: _is_own(f"{directory}/{path}"))
             return
         chosen = fs.FileSelector(directory, recursive=True, allow_not_found=True)
-        found = [one.path for one in storage.get_file_info(chosen) if one.is_file]
+        found = [
+            one.path for one in storage.get_file_info(chosen) if one.is_file and _is_own(one.path)
+        ]
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(storage.delete_file, found))
 
@@ -167,10 +182,9 @@ def taken(
             (number, unit._replace(files=tuple(map(local, unit.files)))) for number, unit in units
         ]
         with place.refusals(prefix):
-            chosen = fs.FileSelector(f"{prefix}/{history.DIRECTORY_NAME}", allow_not_found=True)
+            chosen = fs.FileSelector(f"{prefix}/{HISTORY.name}", allow_not_found=True)
             names = [
-                f"{history.DIRECTORY_NAME}/{Path(one.path).name}"
-                for one in storage.get_file_info(chosen)
+                f"{HISTORY.name}/{Path(one.path).name}" for one in storage.get_file_info(chosen)
             ]
             names += [str(path.relative_to(own)) for _, unit in found for path in unit.files]
             with ThreadPoolExecutor(_THREADS) as pool:

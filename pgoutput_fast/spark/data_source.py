@@ -48,13 +48,12 @@ except ImportError as error:
         "decode_frames, decode_udf and read_segments work with it"
     ) from error
 
-from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.embedded_capture import EmbeddedCapture
 from pgoutput_fast.captured.histories import has_commit, has_copy, newest_commit, newest_copy
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.captured.units import SegmentSource, open_source
-from pgoutput_fast.directory.consumers import Consumer
+from pgoutput_fast.directory.consumers import Consumer, claim_consumer
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.reading import Position
 from pgoutput_fast.errors import PgOutputError
@@ -545,15 +544,12 @@ class _Planner:
     # --- offsets ---------------------------------------------------------------------------------
 
     def _claim(self) -> None:
-        directory = self._options.segments
-        (directory / "consumers").mkdir(exist_ok=True)
         end = time.monotonic() + _ENDING
         while self._lock is None:
             try:
-                self._lock = claim_directory(
-                    directory / "consumers" / f".{self._name}.lock", "Spark query", "a consumer",
-                    f"consumer {self._name!r} of {directory} (give another query the option "
-                    "consumer)",
+                self._lock = claim_consumer(
+                    self._options.segments, self._name, "Spark query",
+                    " (give another query the option consumer)",
                 )  # fmt: skip
             except PgOutputError:
                 if time.monotonic() > end:

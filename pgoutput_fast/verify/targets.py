@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from .._disk import read_json_file
 from ..errors import PgOutputError
 from ..files import export
 from ..files._manifest import NAME, checked
@@ -182,7 +183,7 @@ class ExportTarget:
         if not self._path.is_file():
             path = self._path / NAME
             try:
-                return checked(path.read_text(encoding="utf-8"), str(path))
+                return checked(read_json_file(path), str(path))
             except OSError as error:
                 raise PgOutputError(f"can't read {path}: {error.strerror}") from error
         with self._database.attached() as connection:

@@ -28,6 +28,7 @@ from written_segments import (
 )
 
 from pgoutput_fast import segments
+from pgoutput_fast._disk import temporary_path
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import (
     Segment,
@@ -226,7 +227,7 @@ def test_lost_batches_are_found_and_nothing_is_deleted(
         assert out.flush() == 110
     (segment,) = list_segments(tmp_path)
     rewrite(segment.path, batches=batches)
-    left = tmp_path / ".00000.arrow.tmp"
+    left = temporary_path(tmp_path / "00000.arrow")
     left.write_bytes(b"left by a kill")
     content = segment.path.read_bytes()
     with pytest.raises(PgOutputError, match=rf"{segment.path.name} is damaged: {what}.*; restore"):
@@ -269,7 +270,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
 def test_last_part_that_is_gone_is_an_error(tmp_path: Path, parts: list[Segment]) -> None:
     """Where it was acknowledged; the server can't send it again."""
     parts[-1].path.unlink()
-    (tmp_path / ".00000.arrow.tmp").write_bytes(b"of another capture")
+    temporary_path(tmp_path / "00000.arrow").write_bytes(b"of another capture")
     before = names(tmp_path)
     with pytest.raises(PgOutputError, match=r"D2-00000-of-.*\.arrow is not complete: there are"):
         list_segments(tmp_path)
@@ -313,7 +314,7 @@ def test_listing_while_the_last_part_gets_its_name(
     tmp_path: Path, parts: list[Segment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = parts[-1].path
-    temporary = tmp_path / f".{parts[-1].part:05d}.arrow.tmp"
+    temporary = temporary_path(tmp_path / f"{parts[-1].part:05d}.arrow")
     last.rename(temporary)
     assert len(list_segments(tmp_path)) == 1
     listed = listing.chain

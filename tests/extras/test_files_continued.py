@@ -200,7 +200,7 @@ def test_files_get_their_names_when_the_manifest_has_them(
     result = files.export(land.directory, out)
     assert result.rows == 0
     assert [len(rows_of(out, one)) for one in result.tables] == [300, 300]
-    assert not (out / _manifest.TEMPORARY).exists()
+    assert not (out / _manifest.TEMPORARY.name).exists()
 
 
 @pytest.mark.slow
@@ -312,7 +312,7 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
     (made / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("")
     (tmp_path / "blocked").mkdir()
-    (tmp_path / "blocked" / _manifest.TEMPORARY).write_text("")
+    (tmp_path / "blocked" / _manifest.TEMPORARY.name).write_text("")
     cases: list[tuple[Any, Path, dict[str, Any], str]] = [
         (land.directory, made, {}, r"other things in it \(notes\.txt\)"),
         (land.directory, land.directory, {}, "other things in it"),
@@ -330,7 +330,7 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
         (other, out, {}, "another source: slot 's' is not 'another'"),
         (recording, out, {}, "another source: kind 'segments' is not 'recording'"),
         (land.directory, tmp_path / "file", {}, "can't use .*file for files"),
-        (land.directory, tmp_path / "blocked", {}, "can't write .*blocked: File exists"),
+        (land.directory, tmp_path / "blocked", {}, "can't write .*blocked: Not a directory"),
         (land.directory, tmp_path / "new", {"format": "orc"}, "format='orc': expected one of"),
         (land.directory, tmp_path / "new", {"part_bytes": 0}, "part_bytes must be 1"),
         (land.directory, tmp_path / "new", {"on_error": "skip"}, "on_error='skip'"),

@@ -260,17 +260,19 @@ def test_what_no_commit_has_is_deleted_after_a_while(
     made: MadeDirectory, tables: ParquetTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = directory(tables) / "_uncommitted"
-    for name, hours in (("old.parquet", 7), ("old.json", 7), ("new.parquet", 5)):
+    old, new = f"changes-{'0' * 32}.parquet", f"changes-{'1' * 32}.parquet"
+    log = f".{7:020}.json.{'0' * 16}.tmp"
+    for name, hours in ((old, 7), (log, 7), (new, 5), ("theirs.parquet", 7)):
         (left / name).touch()
         then = time.time() - 3600 * hours
         os.utime(left / name, (then, then))
     sync(made, tables)
     monkeypatch.setattr(parquet_table, "VACUUMED", 2)
     for number, (options, there) in enumerate([
-        ({"maintenance": False}, ["new.parquet", "old.json", "old.parquet"]),
-        ({}, ["new.parquet"]),
-        ({"retention_hours": 5}, ["new.parquet"]),  # it is not yet time again
-        ({"retention_hours": 4}, []),
+        ({"maintenance": False}, [log, old, new, "theirs.parquet"]),
+        ({}, [new, "theirs.parquet"]),
+        ({"retention_hours": 5}, [new, "theirs.parquet"]),  # it is not yet time again
+        ({"retention_hours": 4}, ["theirs.parquet"]),
     ]):  # fmt: skip
         made.commit(1500 + 100 * number, WIDER.relation(),
                     testing.insert(WIDER, [10 + number, "e", 8]))  # fmt: skip

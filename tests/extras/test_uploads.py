@@ -381,18 +381,18 @@ def test_the_history_is_copied_and_its_last_file_again(
     history = made.directory / "history"
     history.mkdir()
     (history / "seen.json").write_text("1")
-    (history / "0000-0001.json").write_text("{}")
-    (history / ".seen.json.tmp").write_text("no")
+    (history / "0000000000000000-0000000000000001.json").write_text("{}")
+    (history / ".seen.json.0123456789abcdef.tmp").write_text("no")
     upload = whole(upload_of(made, storage))
     order = [name for name in storage.written if name.startswith("history/")]
-    assert order == ["history/0000-0001.json", "history/seen.json"]
+    assert order == ["history/0000000000000000-0000000000000001.json", "history/seen.json"]
     (history / "seen.json").write_text("2")
     whole(upload)
     assert storage.objects()["history/seen.json"] == b"2"
-    assert storage.written.count("history/0000-0001.json") == 1
+    assert storage.written.count("history/0000000000000000-0000000000000001.json") == 1
     download(storage.url, tmp_path / "there", endpoint=storage.endpoint)
     found = {path.name: path.read_text() for path in (tmp_path / "there" / "history").iterdir()}
-    assert found == {"seen.json": "2", "0000-0001.json": "{}"}
+    assert found == {"seen.json": "2", "0000000000000000-0000000000000001.json": "{}"}
 
 
 # --- refusals ------------------------------------------------------------------------------------
