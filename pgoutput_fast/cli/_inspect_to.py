@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import glob
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,13 @@ def run_export(
             "--to and --table, inspect shows which there are"
         )
     return 0
+
+
+def is_of(tables: Iterable[str], patterns: Sequence[str]) -> bool:
+    """Whether one of some tables matches one of some patterns; True without patterns."""
+    return not patterns or any(
+        fnmatchcase(table, pattern) for table in tables for pattern in patterns
+    )
 
 
 def table_patterns(tables: tuple[str, ...]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import json
 import sys
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
 from ._inspect_directory import described, files_of, lines_of
-from ._inspect_to import policies_option, run_export, table_patterns, types_option
+from ._inspect_to import is_of, policies_option, run_export, table_patterns, types_option
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain
 
@@ -131,10 +130,10 @@ class _Filter:
         xids = {shown.xid, getattr(shown.message, "xid", None)}
         if self._xids and not self._xids & xids:
             return False
-        if self._tables and not any(
-            fnmatchcase(table, pattern) for table in shown.tables for pattern in self._tables
-        ):
+        if not is_of(shown.tables, self._tables):
             return False
+        if shown.is_read:  # its frame is an Insert, and no server has sent it
+            return not self._tags
         self._seen_tags.add(shown.tag)
         return not self._tags or shown.tag in self._tags
 
@@ -272,7 +271,10 @@ class _Command(click.Command):
 )
 @click.option("--xid", "xids", multiple=True, type=int, help="Only of this transaction.")
 @click.option(
-    "--tag", "tags", callback=_checked_tags, help="Only messages with these tags, e.g. IUD."
+    "--tag",
+    "tags",
+    callback=_checked_tags,
+    help="Only messages with these tags, e.g. IUD; no rows of snapshots.",
 )
 @click.option("--full", is_flag=True, help="Do not cut long values in lines.")
 @click.option("--stats", is_flag=True, help="Counts instead of messages.")

@@ -13,6 +13,7 @@ from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
 from ._dsn import dsn_options, given_dsn, publications_option
+from ._inspect_to import is_of, table_patterns
 from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
 
@@ -31,6 +32,14 @@ def _types(dsn: str) -> TypeRegistry:
 @click.command(context_settings={"allow_extra_args": True})
 @dsn_options
 @publications_option(required=True, help="One or more.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only messages of these tables: name or schema.name, with *, ? and [...] in the shell's "
+    "quotes.",
+)
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
 @values_option
 @click.option("--binary", is_flag=True, help="Ask for values in binary form.")
@@ -42,6 +51,7 @@ def command(
     dsn: str | None,
     dsn_file: Path | None,
     publications: tuple[str, ...],
+    tables: tuple[str, ...],
     as_objects: bool,
     values: Values | None,
     binary: bool,
@@ -59,6 +69,7 @@ def command(
     if values and not as_objects:
         raise click.UsageError("--values is for --json")
     dsn = given_dsn(context, dsn, dsn_file)
+    patterns = table_patterns(tables)
     lines = Lines(full=full, paint=paint_for(sys.stdout))
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
     try:
@@ -79,7 +90,9 @@ def command(
             while (batch := stream.receive()) is not None:
                 for lsn, _, time, frame in batch.frames:
                     shown = decoder.decode(lsn, time, frame)
-                    print(as_json(shown, typed=values == "typed") if as_objects else lines(shown))
+                    if is_of(shown.tables, patterns):
+                        typed = values == "typed"
+                        print(as_json(shown, typed=typed) if as_objects else lines(shown))
                     if isinstance(shown.message, Begin):
                         in_transaction = True
                     elif isinstance(shown.message, Commit):
