@@ -15,6 +15,11 @@ def quoted(*names: str) -> str:
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
+def empty(schema: pa.Schema) -> pa.Table:
+    """A table without rows. Arrow's own function has none for lists of an extension type."""
+    return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
 def same(
     types: pa.StructType | pa.Schema,
     names: Sequence[str],

@@ -23,7 +23,7 @@ from ..errors import PgOutputError
 from ..names import distinct_names
 from ..segments.reader import Commit
 from .duckdb_file import DuckdbFile, lacks_memory
-from .duckdb_sql import quoted, same
+from .duckdb_sql import empty, quoted, same
 from .targets import (
     CHANGES_ALONE,
     CHANGES_DELETED,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .folding import NetChanges
     from .targets import Alteration
 
-DECODED_FOR = "portable"
+DECODED_FOR = "duckdb"
 """Of the decoder's targets the one whose columns duckdb takes."""
 
 _AHEAD = 2
@@ -385,7 +385,7 @@ class DuckdbTarget:
     def types_of(self, schema: pa.Schema) -> dict[str, str]:
         """The types of duckdb for columns of Arrow."""
         if schema not in self._types:
-            found = self.run("DESCRIBE FROM columns_of", columns_of=schema.empty_table())
+            found = self.run("DESCRIBE FROM columns_of", columns_of=empty(schema))
             self._types[schema] = {row[0]: row[1] for row in found}
         return self._types[schema]
 
@@ -548,7 +548,7 @@ class _State:
             schema = schema.append(pa.field(self._target.kept.soft_deletes, DELETED_AT))
         with self._target.alone():
             self._target.run(
-                f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=schema.empty_table()
+                f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=empty(schema)
             )
             self._target.made("state", self._held.stored)
         self._is_empty = True
@@ -711,7 +711,9 @@ class _State:
         was = dict(zip((field.name for field in moved.type), moved.flatten(), strict=True))
         for i, name in enumerate(net.key):
             here = given.column(name).combine_chunks()
-            columns[f"k{i}"] = pc.if_else(moved.is_valid(), was[name], here)
+            # Not if_else, which Arrow has for no extension type.
+            at = np.arange(len(here)) + np.where(pc.is_valid(moved), 0, len(here))
+            columns[f"k{i}"] = pa.concat_arrays([was[name], here]).take(pa.array(at))
         joined = same(given.schema, net.key, [f"k{i}" for i in range(len(net.key))])
         # A row that was born in the window has what the catalogue gives to older rows: the table
         # has these columns, and a row that lacks them has nothing else to fill them with.

@@ -181,8 +181,12 @@ def with_added(net: NetChanges, alterations: Sequence[Alteration]) -> NetChanges
             for names, born_here in zip(lists, is_born, strict=True)
         ]
         if any(lacks):
-            filled = value.cast(values[name].type)[0]
-            values[name] = pc.if_else(pa.array(lacks), filled, values[name])
+            column = values[name]
+            if value.type != column.type:
+                value = value.cast(column.type)
+            # Not if_else, which Arrow has for no extension type.
+            at = [len(column) if lack else i for i, lack in enumerate(lacks)]
+            values[name] = pa.concat_arrays([column, value]).take(pa.array(at))
     left = [
         names
         if names is None or not here

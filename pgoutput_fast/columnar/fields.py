@@ -18,7 +18,7 @@ from .packed import Labels
 
 Store = Callable[[bytes], "bytes | None"]
 
-Target = Literal["arrow", "spark", "portable"]
+Target = Literal["arrow", "spark", "portable", "duckdb"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 """Sets of column types: Arrow's richest, Spark's, or those that polars and duckdb support too."""
 

@@ -556,7 +556,7 @@ _LEAST_INT64, _GREATEST_INT64 = -0x8000000000000000, 0x7FFFFFFFFFFFFFFF
 
 
 def _uuid(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
-    if target == "arrow":
+    if target in ("arrow", "duckdb"):
         return _stored(
             codec,
             operator.attrgetter("bytes"),
@@ -580,11 +580,14 @@ def _json(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
 
     code = _text_code(settings)
     binary_code = code
-    if type.entry is not None and type.entry.codec == "jsonb":
+    is_jsonb = type.entry is not None and type.entry.codec == "jsonb"
+    # DuckDB's JSON refuses some values of json, and takes all of jsonb.
+    has_type = target == "arrow" or (target == "duckdb" and is_jsonb)
+    if is_jsonb:
         utf8 = settings.encoding == "utf-8"
         binary_code = CONVERTERS["jsonb_binary"] if utf8 else CONVERTERS["slow"]
     return Field(
-        "", "u", _JSON if target == "arrow" else {}, text=transcoded, binary=binary,
+        "", "u", _JSON if has_type else {}, text=transcoded, binary=binary,
         text_code=code, binary_code=binary_code,
     )  # fmt: skip
 

@@ -181,6 +181,7 @@ FORMS: tuple[Form, ...] = (
         r"(get_byte(charsend({c}), 0) & 7)::text END",
         "{c}", "{c}", r"the server's text, with `\ooo` for bytes above 127",
     ),
+    Form(("uuid",), ("uuid",), _SERVERS_TEXT, _AS_VARCHAR, None, "the server's text"),
     Form(("date",), ("date",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING, "the server's text"),
     Form(
         ("timestamp",), ("timestamp",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING,

@@ -156,3 +156,26 @@ def test_more_than_duckdb_takes_is_named_with_its_option(
     assert tables.state("public.docs").column("id").to_pylist() == [1]
     assert sync(made, tables, duckdb_memory=GB).stale == {}
     assert len(tables.state("public.docs")) == 82
+
+
+def test_uuids_and_jsonb_have_duckdbs_types(made: MadeDirectory, tmp_path: Path) -> None:
+    """A row that moves to another key keeps what was not sent; a new column has its default."""
+    types = {"id": "uuid", "b": "jsonb", "j": "json", "many": 2951}
+    table = testing.Table("own", types, 16392, key=["id"])
+    one, other = (f"{'0' * 8}-0000-0000-0000-{'0' * 11}{i}" for i in (1, 2))
+    invalid = '{"a": 1}' + " " * 3
+    made.commit(1400, table.relation(),
+                testing.insert(table, [one, '{"a": 1}', invalid, f"{{{one}}}"]))  # fmt: skip
+    tables = DuckdbTables(tmp_path)
+    sync(made, tables)
+    unsent = [other, pf.UNCHANGED, pf.UNCHANGED, pf.UNCHANGED]
+    made.commit(1500, table.relation(), testing.update(table, unsent, [one, None, None, None]))
+    assert sync(made, tables, on_error="stop").stale == {}
+    with tables.open() as connection:
+        found = connection.execute('DESCRIBE FROM state."public.own"').fetchall()
+        assert [row[1] for row in found] == ["UUID", "JSON", "VARCHAR", "UUID[]"]
+        (row,) = connection.execute(
+            "SELECT id::text, b ->> 'a', j, many::text FROM state.\"public.own\""
+        ).fetchall()
+        assert row == (other, "1", invalid, f"[{one}]")
+        connection.execute("SELECT after.b ->> 'a' FROM changes.\"public.own\"").fetchall()

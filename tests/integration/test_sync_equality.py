@@ -9,6 +9,8 @@ import pytest
 from synced_database import Synced
 from synced_tables import DeltaTables, DuckdbTables
 
+from pgoutput_fast.verify import verify
+
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
@@ -45,6 +47,8 @@ PAIRS = (
     Pair("jsonb", "'{\"a\": 1.0}'", "'{\"a\": 1.00}'"),
     Pair("json", "'{\"a\":1}'", "'{\"a\": 1}'"),
     Pair("varbit", "'0'", "'00'"),
+    Pair("uuid", f"'{'0' * 32}'", f"'{'0' * 31}1'"),
+    Pair("uuid[]", f"'{{{'0' * 32}}}'", f"'{{{'0' * 31}1}}'"),
     Pair("bytea", "'\\x00'", "'\\x0000'"),
     Pair("inet", "'10.0.0.1'", "'10.0.0.1/32'"),
 )
@@ -142,3 +146,5 @@ def test_the_bytes_of_the_server_are_what_is_equal(
         _change(database, statement, kinds)
         assert synced.sync(on_error="stop").stale == {}, statement
         assert _differing(synced, kinds) == [], statement
+    report = verify(database.dsn, publications=["p"], target=synced.tables.target)
+    assert {one.state for one in report.tables} == {"equal"}, report.tables
