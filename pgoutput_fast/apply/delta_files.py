@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from .._disk import fsync_path
 from ..errors import PgOutputError
-from .delta_statistics import FileStatistics, repeating
+from .delta_statistics import FileStatistics, bounded_leaves, repeating
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -221,6 +221,7 @@ class _Open:
                 self._schema,
                 compression="zstd",
                 use_dictionary=repeating(rows),
+                write_statistics=bounded_leaves(self._schema),
             )
         self._writer.write_table(rows, row_group_size=_GROUP_ROWS)
         self._statistics.add(rows)

@@ -119,8 +119,18 @@ def _greatest_of(value: Any) -> Any:
     return value[:shown] + (_LAST_CHARACTER if shown < len(value) else "")
 
 
-def _leaves(field: pa.Field, name: str | None = None) -> list[str]:
-    """The names of a field's columns in a Parquet file."""
+def bounded_leaves(schema: pa.Schema) -> list[str]:
+    """Return the columns of a Parquet file that have bounds in its footer: all but floats.
+
+    Bounds leave NaN out. So readers would pass over rows with NaN, which is not equal to, or for
+    some readers greater than, what lies between the bounds.
+    """
+    leaves = [leaf for field in schema for leaf in _leaves(field)]
+    return [name for name, type_ in leaves if not pa.types.is_floating(type_)]
+
+
+def _leaves(field: pa.Field, name: str | None = None) -> list[tuple[str, pa.DataType]]:
+    """The names and types of a field's columns in a Parquet file."""
     name, type_ = name or field.name, field.type
     if pa.types.is_map(type_):
         parts = {"key_value.key": type_.key_field, "key_value.value": type_.item_field}
@@ -129,7 +139,7 @@ def _leaves(field: pa.Field, name: str | None = None) -> list[str]:
     elif pa.types.is_struct(type_):
         parts = {type_.field(i).name: type_.field(i) for i in range(type_.num_fields)}
     else:
-        return [name]
+        return [(name, type_)]
     return [leaf for part, one in parts.items() for leaf in _leaves(one, f"{name}.{part}")]
 
 
@@ -147,5 +157,5 @@ def _repeating_in(name: str, first: pa.Array) -> list[str]:
         fields = [(type_.field(i).name, first.field(i)) for i in range(type_.num_fields)]
         return [leaf for one, of in fields for leaf in _repeating_in(f"{name}.{one}", of)]
     if pa.types.is_nested(type_):
-        return _leaves(pa.field(name, type_))
+        return [leaf for leaf, _ in _leaves(pa.field(name, type_))]
     return [name] if 2 * len(first.unique()) <= len(first) else []

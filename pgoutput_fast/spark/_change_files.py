@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from pgoutput_fast.apply.delta_place import directory_of
-from pgoutput_fast.apply.delta_statistics import repeating
+from pgoutput_fast.apply.delta_statistics import bounded_leaves, repeating
 from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.stored_changes import Form, with_a_column
 from pgoutput_fast.captured.changes import ChangeReader
@@ -110,7 +110,7 @@ class _File:
             self._files.create_dir(self._directory, recursive=True)
             self._writer = pq.ParquetWriter(
                 self._path, self._schema, filesystem=self._files, compression="zstd",
-                use_dictionary=repeating(rows),
+                use_dictionary=repeating(rows), write_statistics=bounded_leaves(self._schema),
             )  # fmt: skip
         self._waiting, self.pending = [], 0
         self._writer.write_table(rows, row_group_size=max(1, len(rows)))
