@@ -14,7 +14,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from .errors import PgOutputError, ReplicationError, RetryableError
+from .errors import CUT, PgOutputError, ReplicationError, RetryableError, shortened
 
 try:
     import psycopg
@@ -201,6 +201,7 @@ def server_error(
     advice : mapping of str to str
         Advice by code; by default the usual one.
     """
+    text = shortened(text)
     named = next((told for name, told in _SETTINGS_ADVICE.items() if name in text), None)
     todo = named or (_ROLE_ADVICE if _ROLE.search(text) else advice.get(sqlstate or ""))
     if todo is None and sqlstate is None:
@@ -232,7 +233,7 @@ def result_error(
     text = primary.decode("utf-8", "replace")
     if detail:
         text += f" ({detail.decode('utf-8', 'replace')})"
-    return server_error(doing, text, state.decode() if state else None, advice)
+    return server_error(doing, text, state.decode("ascii", "replace") if state else None, advice)
 
 
 @contextlib.contextmanager
@@ -374,6 +375,9 @@ class ConnectionParameters:
         """A text in which these parameters' passwords are replaced."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
+            # Of one with spaces, a text that was cut may have the first words.
+            for word in re.finditer(r"\s", secret):
+                text = text.replace(f"{secret[: word.start()]}{CUT}", f"***{CUT}")
         return text
 
     def of_server(self, host: bytes, address: bytes, port: bytes) -> ConnectionParameters:
@@ -423,6 +427,8 @@ class ConnectionParameters:
         if refused is not None:
             # Not above: psycopg's error, whose connection shows secrets, would be its context.
             raise refused
+        # psycopg would keep them all until somebody asks for them.
+        connection.add_notify_handler(lambda _: None)
         try:
             with answered(connection.pgconn):
                 for name, value in SESSION_SETTINGS.items():

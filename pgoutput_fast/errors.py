@@ -230,17 +230,55 @@ def frame_bytes(frame: object) -> bytes:
         return view.tobytes()
 
 
-_URL_PASSWORD = re.compile(r"\b([a-z][a-z0-9+.-]*:/{1,3}[^\s/:@]*:)\S*@", re.IGNORECASE)
-_PASSWORD = re.compile(
-    r"\b(\w*password|passwd|oauth_client_secret|scram_\w+_key)(\s*=\s*)"
-    r"('(?:[^'\\]|\\.)*'|[^\s'\"]+)",
-    re.IGNORECASE,
+MOST_SERVER_TEXT = 8192
+"""The most characters of a text of a server that are shown."""
+CUT = " …"
+"""What stands where a text was cut."""
+
+# Each expression goes over a text once, whatever the text is: none of their repetitions can begin
+# again within what another one has taken.
+_WORD = re.compile(r"\S+")
+_LAST_WORD = re.compile(r"(?<!\S)\S*\Z")
+_USER = re.compile(r"[A-Za-z0-9+.-]:/{1,3}[^/:@]*:")
+_SECRET = re.compile(
+    r"(?:password|passwd|oauth_client_secret|scram_(?:client|server)_key)\s*=\s*", re.IGNORECASE
 )
+_VALUES = {
+    "'": re.compile(r"'(?:[^'\\]|\\.)*(?:'|\\?\Z)", re.DOTALL),
+    '"': re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL),
+}
+_VALUE = re.compile(r"(?:[^\s\\]|\\.)+", re.DOTALL)
 
 
 def without_passwords(text: str) -> str:
     """A text without what looks like the password of a URL or of a connection string.
 
     A command may be given one where it expects something else, and would repeat it in its error.
+    A quoted password without its end reaches to the end of the text.
     """
-    return _PASSWORD.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1***@", text))
+    text = _WORD.sub(lambda word: _without_url_password(word[0]), text)
+    parts, end = [], 0
+    while (found := _SECRET.search(text, end)) is not None:
+        start = found.end()
+        value = _VALUES.get(text[start : start + 1], _VALUE).match(text, start)
+        parts.append(text[end:start] + ("" if value is None else "***"))
+        end = start if value is None else value.end()
+        if value is not None and value.re is _VALUE:
+            end = start + len(value[0].rstrip("'\""))  # quotes around all of it
+    return "".join(parts) + text[end:]
+
+
+def _without_url_password(word: str) -> str:
+    at = word.rfind("@")
+    user = _USER.search(word, 0, at) if at > 0 else None
+    return word if user is None else f"{word[: user.end()]}***{word[at:]}"
+
+
+def shortened(text: str) -> str:
+    """A text of a server, cut where it is too long, without what looks like a password.
+
+    A password may have been cut with it, so that the last word goes as a whole.
+    """
+    if len(text) > MOST_SERVER_TEXT:
+        text = _LAST_WORD.sub("", text[:MOST_SERVER_TEXT]) + CUT
+    return without_passwords(text)

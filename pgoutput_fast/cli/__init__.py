@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import FALLBACK_REASON, IMPLEMENTATION, __version__
-from ..errors import PgOutputError, without_passwords
+from ..errors import PgOutputError, printable, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,7 +187,8 @@ def _print_usage(error: click.ClickException) -> None:
     """Print wrong usage as click does, without passwords that stand where they do not belong."""
     printed = io.StringIO()
     error.show(file=printed)
-    print(without_passwords(printed.getvalue()), end="", file=sys.stderr)
+    for line in without_passwords(printed.getvalue()).splitlines():
+        print(printable(line), file=sys.stderr)
 
 
 def _completed(group: click.Group, instruction: str) -> int:
@@ -212,4 +213,6 @@ def _print_error(text: str) -> None:
     from ._style import paint_for
 
     paint = paint_for(sys.stderr)
-    print(f"{paint('pgoutput-fast:', 'error')} {without_passwords(text)}", file=sys.stderr)
+    print(
+        f"{paint('pgoutput-fast:', 'error')} {printable(without_passwords(text))}", file=sys.stderr
+    )

@@ -124,7 +124,7 @@ def command(
     except PgOutputError as error:
         painted = paint_for(sys.stderr)("pgoutput-fast:", "error")
         text = without_passwords(in_options(str(error), context.command))
-        print(f"{painted} {text}", file=sys.stderr)
+        print(f"{painted} {printable(text)}", file=sys.stderr)
         return 2
     if as_object:
         print(json.dumps(_as_object(report)))

@@ -24,7 +24,14 @@ from ..connections import STREAM_ADVICE, result_error, server_error
 from ..errors import PgOutputError, RetryableError
 from ..protocol.copydata import parse_keepalive, status_update
 from .waiter import IDLE_POLL, Waiter
-from .walsender import ReplicationConnection, left_out_error, next_result, wait_for
+from .walsender import (
+    ReplicationConnection,
+    forget_notifications,
+    left_out_error,
+    next_result,
+    take_input,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -308,6 +315,7 @@ class Receiver:
         while not self._stop.is_set():
             # Nearly all that a client costs is spent in this call.
             size, lsn, length, data = taken.take(self._pgconn, _BATCH_BYTES - taken.size, drain)
+            forget_notifications(self._pgconn)
             if self._skips is not None:
                 error, count = self._skips
                 taken.cut(count)
@@ -455,7 +463,7 @@ class Receiver:
                 elif not pgconn.is_busy():
                     return  # the command is complete, and the slot free
                 wait_for(pgconn, select.POLLIN, 0.1)
-                pgconn.consume_input()
+                take_input(pgconn)
 
 
 def _lost(error: psycopg.Error) -> PgOutputError:

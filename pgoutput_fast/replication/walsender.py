@@ -26,7 +26,7 @@ from ..connections import (
     result_error,
     server_error,
 )
-from ..errors import PgOutputError, RetryableError
+from ..errors import MOST_SERVER_TEXT, PgOutputError, RetryableError, printable, shortened
 from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ _log = logging.getLogger(__name__)
 
 # A line of a timeline's history file: a timeline, and the LSN at which the server left it.
 _HISTORY_LINE = re.compile(r"^\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
+_MOST_NOTICES = 20  # that are logged in an interval
+_NOTICE_INTERVAL = 60.0  # seconds
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
 
@@ -515,7 +517,7 @@ class ReplicationConnection:
                             name, waits_for,
                         )  # fmt: skip
                 wait_for(pgconn, select.POLLIN, 0.1)
-                pgconn.consume_input()
+                take_input(pgconn)
             while (more := next_result(pgconn)) is not None:
                 result = result or more
         except psycopg.Error as error:
@@ -557,7 +559,7 @@ class ReplicationConnection:
             self.pgconn.get_cancel().cancel()
             while self.pgconn.is_busy() and time.monotonic() < end:
                 wait_for(self.pgconn, select.POLLIN, 0.1)
-                self.pgconn.consume_input()
+                take_input(self.pgconn)
 
     def advance_slot(self, name: str, lsn: int) -> int:
         """Move a slot to an LSN, as :func:`pgoutput_fast.replication.slots.advance` does.
@@ -706,9 +708,43 @@ def left_out_error(notice: pq.abc.PGresult) -> PgOutputError | None:
     if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"LoadPublications":
         what = "the server leaves out the changes of a publication"
         return result_error(what, notice, {"55000": PUBLICATION_ADVICE})
-    said = notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
-    _log.info("the server says: %s", said.decode("utf-8", "replace"))
+    _notices.tell(notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"")
     return None
+
+
+class _Notices:
+    """Logs what servers say, and not more of it than somebody reads."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._count = 0
+
+    def tell(self, said: bytes) -> None:
+        """Log a notice, unless there were many in the last minute."""
+        now = time.monotonic()
+        if now >= self._until:
+            if self._count > _MOST_NOTICES:
+                _log.info("the server said %d more things", self._count - _MOST_NOTICES)
+            self._until, self._count = now + _NOTICE_INTERVAL, 0
+        self._count += 1
+        if self._count <= _MOST_NOTICES:
+            text = said[: 4 * MOST_SERVER_TEXT + 4].decode("utf-8", "replace")
+            _log.info("the server says: %s", printable(shortened(text)))
+
+
+_notices = _Notices()
+
+
+def take_input(pgconn: pq.abc.PGconn) -> None:
+    """Have libpq take what the socket has, and throw away notifications, which it would keep."""
+    pgconn.consume_input()
+    forget_notifications(pgconn)
+
+
+def forget_notifications(pgconn: pq.abc.PGconn) -> None:
+    """Throw away notifications, which libpq keeps until somebody asks for them."""
+    while pgconn.notifies() is not None:
+        pass
 
 
 def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
@@ -721,7 +757,7 @@ def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
     """
     while pgconn.is_busy():
         wait_for(pgconn, select.POLLIN, 1.0)
-        pgconn.consume_input()
+        take_input(pgconn)
     return pgconn.get_result()
 
 

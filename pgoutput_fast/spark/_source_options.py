@@ -239,7 +239,16 @@ class _Options:
         try:
             return read(text)
         except (OSError, ValueError, PgOutputError) as error:
-            raise PgOutputError(f"the option {name}: {error}") from None
+            # Spark shows errors in plans and logs, and a URL or a list may have a secret in it.
+            why = _EXPECTED.get(name, error)
+            raise PgOutputError(f"the option {name}: {why}") from None
+
+
+_EXPECTED = {
+    "registry": "expected the path of a file that the driver can read, with a catalogue of types",
+    "policies": "expected names with values, such as infinity=null, with spaces between them",
+}
+"""What is wrong with options whose values no error shows."""
 
 
 def _directory(found: _Options) -> Path:

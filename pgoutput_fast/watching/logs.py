@@ -51,7 +51,7 @@ class Formatter(logging.Formatter):
         if self._kind == "text":
             lines = [f"{when} {record.levelname} {printable(message)}"]
             if failed is not None:
-                lines.append(failed)
+                lines += map(printable, failed.splitlines())
             return "\n".join(lines)
         fields: dict[str, Any] = {
             "ts": when,

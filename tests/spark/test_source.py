@@ -658,7 +658,7 @@ def test_a_directory_that_was_replaced(
         ({"table": "t", "segments": "a", "tab": "b"}, "no option 'tab'; did you mean table"),
         ({"table": "t", "segments": "a", "maxBytesPerTrigger": "x"}, "maxBytesPerTrigger: 'x' is"),
         ({"table": "t", "segments": "a", "startingLsn": "x"}, "the option startingLsn: "),
-        ({"table": "t", "segments": "a", "policies": "x=y"}, "the option policies: 'x=y' is not"),
+        ({"table": "t", "segments": "a", "policies": "x=y"}, "the option policies: expected"),
         ({"table": "t", "segments": "a", "policies": "json=x"}, "the option policies: "),
         ({"table": "t", "segments": "a", "slot": "s"}, "needs the options slot and publications"),
         (
@@ -667,7 +667,7 @@ def test_a_directory_that_was_replaced(
         ),
         (
             {"table": "t", "segments": "a", "registry": "/nowhere"},
-            r"^the option registry: .*No such file or directory: '/nowhere'",
+            r"^the option registry: expected the path of a file[^/]*$",
         ),
         ({"table": "t", "checkpointLocation": "hdfs:/a"}, "segments are in a local directory"),
         ({"table": "t", "segments": "a", "slot": ""}, "the option slot is empty"),

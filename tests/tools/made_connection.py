@@ -60,6 +60,9 @@ class Connection:
             raise data
         return len(data), memoryview(data)
 
+    def notifies(self):
+        return None
+
     def consume_input(self):
         if self.has_given and not self.flows:
             self.has_given = False
