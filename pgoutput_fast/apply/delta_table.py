@@ -8,6 +8,7 @@ deleted by a vacuum, at the latest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +21,14 @@ import pyarrow.parquet as pq
 from .._disk import fsync_path
 from ..errors import PgOutputError
 from .delta_files import Writer, is_small, partition_texts
+from .delta_log import look_since
 from .delta_place import directory_of, require_deltalake
 from .delta_statistics import BOUNDED_COLUMNS, bounded_columns, names_in, property_of
 from .delta_types import conformed, has_type, stored_schema
 from .targets import ConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from .delta_files import Added, Written
@@ -37,10 +39,16 @@ _PER_TIER, _TIER_FACTOR, _LEAST_TIER = 8, 8, 1 << 16
 """Files of about one size are joined when there are so many; sizes a factor apart are another."""
 _MAINTAINED, VACUUMED = 64, 640
 """Commits after which small files are joined, and after which old ones are deleted."""
+_ATTEMPTS = 6
+"""To commit, if other programs commit meanwhile."""
 _LOG_HOURS = 1
 """Of commits that a checkpoint has. All that are there are listed at every commit."""
-_FEATURES = {"timestampNtz", "appendOnly", "invariants"}
-"""Of tables whose files have their rows as they are: what we know."""
+_FEATURES = {"timestampNtz", "appendOnly", "invariants", "variantType"}
+"""Of tables whose files have their rows as they are: what we know.
+
+delta-rs 1.6 adds the last one, which needs nothing of a table without such a column, to a table
+with features when it sets a property.
+"""
 # Names of this package, delta-rs and Spark: all have a UUID.
 _DATA = re.compile(r".*[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}.*\.(?:parquet|bin)")
 _DELETING = 8  # threads
@@ -69,22 +77,6 @@ class File(NamedTuple):
     greatest: dict[str, Any]
 
 
-class OwnPosition(NamedTuple):
-    """How far a table is by its own log.
-
-    Attributes
-    ----------
-    lsn, copy_lsn : int
-        The LSN up to which it has changes, and that of its newest snapshot.
-    mark : int or None
-        Up to where its log was looked at; None: it is not known, or there is none. See `Table`.
-    """
-
-    lsn: int
-    copy_lsn: int
-    mark: int | None = None
-
-
 class Table:
     """A Delta table.
 
@@ -97,6 +89,11 @@ class Table:
         By which the table knows whose changes it has. Its version in the log is the position.
     retention_hours : int
         What was replaced stays for so long, for readers of older versions.
+
+    Attributes
+    ----------
+    changed : str or None
+        What another program changed in its rows since our last commit; None: nothing.
     """
 
     uncommitted = ""
@@ -111,9 +108,8 @@ class Table:
         self.delta: Any = None
         self._maintained_at = 0
         self._on_disk = -1
-        # The mark since which another program has put an earlier state back. The next sync finds
-        # that out by it.
-        self._restored: int | None = None
+        self._looked_at = -1
+        self.changed: str | None = None
 
     @property
     def uri(self) -> str:
@@ -151,8 +147,7 @@ class Table:
         deltalake = require_deltalake()
         with self.refusals():
             if self.delta is not None:
-                # Commits of others, such as joins, are not known to be on disk.
-                self.delta.update_incremental()
+                self._update()
                 return
             local = self.place.path
             if local is not None and not (local / self.directory / "_delta_log").is_dir():
@@ -165,6 +160,26 @@ class Table:
         self._check(delta)
         self.delta = delta
         self._maintained_at = self._on_disk = delta.version()
+        with self.refusals():
+            self._look()
+
+    def _update(self) -> None:
+        """Load the newest version, which another program may have made."""
+        self.delta.update_incremental()
+        self._look()
+
+    def _look(self) -> None:
+        """See what other programs did since our last commit."""
+        newest = self.version
+        if newest <= self._looked_at:
+            return
+        since = look_since(self.filesystem, newest, self._looked_at, self.app)
+        if since.has_foreign:
+            self._check(self.delta)
+        self._looked_at = newest
+        # Our newest commit stands on what other programs had done before.
+        if since.has_ours or since.changed is not None:
+            self.changed = since.changed
 
     def is_its_own(self) -> bool:
         """Whether there is a table, and it has the changes of the app."""
@@ -218,37 +233,14 @@ class Table:
         return found[0] or 0, found[1] or 0
 
     @property
-    def own(self) -> OwnPosition:
-        """How far it is by its log."""
-        return OwnPosition(*self.position, self.mark)
+    def version(self) -> Any:
+        """Which version was loaded."""
+        return self.delta.version()
 
     @property
-    def mark(self) -> int | None:
-        """Up to where its log was looked at, by `is_put_back`, and nothing was put back."""
-        if not self.exists:
-            return None
-        return self._looked if self._restored is None else self._restored
-
-    @property
-    def _looked(self) -> int | None:
-        """The version that was looked at last, and whose commits are known to be on disk."""
-        return self._on_disk
-
-    def look_back(self, mark: int | None) -> None:
-        """See whether an earlier state was put back since a mark, which stays its mark then."""
-        if self._restored is None and mark is not None and self.is_put_back(mark):
-            self._restored = mark
-
-    def is_put_back(self, mark: int | None) -> bool:
-        """Whether a commit since a mark is Delta's RESTORE; without a mark, whether the last is.
-
-        It is not known of commits that are not in the log any more.
-        """
-        if self.delta is None or mark == self.delta.version():
-            return False
-        commits = 1 if mark is None else max(1, self.delta.version() - mark)
-        with self.refusals():
-            return any(one.get("operation") == "RESTORE" for one in self.delta.history(commits))
+    def gap(self) -> int | None:
+        """The LSN before which another program changed its changes; None: that did not happen."""
+        return self.transaction("gap") if self.changed is None else self.position[0]
 
     @property
     def _snapshots(self) -> str:
@@ -328,15 +320,17 @@ class Table:
                 commit_properties=self._properties(position),
             )
             self.delta = deltalake.DeltaTable(self.uri, storage_options=self.place.options)
+            self._look()
             self._have_on_disk()
 
     def describe(self, description: str) -> None:
         """Have another description, if it is another one."""
         if self.delta.metadata().description != description:
             with self.refusals():
-                self.delta.alter.set_table_description(description)
-                self.delta.update_incremental()
-                self._have_on_disk()
+                self.delta.alter.set_table_description(
+                    description, commit_properties=self._properties(None)
+                )
+                self._stood()
 
     def _properties(self, position: tuple[int, int] | None, **more: int) -> Any:
         from deltalake import CommitProperties, Transaction
@@ -345,25 +339,84 @@ class Table:
         if position is not None:
             transactions.append(Transaction(self.app, position[0]))
             transactions.append(Transaction(self._snapshots, position[1]))
-        return CommitProperties(app_transactions=transactions)
+        # By its retries delta-rs would commit behind what another program has done meanwhile.
+        return CommitProperties(app_transactions=transactions, max_commit_retries=0)
+
+    def _stood(self) -> None:
+        """See what is there behind a commit, which stood on the version that was loaded."""
+        self._looked_at += 1
+        self._update()
+        self._have_on_disk()
+
+    def check_position(self, position: tuple[int, int]) -> None:
+        """Refuse a table that another sync has written since it had a position."""
+        if self.position != position:
+            raise self.place.conflict(self.directory)
+
+    def until_it_stands(self, commit: Callable[[], None]) -> None:
+        """Read and commit, again and again if other programs commit between the two.
+
+        Parameters
+        ----------
+        commit : callable
+            Reads what the commit depends on from the version that is loaded, and commits.
+
+        Raises
+        ------
+        ConflictError
+            Other programs were first each time.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            version = self.version
+            try:
+                commit()
+            except PgOutputError:
+                self.load()
+                # Files that it was reading may have been deleted, too.
+                if self.version == version:
+                    raise
+            else:
+                return
+        commit()
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Have all columns of a schema that has those of the table; new ones are null."""
+        """Have all columns of a schema that has those of the table; new ones are null.
+
+        It comes before the rows are read, as it is a commit of its own.
+        """
         import deltalake
 
         there = self.schema
-        if schema == there:
-            return
         old = {field.name: field.type for field in there}
         fields = [
             field
             for field, plain in zip(deltalake.Schema.from_arrow(schema).fields, schema, strict=True)
             if old.get(plain.name) != plain.type
         ]
+        if fields:
+            with self.refusals():
+                self.delta.alter.add_columns(fields, commit_properties=self._properties(None))
+                self._stood()
+
+    def allow(self, schema: pa.Schema) -> None:
+        """Let an overwrite bring these columns, before the rows are read.
+
+        Timestamps without zone are a feature of a table, which an overwrite does not add. Columns
+        that can't have bounds as these must not be named by the table.
+        """
+        from deltalake import TableFeatures
+
+        is_so = has_type(schema, lambda type_: type_ == pa.timestamp("us"))
+        if is_so and "timestampNtz" not in (self.delta.protocol().reader_features or ()):
+            with self.refusals():
+                self.delta.alter.add_feature(
+                    TableFeatures.TimestampWithoutTimezone,
+                    allow_protocol_versions_increase=True,
+                    commit_properties=self._properties(None),
+                )
+                self._stood()
         with self.refusals():
-            self.delta.alter.add_columns(fields)
-            self.delta.update_incremental()
-            self._have_on_disk()
+            self._bound(schema, self._bounded)
 
     def commit(
         self,
@@ -376,7 +429,7 @@ class Table:
     ) -> None:
         """Have files be the table's, and others not.
 
-        It is refused if another program has moved the position since the table was looked at.
+        It stands on the version that was loaded: if the table has a newer one, it is refused.
 
         Parameters
         ----------
@@ -385,7 +438,7 @@ class Table:
         position : tuple of int, or None
             None: the rows are the same.
         schema : pyarrow.Schema, optional
-            All other files are removed, and these are the columns.
+            All other files are removed, and these are the columns, which `allow` has let in.
         more
             Numbers for :meth:`transaction`.
         """
@@ -394,11 +447,10 @@ class Table:
 
         changes = position is not None
         actions = _add_actions(files, changes=changes)
+        if changes and schema is None and self.changed is not None:
+            more["gap"] = self.position[0]
         with self.refusals():
-            if schema is not None:
-                self._allow(schema)
-                self._bound(schema, self._bounded)
-            else:
+            if schema is None:
                 now = int(time.time() * 1000)
                 actions += [
                     RemoveAction(one.path, changes, now, one.size, partition_texts(one.partition))
@@ -411,10 +463,13 @@ class Table:
                 partition_by=self.partition_by,
                 commit_properties=self._properties(position, **more),
             )
-            self.delta.update_incremental()
+            if changes:
+                self.changed = None
+            self._stood()
+        # Fewer bounds than there are harm nobody, if another program is at the properties.
+        with contextlib.suppress(ConflictError), self.refusals():
             # After an overwrite all files are new, and have all bounds that there can be.
             self._bound(self.schema, self._bounded if schema is None else schema.names)
-            self._have_on_disk()
 
     @property
     def _bounded(self) -> list[str]:
@@ -427,24 +482,11 @@ class Table:
         there = self.delta.metadata().configuration.get(BOUNDED_COLUMNS)
         if there is None or {*names_in(there)} != {*wanted}:
             self.delta.alter.set_table_properties({BOUNDED_COLUMNS: property_of(wanted)})
-            self.delta.update_incremental()
-
-    def _allow(self, schema: pa.Schema) -> None:
-        """Timestamps without zone are a feature of a table, which an overwrite does not add."""
-        from deltalake import TableFeatures
-
-        is_so = has_type(schema, lambda type_: type_ == pa.timestamp("us"))
-        if is_so and "timestampNtz" not in (self.delta.protocol().reader_features or ()):
-            self.delta.alter.add_feature(
-                TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
-            )
-            self.delta.update_incremental()
+            self._update()
 
     def _have_on_disk(self) -> None:
         """Wait until what was committed is on the local disk, as delta-rs does not."""
         before, self._on_disk = self._on_disk, self.delta.version()
-        if self._on_disk - before > 1:  # others' may be among them
-            self.look_back(before)
         if self.place.path is not None:
             log = self.place.path / self.directory / "_delta_log"
             # The last commit may be a join of files, which came behind the one that this is for.
@@ -473,7 +515,7 @@ class Table:
         if before // _MAINTAINED == now // _MAINTAINED:
             return
         if joins is None:
-            self.compact()
+            self._compact_unless_changed()
         is_old = before // VACUUMED != now // VACUUMED
         if is_old:
             if joins is not None:
@@ -485,11 +527,14 @@ class Table:
 
     def _compact_beside(self) -> None:
         """Join small files while the table is written."""
-        # If columns are added meanwhile, its files are joined another time.
+        table = Table(self.place, self.directory, self.app, self._retention)
+        table.load()
+        table._compact_unless_changed()
+
+    def _compact_unless_changed(self) -> None:
+        """Join small files; another time if other programs are at it."""
         with contextlib.suppress(ConflictError):
-            table = Table(self.place, self.directory, self.app, self._retention)
-            table.load()
-            table.compact()
+            self.compact()
 
     def compact(self) -> None:
         """Join files of about one size where there are many."""
@@ -510,7 +555,14 @@ class Table:
                 for file in sorted(files, key=lambda one: str(one.least.get("commit_lsn", ""))):
                     for rows in self.rows(file, schema):
                         writer.write(rows)
-                self.commit(writer.finish(), files, None)
+                joined = writer.finish()
+            self.until_it_stands(functools.partial(self._replace, files, joined))
+
+    def _replace(self, files: Sequence[File], joined: Written) -> None:
+        """Have a file instead of others, which hold the same rows."""
+        if not {one.path for one in files} <= {one.path for one in self.files()}:
+            raise self.place.conflict(self.directory)
+        self.commit(joined, files, None)
 
     def rows(self, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a file, group by group, with these columns."""

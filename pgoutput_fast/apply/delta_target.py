@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,28 +18,26 @@ from pyarrow import fs
 
 from .._disk import claim_directory
 from ..errors import PgOutputError
-from ..lsn import format_lsn
 from ..segments.reader import Commit
-from .delta_files import Writer, Written
+from .delta_files import Writer
 from .delta_joins import Joins
-from .delta_merge import Merge, shape_of
 from .delta_place import Place, directory_of, require_deltalake
 from .delta_table import Table
-from .delta_types import DECODED_FOR, conformed, merged_schema, stored_schema
-from .own_positions import OwnPositions, Positioned
+from .delta_types import DECODED_FOR, conformed
+from .delta_writers import DeltaChanges, DeltaState
 from .parquet_table import ParquetTable
 from .targets import (
+    CHANGED,
+    CHANGES_ALONE,
+    CHANGES_DELETED,
+    CHANGES_PUT_BACK,
     DELETED,
-    DELETED_AT,
+    PUT_BACK,
     TARGET_FORMAT,
     Column,
     Held,
-    IncompleteError,
     Kept,
-    NotForeseenError,
     Origin,
-    Removed,
-    Renamed,
     Stored,
     check_kind,
 )
@@ -49,9 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from .folding import NetChanges
     from .iceberg_table import Catalog
-    from .targets import Alteration
 
 __all__ = ["DECODED_FOR", "DeltaTarget"]
 
@@ -59,7 +54,6 @@ _PROGRESS = "_progress"
 _BUFFERED = 256 << 20
 """Bytes of changes in memory, of all tables together."""
 _RETENTION = 6
-_SOME_BITS = (1 << 63) - 1
 _NOTHING_KEPT = Kept()
 _NEWEST = ("newest_lsn", "newest_time", "slot")
 """Numbers in the log of `_progress`, beside the position: `Stored.newest`, and `Stored.slot`."""
@@ -78,8 +72,31 @@ _PROGRESS_SCHEMA = pa.schema(
         "columns": pa.string(),
         "moves": pa.string(),
         "own": pa.string(),
+        "gap": pa.int64(),
     }
 )
+
+
+class Positions(NamedTuple):
+    """How far a table's two tables are by their own logs, as `_progress` says.
+
+    That says up to where each table was looked at, too, which may be long behind its last change.
+    So an earlier state of a single table, as from a backup, would pass for one to which nothing
+    happened since.
+
+    Attributes
+    ----------
+    changes, state : tuple of int, or None
+        The position of the newest change table, and of the table of rows; None: it is not known.
+    """
+
+    changes: tuple[int, int] | None = None
+    state: tuple[int, int] | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> Positions:
+        """Read what `_progress` has; targets of former versions have nothing, or more."""
+        return cls(*(one and (one[0], one[1]) for one in json.loads(text))) if text else cls()
 
 
 class DeltaTarget:
@@ -144,9 +161,9 @@ class DeltaTarget:
         self._lock: int | None = None
         self._origin: Origin | None = None
         self._tables: dict[str, Table] = {}
-        self._writers: list[_Changes | _State] = []
+        self._writers: list[DeltaChanges | DeltaState] = []
         self._moves: list[Move] = []
-        self._own: dict[int, OwnPositions] = {}
+        self._own: dict[int, Positions] = {}
         self._guard = threading.Lock()
         self._joins = Joins()
 
@@ -186,10 +203,9 @@ class DeltaTarget:
         self._writers = []
         return stored
 
-    def attached(self, origin: Origin, own: Mapping[int, OwnPositions]) -> DeltaTarget:
+    def attached(self, origin: Origin) -> DeltaTarget:
         """It, without a claim, to write tables for a process that has it open."""
         self._origin = origin
-        self._own = dict(own)
         return self
 
     @property
@@ -314,7 +330,7 @@ class DeltaTarget:
         return held if is_there else held._replace(stale=DELETED)
 
     def _with_own(self, tables: Mapping[int, Held]) -> dict[int, Held]:
-        """What is held of tables; those are stale of which there is less than was written.
+        """What is held of tables; those are stale that are not what a sync has written.
 
         Each is looked at: if nothing happens to it, nobody else would find out.
         """
@@ -323,8 +339,18 @@ class DeltaTarget:
             names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
             # They are not kept: nothing of a table is in memory before it changes.
             changes, state = (self._made(*one, held.relation_id) for one in names.items())
-            known = self._own[held.relation_id]
-            self._own[held.relation_id], lost = known.look(held, changes, state)
+            for table in (changes, state):
+                table.load()
+            known = self._own.get(held.relation_id, Positions())
+            self._own[held.relation_id] = Positions(changes.position, state.position)
+            held = held._replace(gap=changes.gap or held.gap)
+            lost = None
+            if held.stale is None and _is_less(state, known.state):
+                lost = PUT_BACK if state.exists else DELETED
+            elif held.stale is None and state.changed is not None:
+                lost = f"{CHANGED}: {state.directory}, {state.changed}"
+            elif held.stale in (None, CHANGES_ALONE) and _is_less(changes, known.changes):
+                lost = CHANGES_PUT_BACK if changes.exists else CHANGES_DELETED
             return held if lost is None else held._replace(stale=lost)
 
         with ThreadPoolExecutor(self.threads) as pool:
@@ -341,11 +367,11 @@ class DeltaTarget:
                     for row, time in zip(rows.to_pylist(), times, strict=True):
                         columns = tuple(Column(*one) for one in json.loads(row["columns"]))
                         moves += [(at, Move(*one)) for at, *one in json.loads(row["moves"])]
-                        self._own[row["relation_id"]] = OwnPositions.parse(row["own"])
+                        self._own[row["relation_id"]] = Positions.parse(row["own"])
                         tables[row["relation_id"]] = Held(
                             row["relation_id"], row["schema"], row["table"], row["stored"],
                             row["version"], row["lsn"], row["copy_lsn"], time, row["stale"],
-                            columns,
+                            columns, row["gap"],
                         )  # fmt: skip
         self._moves = [move for _, move in sorted(moves)]
         return tables
@@ -368,19 +394,19 @@ class DeltaTarget:
         """See `Target`: the name of their directories."""
         return directory_of(stored)
 
-    def changes(self, held: Held) -> _Changes:
+    def changes(self, held: Held) -> DeltaChanges:
         """See `Target`."""
         name = held.stored + version_suffix(held.version)
-        writer = _Changes(self, self._table("changes", name, held.relation_id), held)
+        writer = DeltaChanges(self._table("changes", name, held.relation_id), held, self.make_room)
         with self._guard:
             self._writers.append(writer)
         return writer
 
-    def state(self, held: Held) -> _State:
+    def state(self, held: Held) -> DeltaState:
         """See `Target`."""
         partition_by = self.partitions(held.namespace, held.name)
         table = self._table("state", held.stored, held.relation_id)
-        writer = _State(table, held, partition_by, self.kept.soft_deletes)
+        writer = DeltaState(table, held, partition_by, self.kept.soft_deletes)
         with self._guard:
             self._writers.append(writer)
         return writer
@@ -391,16 +417,8 @@ class DeltaTarget:
             table = self._tables.get(directory)
             if table is None:
                 table = self._tables[directory] = self._made(kind, name, relation_id)
-        is_new = not table.exists
         table.load()
-        known = getattr(self.own(relation_id), kind)
-        if is_new and known is not None:
-            table.look_back(known.mark)
         return table
-
-    def own(self, relation_id: int) -> OwnPositions:
-        """How far a table's two tables are known to be."""
-        return self._own.get(relation_id, OwnPositions())
 
     def _made(self, kind: str, name: str, relation_id: int) -> Table:
         """A table that was not looked at yet."""
@@ -422,7 +440,7 @@ class DeltaTarget:
     def make_room(self) -> None:
         """Write the most of what is kept in memory, if that is much."""
         with self._guard:
-            writers = [one for one in self._writers if isinstance(one, _Changes)]
+            writers = [one for one in self._writers if isinstance(one, DeltaChanges)]
             while sum(one.pending_bytes for one in writers) > _BUFFERED:
                 max(writers, key=lambda one: one.pending_bytes).flush()
 
@@ -432,7 +450,8 @@ class DeltaTarget:
         held = list(stored.tables.values())
         for one in self._writers:
             relation_id = one.held.relation_id
-            self._own[relation_id] = self.own(relation_id).moved(one.kind, one.own)
+            known = self._own.get(relation_id, Positions())
+            self._own[relation_id] = known._replace(**{one.kind: one.own})
         moves: dict[int, list[Any]] = {}
         for at, move in enumerate(self._moves):
             moves.setdefault(move.relation_id, []).append((at, *move))
@@ -449,16 +468,22 @@ class DeltaTarget:
                 pa.array([one.stale for one in held], pa.string()),
                 pa.array([json.dumps(one.columns) for one in held]),
                 pa.array([json.dumps(moves.get(one.relation_id, [])) for one in held]),
-                pa.array([str(self.own(one.relation_id)) for one in held]),
+                pa.array([json.dumps(self._own.get(one.relation_id, ())) for one in held]),
+                pa.array([one.gap for one in held], pa.int64()),
             ],
             names=_PROGRESS_SCHEMA.names,
         )
         with progress.refusals(), Writer(progress, _PROGRESS_SCHEMA, (), "progress") as writer:
             writer.write(conformed(rows, _PROGRESS_SCHEMA))
             newest = zip(_NEWEST, (*(stored.newest or (0, 0)), stored.slot), strict=True)
-            progress.commit(
-                writer.finish(), [], (stored.lsn, 0), schema=_PROGRESS_SCHEMA, **dict(newest)
-            )
+            before, after = progress.position, (stored.lsn, 0)
+            files, more = writer.finish(), dict(newest)
+
+        def commit() -> None:
+            progress.check_position(before)
+            progress.commit(files, [], after, schema=_PROGRESS_SCHEMA, **more)
+
+        progress.until_it_stands(commit)
         written = [one.table for one in self._writers if not one.is_elsewhere]
         self._writers = []
         self._do_moves()
@@ -516,276 +541,7 @@ def version_suffix(version: int) -> str:
     return "" if version == 1 else f".v{version}"
 
 
-class _Changes(Positioned):
-    """See `ChangeWriter`."""
-
-    kind = "changes"
-
-    def __init__(self, target: DeltaTarget, table: Table, held: Held) -> None:
-        self._target = target
-        self.table = table
-        self.held = held
-        self.own = table.own
-        self._schema: pa.Schema | None = table.schema if table.exists else None
-        self._writers: list[Writer] = []
-        self._files: Written = []
-        self.is_elsewhere = False
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that are kept in memory."""
-        return self._writers[-1].pending_bytes if self._writers else 0
-
-    def fits(self, schema: pa.Schema) -> bool:
-        """See `ChangeWriter`."""
-        there = self._schema
-        return there is None or merged_schema(there, stored_schema(schema)) is not None
-
-    def append(self, changes: pa.RecordBatch) -> None:
-        """See `ChangeWriter`."""
-        schema = stored_schema(changes.schema)
-        if self._schema is not None:
-            merged = merged_schema(self._schema, schema)
-            if merged is None:
-                raise PgOutputError(
-                    f"the changes of {self.held.namespace}.{self.held.name} have columns of "
-                    f"other types than its change table {self.table.directory}"
-                )
-            schema = merged
-        if not self._writers or schema != self._schema:
-            self._begin_file(schema, changes)
-        with self.table.refusals():
-            self._writers[-1].write(conformed(changes, schema))
-        self._target.make_room()
-
-    def _begin_file(self, schema: pa.Schema, changes: pa.RecordBatch) -> None:
-        self.flush()
-        first = changes.column("commit_lsn")[0].as_py() if changes.num_rows else 0
-        prefix = f"{self.held.relation_id}-{first or 0:016X}"
-        self._writers.append(Writer(self.table, schema, (), prefix))
-        self._schema = schema
-
-    @property
-    def schema(self) -> pa.Schema | None:
-        """The columns that the table has; None: it has none yet."""
-        return self._schema
-
-    def add_files(self, schema: pa.Schema, files: Written) -> None:
-        """Have files of changes that were written elsewhere, in the table's directory.
-
-        Raises
-        ------
-        NotForeseenError
-            They have not all columns that the table has.
-        """
-        merged = schema if self._schema is None else merged_schema(self._schema, schema)
-        if merged != schema:
-            raise NotForeseenError(f"{self.table.directory} has other columns")
-        self._schema = schema
-        self._files += files
-
-    def flush(self) -> None:
-        """Write what is kept in memory into its file."""
-        if self._writers:
-            with self.table.refusals():
-                self._writers[-1].flush()
-
-    def commit(self, held: Held) -> None:
-        """See `ChangeWriter`."""
-        table = self.table
-        with table.refusals():
-            files = [file for writer in self._writers for file in writer.finish()]
-        files += self._files
-        # They are not deleted from here on: nobody knows whether a commit that fails stands.
-        self._writers, self._files = [], []
-        if not files and (self._schema is None or held.copy_lsn <= self.copy_lsn):
-            return
-        if held.lsn <= self.lsn and held.copy_lsn <= self.copy_lsn:
-            raise PgOutputError(
-                f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and is "
-                f"given others up to {format_lsn(held.lsn)}"
-            )
-        position = max(held.lsn, self.lsn), max(held.copy_lsn, self.copy_lsn)
-        if table.exists:
-            table.add_columns(self._schema)
-            table.commit(files, [], position)
-        else:
-            table.create(self._schema, position, files=files)
-        self.own = table.own
-
-    def discard(self) -> None:
-        """Delete what was written and does not stand."""
-        for writer in self._writers:
-            writer.discard()
-        self.table.delete_files(self._files)
-        self._writers, self._files = [], []
-
-
-class _State(Positioned):
-    """See `StateWriter`."""
-
-    kind = "state"
-
-    def __init__(
-        self, table: Table, held: Held, partition_by: Sequence[str], marker: str | None
-    ) -> None:
-        self.table = table
-        self.held = held
-        self.marker = marker
-        self.own = table.own
-        # At a copy it has that alone, and so its columns.
-        self.is_ahead = self.lsn > held.lsn and self.lsn != self.copy_lsn
-        """Of a call before that was cut short: alterations may come that it has."""
-        self.is_elsewhere = False
-        """Whether another process writes it in this window."""
-        self._partition_by = table.partition_by if table.exists else list(partition_by)
-        stored = {one.name: one.stored for one in held.columns if not one.is_dropped}
-        wanted = [stored.get(name, name) for name in partition_by]
-        if wanted and wanted != self._partition_by and table.exists:
-            raise PgOutputError(
-                f"{table.directory} is partitioned by {', '.join(self._partition_by) or 'nothing'} "
-                f"and not by {', '.join(wanted)}, as partition_by= says: leave that out, or delete "
-                "this directory and call sync again, which has the table copied"
-            )
-        self._writer: Writer | None = None
-        self._files: Written = []
-
-    @property
-    def partition_by(self) -> list[str]:
-        """The columns by which it is partitioned."""
-        return self._partition_by
-
-    def create(self, schema: pa.Schema) -> None:
-        """See `StateWriter`."""
-        # One that is there already was made before a crash, and may have rows since.
-        if not self.table.exists:
-            self._create(self._stored(schema), self.held.columns)
-
-    def _stored(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the table for rows of the server's."""
-        if self.marker is not None:
-            schema = schema.append(pa.field(self.marker, DELETED_AT))
-        return stored_schema(schema)
-
-    def _create(self, schema: pa.Schema, columns: Sequence[Column]) -> None:
-        stored = {column.name: column.stored for column in columns if not column.is_dropped}
-        self._partition_by = [stored.get(name, name) for name in self._partition_by]
-        for name in self._partition_by:
-            at = schema.get_field_index(name)
-            if at < 0 or not _can_partition(schema.field(at).type):
-                raise PgOutputError(
-                    f"{self.held.namespace}.{self.held.name} can't be partitioned by {name!r}: "
-                    "it has no such column of integers, text, booleans, dates or timestamps"
-                )
-        self.table.create(schema, (0, 0), self._partition_by)
-
-    def load(self, schema: pa.Schema) -> None:
-        """See `StateWriter`."""
-        schema = self._stored(schema)
-        if not self.table.exists:
-            self._create(schema, self.held.columns)
-        self._writer = self._new_writer(schema)
-
-    def _new_writer(self, schema: pa.Schema) -> Writer:
-        return Writer(self.table, schema, self._partition_by, f"{self.held.relation_id}")
-
-    def append(self, rows: pa.RecordBatch) -> None:
-        """See `StateWriter`."""
-        if self._writer is None:
-            raise PgOutputError("load() was not called")
-        with self.table.refusals():
-            self._writer.write(conformed(rows, self._writer.schema))
-
-    def add_files(self, schema: pa.Schema, partition_by: Sequence[str], files: Written) -> None:
-        """Have files of the snapshot's rows that were written elsewhere, in its directory.
-
-        Raises
-        ------
-        NotForeseenError
-            They have other columns or partitions than the table is to have.
-        """
-        if self._writer is None:
-            raise PgOutputError("load() was not called")
-        if schema != self._writer.schema or list(partition_by) != self._partition_by:
-            raise NotForeseenError(f"{self.table.directory} has other columns or partitions")
-        self._files += files
-
-    def loaded(self, held: Held) -> None:
-        """See `StateWriter`."""
-        if self._writer is None:
-            raise PgOutputError("load() was not called")
-        with self.table.refusals():
-            files = self._writer.finish() + self._files
-        self._files = []
-        schema, self._writer = self._writer.schema, None
-        self.table.commit(files, [], (held.lsn, held.copy_lsn), schema=schema, altered=0)
-        self.is_ahead = False
-        self.own = self.table.own
-
-    def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
-        """See `StateWriter`."""
-        table = self.table
-        if held.lsn <= self.lsn:
-            if net.truncated or net.rows.num_rows:
-                raise PgOutputError(
-                    f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and "
-                    f"is given others up to {format_lsn(held.lsn)}"
-                )
-            return
-        if not table.exists:
-            raise IncompleteError(
-                f"its table {table.directory} in {table.place.uri} was deleted: copy it again"
-            )
-        altered = _number(alterations)
-        if self.is_ahead and table.transaction("altered") == altered:
-            alterations = []
-        elif self.is_ahead and any(isinstance(one, (Removed, Renamed)) for one in alterations):
-            raise IncompleteError(
-                f"{table.directory} has changes before {format_lsn(self.lsn)} of a sync that was "
-                "cut short, and nobody knows whether its columns have their names from before or "
-                "after a column was renamed, or dropped and made again: copy the table again"
-            )
-        if not (alterations or net.truncated or net.rows.num_rows):
-            return
-        shape = shape_of(table.schema, alterations)
-        position = held.lsn, max(held.copy_lsn, self.copy_lsn)
-        with table.refusals(), self._new_writer(shape.schema) as writer:
-            merge = Merge(table, shape, net, directory_of(self.held.stored), self.marker)
-            merge.write(writer)
-            files = writer.finish()
-            whole = net.truncated or shape.rewrites
-            if not whole:
-                table.add_columns(shape.schema)
-            table.commit(
-                files,
-                [] if whole else merge.files,
-                position,
-                schema=shape.schema if whole else None,
-                altered=altered,
-            )
-        self.own = table.own
-
-    def discard(self) -> None:
-        """Delete what was written and does not stand."""
-        if self._writer is not None:
-            self._writer.discard()
-            self._writer = None
-        self.table.delete_files(self._files)
-        self._files = []
-
-
-def _can_partition(type_: pa.DataType) -> bool:
-    """Whether partitions can have such values; delta-rs 1.6 can't read negative decimals there."""
-    types = pa.types
-    plain = types.is_integer(type_) or types.is_string(type_) or types.is_boolean(type_)
-    return bool(plain or types.is_date(type_) or types.is_timestamp(type_))
-
-
-def _number(alterations: Sequence[Alteration]) -> int:
-    """A number for the log by which alterations are known again; 0 if there is none."""
-    if not alterations:
-        return 0
-    text = repr(
-        [(type(one).__name__, *(str(part) for part in one)) for one in alterations]
-    ).encode()
-    return (zlib.crc32(text) << 32 | zlib.adler32(text)) & _SOME_BITS
+def _is_less(table: Table, known: tuple[int, int] | None) -> bool:
+    """Whether a table has less than it had."""
+    lsn, copy_lsn = table.position
+    return known is not None and (lsn < known[0] or copy_lsn < known[1])

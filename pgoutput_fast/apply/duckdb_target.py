@@ -445,6 +445,8 @@ def _lost(held: Held, names: set[str]) -> str | None:
 class _Changes:
     """See `ChangeWriter`."""
 
+    gap = None  # nobody else writes the file
+
     def __init__(self, target: DuckdbTarget, held: Held) -> None:
         self._target = target
         self._name = versioned(held.stored, held.version)

@@ -38,8 +38,8 @@ _ELSEWHERE = (
     "another program has written the Iceberg table {} at the same time. One sync at a time can "
     "write a target"
 )
-_APP, _LSN, _COPY_LSN, _SCHEMA = (
-    f"pgoutput_fast.{name}" for name in ("app", "lsn", "copy-lsn", "arrow-schema")
+_APP, _LSN, _COPY_LSN, _SCHEMA, _GAP = (
+    f"pgoutput_fast.{name}" for name in ("app", "lsn", "copy-lsn", "arrow-schema", "gap")
 )
 
 
@@ -144,7 +144,6 @@ class IcebergTable(Table):
         self._catalog = catalog
         self._identifier = (NAMESPACE, name)
         self._table: Any = None
-        self._snapshot: int | None = None
 
     @property
     def exists(self) -> bool:
@@ -170,12 +169,13 @@ class IcebergTable(Table):
                 self._table.refresh()
             elif self._catalog.opened.table_exists(self._identifier):
                 self._table = self._catalog.opened.load_table(self._identifier)
-                self._look()
         if self._table is not None and self._property(_APP) != self.app:
             raise PgOutputError(
                 f"the Iceberg table {self._identifier} is not of this sync ({self.app}): rename "
                 "it, or give another catalogue"
             )
+        if self._table is not None:
+            self._look()
 
     def _property(self, name: str, other: str = "") -> str:
         return str(self._table.properties.get(name, other))
@@ -201,27 +201,37 @@ class IcebergTable(Table):
         return int(self._property(_LSN, "0")), int(self._property(_COPY_LSN, "0"))
 
     @property
-    def _looked(self) -> int | None:
-        """The snapshot that was current when it was looked at last."""
-        return self._snapshot
+    def version(self) -> str:
+        """See `Table`: where its metadata are."""
+        return str(self._table.metadata_location)
 
-    def is_put_back(self, mark: int | None) -> bool:
-        """Whether it was rolled back to a snapshot before a mark; its properties stay then.
-
-        It is not known of a snapshot that has expired.
-        """
-        if self._table is None or mark is None or self._table.snapshot_by_id(mark) is None:
-            return False
-        snapshot = self._table.current_snapshot()
-        while snapshot is not None and snapshot.snapshot_id != mark:
-            parent = snapshot.parent_snapshot_id
-            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
-        return snapshot is None
+    @property
+    def gap(self) -> int | None:
+        """See `Table`."""
+        if self._table is None:
+            return None
+        if self.changed is not None:
+            return self.position[0]
+        return int(self._property(_GAP)) if _GAP in self._table.properties else None
 
     def _look(self) -> None:
-        """Note which snapshot is current."""
-        now = self._table.current_snapshot()
-        self._snapshot = None if now is None else now.snapshot_id
+        """See what other programs did since our last commit, by the snapshots' operations."""
+        self.changed = None
+        snapshot, ours = self._table.current_snapshot(), None
+        while snapshot is not None:
+            summary = snapshot.summary
+            ours = None if summary is None else summary.additional_properties.get(_LSN)
+            if ours is not None:
+                break
+            operation = "" if summary is None else summary.operation.value
+            if operation != "replace":
+                self.changed = f"{operation} in snapshot {snapshot.snapshot_id}"
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+            if parent is not None and snapshot is None:
+                self.changed = f"snapshot {parent} has expired"
+        if ours is not None and int(ours) < self.position[0]:
+            self.changed = "a rollback"
 
     @property
     def schema(self) -> pa.Schema:
@@ -278,24 +288,20 @@ class IcebergTable(Table):
         if removed or schema is not None or more or position is None:
             raise PgOutputError("a change table is only added to")
         with self._catalog.refusals(str(self._identifier)):
-            before = self.position
-            self._table.refresh()
-            if self.position != before:
-                raise ConflictError(_ELSEWHERE.format(self._identifier))
-            self.look_back(self._snapshot)
             with self._table.transaction() as transaction:
                 self._add(transaction, files, position)
             self._look()
 
     def _add(self, transaction: Any, files: Written, position: tuple[int, int]) -> None:
         """Have the catalogue refuse it if the table has another snapshot by then."""
-        transaction.set_properties(_stored(position))
-        if files:
-            transaction.add_files(
-                [f"{self.uri}/{one.path}" for one in files],
-                snapshot_properties=_stored(position),
-                check_duplicate_files=False,
-            )
+        gap = {} if self.changed is None else {_GAP: str(self.gap)}
+        transaction.set_properties({**_stored(position), **gap})
+        # Also without files: a snapshot that has the position is ours.
+        transaction.add_files(
+            [f"{self.uri}/{one.path}" for one in files],
+            snapshot_properties=_stored(position),
+            check_duplicate_files=False,
+        )
 
     def maintain(self, joins: Joins | None = None) -> None:
         """Nothing: snapshots expire, and files are joined, by what keeps other Iceberg tables."""

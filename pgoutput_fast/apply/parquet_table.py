@@ -197,6 +197,11 @@ class ParquetTable(Table):
         return (0, 0) if self._entry is None else (self._entry.lsn, self._entry.copy_lsn)
 
     @property
+    def version(self) -> int:
+        """See `Table`."""
+        return self._version
+
+    @property
     def schema(self) -> pa.Schema:
         """Its columns."""
         return self._schema

@@ -245,7 +245,7 @@ class Syncing:
         self._see(source)
         # Of those that were dropped or left the publications, a target may have what it likes.
         lost = {key: one for key, one in self._stored.tables.items()
-                if one.stale in LOST and not self._is_copied(key)}  # fmt: skip
+                if (one.stale or "").startswith(LOST) and not self._is_copied(key)}  # fmt: skip
         for relation_id in departed(history_of([directory]), list(lost)):
             self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and options.on_error == "stop":
@@ -253,6 +253,7 @@ class Syncing:
             raise IncompleteError(f"{qualified(one)}: {one.stale}: {how_to_copy(directory, lost)}")
         self._change_policies()
         self._say_stale()
+        self._say_gaps()
         if file is not None:
             file.on_wait = self._wait
         self._next_measured = 0.0
@@ -438,16 +439,15 @@ class Syncing:
         given = (
             self._directory, self._target, self._stored, self._decoding, self._options, self._tell,
         )  # fmt: skip
-        if self._engine is None:
-            return self._written_by(WindowWriter(*given), source, plan)
         try:
-            try:
-                return self._written_by(self._engine.writer(plan, *given), source, plan)
-            except NotForeseenError as error:
-                _log.info("a window is written by this process: %s", error)
-                return self._written_by(WindowWriter(*given), source, plan)
+            if self._engine is not None:
+                try:
+                    return self._written_by(self._engine.writer(plan, *given), source, plan)
+                except NotForeseenError as error:
+                    _log.info("a window is written by this process: %s", error)
+            return self._written_by(WindowWriter(*given), source, plan)
         except ConflictError as error:
-            # A task of a sync that was killed may go on for a while.
+            # Another job may be at a table, or a task of a sync that was killed, for a while.
             raise RetryableError(str(error)) from error
 
     def _written_by(self, one: WindowWriter, source: SegmentSource, plan: Plan) -> WindowWriter:
@@ -552,6 +552,7 @@ class Syncing:
         self._commit_time = self._newest()
         self._departures.look(self._stored.tables)
         self._say_stale()
+        self._say_gaps()
 
     def _say_stale(self) -> None:
         """Tell once of tables that are not kept up to date, and ask for their copies."""
@@ -563,6 +564,18 @@ class Syncing:
             if self._asks_for(held) and not self._is_copied(relation_id):
                 why = f"the sync to {self._name} asks for it: {held.stale}"
                 request_copy(self._directory, relation_id, [held.namespace, held.name], why)
+
+    def _say_gaps(self) -> None:
+        """Tell once of change tables that have other changes than were written."""
+        for relation_id, held in self._stored.tables.items():
+            if held.gap is None or (relation_id, str(held.gap)) in self._said:
+                continue
+            self._said.add((relation_id, str(held.gap)))
+            _log.warning(
+                "%s: another program changed its change table, which may have others than the "
+                "server's before %s",
+                qualified(held), format_lsn(held.gap),
+            )  # fmt: skip
 
     def _asks_for(self, held: Held) -> bool:
         """Whether the capture is asked to copy a table."""

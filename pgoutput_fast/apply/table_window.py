@@ -334,6 +334,7 @@ class TableWindow:
         """Have the change table stand; all changes were taken."""
         for writer in self._writers:
             writer.commit(self.held._replace(lsn=lsn))
+            self.held = self.held._replace(gap=writer.gap or self.held.gap)
 
     def commit_state(self, lsn: int) -> None:
         """Do what the changes come to to the rows.

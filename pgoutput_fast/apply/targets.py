@@ -86,6 +86,9 @@ class Held(NamedTuple):
         Why the state is no longer kept up to date, until the table is copied again.
     columns : tuple of Column
         Of the state table, in its order.
+    gap : int or None
+        Another program has changed the change table: its changes before this LSN may be others than
+        the server's. None: that did not happen.
     """
 
     relation_id: int
@@ -98,6 +101,7 @@ class Held(NamedTuple):
     commit_time: int | None = None
     stale: str | None = None
     columns: tuple[Column, ...] = ()
+    gap: int | None = None
 
 
 class Added(NamedTuple):
@@ -316,14 +320,15 @@ def check_kind(where: str, kind: str, made: str) -> None:
 DELETED = "its table of rows was deleted from the target"
 """Why a table is stale whose state table is not there."""
 PUT_BACK = "an earlier state of its table of rows was put back into the target"
+CHANGED = "another program changed its table of rows"
 CHANGES_DELETED = "its change table was deleted from the target"
 CHANGES_PUT_BACK = "an earlier state of its change table was put back into the target"
 OTHER_HISTORY = (
     "the target has what did not happen by the directory: an earlier state of that was put back, "
     "and of the server"
 )
-LOST = (DELETED, PUT_BACK, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY)
-"""Why a table is stale of which the target has something else than a sync had written of it."""
+LOST = (DELETED, PUT_BACK, CHANGED, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY)
+"""Begin the reasons of tables of which the target has something else than a sync had written."""
 CHANGES_ALONE = "its rows before the capture are not known"
 """Why a table without a snapshot has no state table."""
 
@@ -354,6 +359,10 @@ class ChangeWriter(Protocol):
     @property
     def copy_lsn(self) -> int:
         """The LSN of the newest snapshot that is there."""
+
+    @property
+    def gap(self) -> int | None:
+        """As of `Held`, once it is committed."""
 
     def fits(self, schema: pa.Schema) -> bool:
         """Whether the table can have these changes: no column that it has is of another type."""

@@ -288,6 +288,8 @@ def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
         state = '<td class="left good">up to date</td>'
     if held.version > 1:
         stored = f"{stored} (version {held.version})"
+    if held.gap is not None:
+        stored += f"; another program changed its changes before {format_lsn(held.gap)}"
     cells = (
         f"{sum(not column.is_dropped for column in held.columns):,}",
         # By name: another table may have that of one that has left.

@@ -18,7 +18,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import qualified
 
 from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, fold_tables
-from ._merges import settle
+from ._merges import merge
 from ._net_files import Staging
 from ._staged_files import staged, staging
 from ._window_files import Expected, Run, WriteTask, delete_run, write_window
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pgoutput_fast.apply.delta_files import Added
-    from pgoutput_fast.apply.delta_table import OwnPosition, Table
+    from pgoutput_fast.apply.delta_table import Table
     from pgoutput_fast.apply.evolution import Known
     from pgoutput_fast.captured.units import Plan, SegmentSource, Unit
     from pgoutput_fast.directory.copies import Copy
@@ -146,18 +146,18 @@ class TableOfFiles(TableWindow):
         if first is None and not parts:
             return None
         state.is_elsewhere = True
-        own = self._target.own(self.held.relation_id)
-        return FoldTask(self._before, self.held, first, parts, own)
+        return FoldTask(self._before, self.held, first, parts)
 
-    def folded(self, position: OwnPosition) -> None:
+    def folded(self, position: tuple[int, int]) -> None:
         """See how far a task has brought its state table."""
         state: Any = self._state
         state.own = position
 
-    def merged(self, net: NetFile) -> None:
-        """See what Spark has merged, which a task has left to it."""
+    def merge(self, merger: Merger, net: NetFile) -> None:
+        """Have Spark merge what a task has left to it."""
         state: Any = self._state
-        settle(state, net)
+        state.table.load()  # which a task has written
+        merge(merger, state, net)
         state.is_elsewhere = False  # nobody else has its small files joined
 
     def fail(self, reason: str) -> None:
@@ -302,11 +302,10 @@ class DistributedWindow(WindowWriter):
     def _merge(self, merger: Merger, net: NetFile, one: TableOfFiles) -> None:
         begin = time.perf_counter()
         try:
-            merger.merge(net)
+            one.merge(merger, net)
         except IncompleteError as error:
             one.fail(str(error))
             return
-        one.merged(net)
         self.seconds[qualified(one.held)] += time.perf_counter() - begin
 
 

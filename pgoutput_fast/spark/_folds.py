@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.delta_types import conformed, stored_array, stored_schema, stored_type
 from pgoutput_fast.apply.folding import Folding
-from pgoutput_fast.apply.own_positions import OwnPositions
 from pgoutput_fast.apply.stored_changes import with_added
 from pgoutput_fast.apply.table_window import as_incomplete, since
 from pgoutput_fast.apply.targets import Added, ConflictError, IncompleteError
@@ -23,7 +22,6 @@ from ._net_files import is_for_spark, write_net
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pgoutput_fast.apply.delta_table import OwnPosition
     from pgoutput_fast.apply.targets import Alteration, Held, Origin
 
     from ._net_files import NetFile, Staging
@@ -64,15 +62,12 @@ class FoldTask(NamedTuple):
     first : pyarrow.Schema or None
         The columns of the rows with which it begins, if it is new.
     parts : list of FoldedPart
-    own : OwnPositions
-        How far the table's two tables are known to be.
     """
 
     before: Held
     after: Held
     first: pa.Schema | None
     parts: Sequence[FoldedPart]
-    own: OwnPositions = OwnPositions()
 
 
 class FoldTasks(NamedTuple):
@@ -102,7 +97,7 @@ class Folded(NamedTuple):
     seconds: float
     incomplete: str | None
     net: NetFile | None
-    position: OwnPosition
+    position: tuple[int, int]
 
 
 def fold_tables(tasks: FoldTasks) -> list[Folded]:
@@ -115,8 +110,7 @@ def fold_tables(tasks: FoldTasks) -> list[Folded]:
     PgOutputError
         The files can't be read or written, or another program has written a table.
     """
-    known = {one.before.relation_id: one.own for one in tasks.tables}
-    target = DeltaTarget(**tasks.target).attached(tasks.origin, known)
+    target = DeltaTarget(**tasks.target).attached(tasks.origin)
     if len(tasks.tables) == 1:
         return [_fold(target, tasks.tables[0], tasks.staging)]
     # Most of the time of a small table goes by while its commit is waited for.

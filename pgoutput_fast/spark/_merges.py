@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import unquote
 
 from pgoutput_fast._disk import fsync_path
+from pgoutput_fast.apply.delta_log import MERGED_ON
 from pgoutput_fast.apply.delta_merge import SHOWN
 from pgoutput_fast.apply.table_window import TableWindow
 from pgoutput_fast.apply.window_writer import WindowWriter
@@ -56,7 +57,7 @@ _TASK_RATE, _CORE_RATE = 100e6, 15e6
 """Bytes of files that are written anew in a second: by one task, and by each core in a MERGE."""
 
 _MISFIT = "pgoutput_fast: rows do not fit"
-_CONCURRENT = re.compile(r"\bConcurrent\w+Exception\b")
+_CONCURRENT = re.compile(r"\bConcurrent\w+Exception\b|\bDELTA_MAX_COMMIT_RETRIES_EXCEEDED\b")
 
 _SETTINGS = {
     # Values come as they are: no zone, calendar or type of the session counts.
@@ -77,6 +78,8 @@ _SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
     "spark.databricks.delta.stats.collect": "true",
+    # By its retries it would commit behind what another program has added meanwhile.
+    "spark.databricks.delta.maxCommitAttempts": "0",
     # As the files that delta-rs has: a task reads a group of rows at a time.
     "spark.sql.parquet.compression.codec": "zstd",
     "parquet.block.size": str(32 << 20),
@@ -198,6 +201,10 @@ class SparkMerger:
             session.conf.set(name, value)
         session.conf.set("spark.databricks.delta.write.txnAppId", net.app)
         session.conf.set("spark.databricks.delta.write.txnVersion", net.lsn)
+        # The statement reads the newest version, which may have commits that nobody looked at.
+        session.conf.set(
+            "spark.databricks.delta.commitInfo.userMetadata", f"{MERGED_ON}{net.version}"
+        )
         return session
 
     def _misfit(self, session: SparkSession, net: NetFile) -> PgOutputError:
@@ -221,20 +228,29 @@ class SparkMerger:
         return self._place.conflict(net.directory, f" ({why})")
 
 
-def settle(state: Any, net: NetFile) -> None:
-    """See what Spark has merged, and go on from there.
+def merge(merger: Merger, state: Any, net: NetFile) -> None:
+    """Have net changes be merged, see that the table has them, and go on from there.
 
     Parameters
     ----------
+    merger : Merger
     state
         What `DeltaTarget.state` gives.
     net : NetFile
 
     Raises
     ------
+    IncompleteError
+        Another program has changed the table's rows, or the changes do not fit them.
     PgOutputError
         The table does not have it.
     """
+
+    def attempt() -> None:
+        state.check_rows()
+        merger.merge(net)
+
+    state.table.until_it_stands(attempt)
     state.table.load()
     if state.table.position[0] < net.lsn:
         raise PgOutputError(
@@ -243,7 +259,8 @@ def settle(state: Any, net: NetFile) -> None:
         )
     with state.table.refusals():
         _have_on_disk(state.table, net.version)
-    state.own = state.table.own
+    state.own = state.table.position
+    state.check_rows()  # of commits between the net changes and the statement
 
 
 def _have_on_disk(table: Table, version: int) -> None:
@@ -305,9 +322,7 @@ def merge_here(merger: Merger, state: Any, net: NetChanges, held: Held) -> None:
         What its `apply` takes.
     """
     with staging(state.table.place) as prefix:
-        staged = write_net(state, net, held, prefix)
-        merger.merge(staged)
-    settle(state, staged)
+        merge(merger, state, write_net(state, net, held, prefix))
 
 
 def _quoted(name: str) -> str:

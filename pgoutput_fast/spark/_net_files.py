@@ -98,6 +98,8 @@ def is_for_spark(
     table = state.table
     if not net.key or alterations or not table.exists or state.marker is not None:
         return False
+    if table.changed is not None:  # which `apply` refuses
+        return False
     # A call that was cut short may have altered the table; a number for that goes with its commits.
     if state.is_ahead or table.transaction("altered") or held.lsn <= state.lsn:
         return False

@@ -108,10 +108,10 @@ class DeltaTables(Places):
 
     steps = (
         (delta_target.DeltaTarget, "commit"),
-        (delta_target._State, "apply"),
-        (delta_target._State, "append"),
-        (delta_target._State, "loaded"),
-        (delta_target._Changes, "commit"),
+        (delta_target.DeltaState, "apply"),
+        (delta_target.DeltaState, "append"),
+        (delta_target.DeltaState, "loaded"),
+        (delta_target.DeltaChanges, "commit"),
         (delta_target.Table, "commit"),
     )
 

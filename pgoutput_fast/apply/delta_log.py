@@ -1,0 +1,112 @@
+"""What other programs did to a Delta table since our last commit, by the table's log.
+
+Each commit that moves a table's position has the app's transaction, and stands on the very version
+that it was computed from. So all commits of others behind our last one are at the log's end.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MERGED_ON = "pgoutput_fast merged on version "
+"""Begins the text of a commit whose program could not be told which version to stand on."""
+_FILE_ACTIONS = ("add", "remove", "cdc")
+
+
+class Since(NamedTuple):
+    """What the newest commits of a log are.
+
+    Attributes
+    ----------
+    has_ours : bool
+        Whether a commit of ours is among them.
+    has_foreign : bool
+        Whether commits without the app's transaction are among them.
+    changed : str or None
+        What another program changed behind our last commit; None: no rows.
+    """
+
+    has_ours: bool
+    has_foreign: bool
+    changed: str | None
+
+
+class _Commit(NamedTuple):
+    """A commit.
+
+    Fields: base (the version that our commit was computed from; None: it is not ours), changes
+    (whether rows are others by it), operation.
+    """
+
+    base: int | None
+    changes: bool
+    operation: str
+
+
+def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
+    """Look at the commits of a log, from the newest one back to our last one.
+
+    Parameters
+    ----------
+    filesystem : pyarrow.fs.FileSystem
+        The table's files.
+    newest : int
+        The version of the newest commit.
+    known : int
+        The version up to which they were looked at; -1: none was.
+    app : str
+        Begins the names of our transactions.
+    """
+    has_ours = has_foreign = False
+    changed = None
+    for version in range(newest, -1, -1):
+        if version <= known:
+            break
+        commit = _commit(filesystem, version, app)
+        if commit is None:
+            changed = f"its log has lost version {version}"
+            break
+        if commit.base is not None:
+            has_ours, known = True, max(known, commit.base)
+            continue
+        has_foreign = True
+        if commit.changes:
+            changed = f"{commit.operation} in version {version}"
+    return Since(has_ours, has_foreign, changed)
+
+
+def _commit(filesystem: Any, version: int, app: str) -> _Commit | None:
+    """Read a commit; None: the log does not list it any more."""
+    info: dict[str, Any] = {}
+    is_ours = changes = False
+    try:
+        for name, action in _actions(filesystem, f"_delta_log/{version:020}.json"):
+            if name == "commitInfo":
+                info = action
+            elif name == "txn":
+                is_ours |= action["appId"] == app or action["appId"].startswith(f"{app}/")
+            elif name in _FILE_ACTIONS:
+                changes |= action.get("dataChange", True)
+    except FileNotFoundError:
+        return None
+    base = None
+    if is_ours:
+        text = str(info.get("userMetadata") or "")
+        told = text.removeprefix(MERGED_ON)
+        base = int(told) if told != text else version - 1
+    return _Commit(base, changes, str(info.get("operation", "a commit")))
+
+
+def _actions(filesystem: Any, path: str) -> Iterator[tuple[str, Any]]:
+    with (
+        filesystem.open_input_stream(path) as file,
+        io.TextIOWrapper(file, "utf-8") as lines,
+    ):
+        for line in lines:
+            if line.strip():
+                yield from json.loads(line).items()

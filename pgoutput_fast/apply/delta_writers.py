@@ -1,0 +1,372 @@
+"""What writes a table's change table and its state table in a window, as Delta tables.
+
+See `ChangeWriter` and `StateWriter`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ..errors import PgOutputError
+from ..lsn import format_lsn
+from .delta_files import Writer, Written
+from .delta_merge import Merge, shape_of
+from .delta_place import directory_of
+from .delta_types import conformed, merged_schema, stored_schema
+from .targets import (
+    CHANGED,
+    DELETED_AT,
+    Column,
+    Held,
+    IncompleteError,
+    NotForeseenError,
+    Removed,
+    Renamed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .delta_table import Table
+    from .folding import NetChanges
+    from .targets import Alteration
+
+_SOME_BITS = (1 << 63) - 1
+
+
+class Positioned:
+    """A writer of a table, which knows how far that is."""
+
+    own: tuple[int, int]
+
+    @property
+    def lsn(self) -> int:
+        """See `ChangeWriter`."""
+        return self.own[0]
+
+    @property
+    def copy_lsn(self) -> int:
+        """See `ChangeWriter`."""
+        return self.own[1]
+
+
+class DeltaChanges(Positioned):
+    """See `ChangeWriter`."""
+
+    kind = "changes"
+
+    def __init__(self, table: Table, held: Held, make_room: Callable[[], None]) -> None:
+        self._make_room = make_room
+        self.table = table
+        self.held = held
+        self.own = table.position
+        self._schema: pa.Schema | None = table.schema if table.exists else None
+        self._writers: list[Writer] = []
+        self._files: Written = []
+        self.is_elsewhere = False
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are kept in memory."""
+        return self._writers[-1].pending_bytes if self._writers else 0
+
+    @property
+    def gap(self) -> int | None:
+        """See `ChangeWriter`."""
+        return self.table.gap
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """See `ChangeWriter`."""
+        there = self._schema
+        return there is None or merged_schema(there, stored_schema(schema)) is not None
+
+    def append(self, changes: pa.RecordBatch) -> None:
+        """See `ChangeWriter`."""
+        schema = stored_schema(changes.schema)
+        if self._schema is not None:
+            merged = merged_schema(self._schema, schema)
+            if merged is None:
+                raise PgOutputError(
+                    f"the changes of {self.held.namespace}.{self.held.name} have columns of "
+                    f"other types than its change table {self.table.directory}"
+                )
+            schema = merged
+        if not self._writers or schema != self._schema:
+            self._begin_file(schema, changes)
+        with self.table.refusals():
+            self._writers[-1].write(conformed(changes, schema))
+        self._make_room()
+
+    def _begin_file(self, schema: pa.Schema, changes: pa.RecordBatch) -> None:
+        self.flush()
+        first = changes.column("commit_lsn")[0].as_py() if changes.num_rows else 0
+        prefix = f"{self.held.relation_id}-{first or 0:016X}"
+        self._writers.append(Writer(self.table, schema, (), prefix))
+        self._schema = schema
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns that the table has; None: it has none yet."""
+        return self._schema
+
+    def add_files(self, schema: pa.Schema, files: Written) -> None:
+        """Have files of changes that were written elsewhere, in the table's directory.
+
+        Raises
+        ------
+        NotForeseenError
+            They have not all columns that the table has.
+        """
+        merged = schema if self._schema is None else merged_schema(self._schema, schema)
+        if merged != schema:
+            raise NotForeseenError(f"{self.table.directory} has other columns")
+        self._schema = schema
+        self._files += files
+
+    def flush(self) -> None:
+        """Write what is kept in memory into its file."""
+        if self._writers:
+            with self.table.refusals():
+                self._writers[-1].flush()
+
+    def commit(self, held: Held) -> None:
+        """See `ChangeWriter`."""
+        table = self.table
+        with table.refusals():
+            files = [file for writer in self._writers for file in writer.finish()]
+        files += self._files
+        # They are not deleted from here on: nobody knows whether a commit that fails stands.
+        self._writers, self._files = [], []
+        if not files and (self._schema is None or held.copy_lsn <= self.copy_lsn):
+            return
+        if held.lsn <= self.lsn and held.copy_lsn <= self.copy_lsn:
+            raise PgOutputError(
+                f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and is "
+                f"given others up to {format_lsn(held.lsn)}"
+            )
+        position = max(held.lsn, self.lsn), max(held.copy_lsn, self.copy_lsn)
+
+        def append() -> None:
+            table.check_position(self.own)
+            table.add_columns(self._schema)
+            table.commit(files, [], position)
+
+        if table.exists:
+            table.until_it_stands(append)
+        else:
+            table.create(self._schema, position, files=files)
+        self.own = table.position
+
+    def discard(self) -> None:
+        """Delete what was written and does not stand."""
+        for writer in self._writers:
+            writer.discard()
+        self.table.delete_files(self._files)
+        self._writers, self._files = [], []
+
+
+class DeltaState(Positioned):
+    """See `StateWriter`."""
+
+    kind = "state"
+
+    def __init__(
+        self, table: Table, held: Held, partition_by: Sequence[str], marker: str | None
+    ) -> None:
+        self.table = table
+        self.held = held
+        self.marker = marker
+        self.own = table.position
+        # At a copy it has that alone, and so its columns.
+        self.is_ahead = self.lsn > held.lsn and self.lsn != self.copy_lsn
+        """Of a call before that was cut short: alterations may come that it has."""
+        self.is_elsewhere = False
+        """Whether another process writes it in this window."""
+        self._partition_by = table.partition_by if table.exists else list(partition_by)
+        stored = {one.name: one.stored for one in held.columns if not one.is_dropped}
+        wanted = [stored.get(name, name) for name in partition_by]
+        if wanted and wanted != self._partition_by and table.exists:
+            raise PgOutputError(
+                f"{table.directory} is partitioned by {', '.join(self._partition_by) or 'nothing'} "
+                f"and not by {', '.join(wanted)}, as partition_by= says: leave that out, or delete "
+                "this directory and call sync again, which has the table copied"
+            )
+        self._writer: Writer | None = None
+        self._files: Written = []
+
+    @property
+    def partition_by(self) -> list[str]:
+        """The columns by which it is partitioned."""
+        return self._partition_by
+
+    def create(self, schema: pa.Schema) -> None:
+        """See `StateWriter`."""
+        # One that is there already was made before a crash, and may have rows since.
+        if not self.table.exists:
+            self._create(self._stored(schema), self.held.columns)
+
+    def _stored(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the table for rows of the server's."""
+        if self.marker is not None:
+            schema = schema.append(pa.field(self.marker, DELETED_AT))
+        return stored_schema(schema)
+
+    def _create(self, schema: pa.Schema, columns: Sequence[Column]) -> None:
+        stored = {column.name: column.stored for column in columns if not column.is_dropped}
+        self._partition_by = [stored.get(name, name) for name in self._partition_by]
+        for name in self._partition_by:
+            at = schema.get_field_index(name)
+            if at < 0 or not _can_partition(schema.field(at).type):
+                raise PgOutputError(
+                    f"{self.held.namespace}.{self.held.name} can't be partitioned by {name!r}: "
+                    "it has no such column of integers, text, booleans, dates or timestamps"
+                )
+        self.table.create(schema, (0, 0), self._partition_by)
+
+    def load(self, schema: pa.Schema) -> None:
+        """See `StateWriter`."""
+        schema = self._stored(schema)
+        if not self.table.exists:
+            self._create(schema, self.held.columns)
+        self._writer = self._new_writer(schema)
+
+    def _new_writer(self, schema: pa.Schema) -> Writer:
+        return Writer(self.table, schema, self._partition_by, f"{self.held.relation_id}")
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """See `StateWriter`."""
+        if self._writer is None:
+            raise PgOutputError("load() was not called")
+        with self.table.refusals():
+            self._writer.write(conformed(rows, self._writer.schema))
+
+    def add_files(self, schema: pa.Schema, partition_by: Sequence[str], files: Written) -> None:
+        """Have files of the snapshot's rows that were written elsewhere, in its directory.
+
+        Raises
+        ------
+        NotForeseenError
+            They have other columns or partitions than the table is to have.
+        """
+        if self._writer is None:
+            raise PgOutputError("load() was not called")
+        if schema != self._writer.schema or list(partition_by) != self._partition_by:
+            raise NotForeseenError(f"{self.table.directory} has other columns or partitions")
+        self._files += files
+
+    def loaded(self, held: Held) -> None:
+        """See `StateWriter`."""
+        if self._writer is None:
+            raise PgOutputError("load() was not called")
+        with self.table.refusals():
+            files = self._writer.finish() + self._files
+        self._files = []
+        schema, self._writer = self._writer.schema, None
+        position = held.lsn, held.copy_lsn
+
+        def replace() -> None:
+            self.table.check_position(self.own)
+            self.table.allow(schema)
+            self.table.commit(files, [], position, schema=schema, altered=0)
+
+        self.table.until_it_stands(replace)
+        self.is_ahead = False
+        self.own = self.table.position
+
+    def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
+        """See `StateWriter`."""
+        table = self.table
+        if held.lsn <= self.lsn:
+            if net.truncated or net.rows.num_rows:
+                raise PgOutputError(
+                    f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and "
+                    f"is given others up to {format_lsn(held.lsn)}"
+                )
+            return
+        if not table.exists:
+            raise IncompleteError(
+                f"its table {table.directory} in {table.place.uri} was deleted: copy it again"
+            )
+        altered = _number(alterations)
+        if self.is_ahead and table.transaction("altered") == altered:
+            alterations = []
+        elif self.is_ahead and any(isinstance(one, (Removed, Renamed)) for one in alterations):
+            raise IncompleteError(
+                f"{table.directory} has changes before {format_lsn(self.lsn)} of a sync that was "
+                "cut short, and nobody knows whether its columns have their names from before or "
+                "after a column was renamed, or dropped and made again: copy the table again"
+            )
+        if not (alterations or net.truncated or net.rows.num_rows):
+            return
+        position = held.lsn, max(held.copy_lsn, self.copy_lsn)
+        table.until_it_stands(lambda: self._merge(alterations, net, position, altered))
+        self.own = table.position
+
+    def _merge(
+        self,
+        alterations: Sequence[Alteration],
+        net: NetChanges,
+        position: tuple[int, int],
+        altered: int,
+    ) -> None:
+        """Merge net changes into the version that is loaded."""
+        table = self.table
+        shape = shape_of(table.schema, alterations)
+        whole = net.truncated or shape.rewrites
+        if whole:
+            table.allow(shape.schema)
+        else:
+            table.add_columns(shape.schema)
+        self.check_rows()
+        with table.refusals(), self._new_writer(shape.schema) as writer:
+            merge = Merge(table, shape, net, directory_of(self.held.stored), self.marker)
+            merge.write(writer)
+            table.commit(
+                writer.finish(),
+                [] if whole else merge.files,
+                position,
+                schema=shape.schema if whole else None,
+                altered=altered,
+            )
+
+    def check_rows(self) -> None:
+        """Refuse a table that has other rows than a sync has written.
+
+        Raises
+        ------
+        IncompleteError
+            Another program has changed rows.
+        ConflictError
+            Another sync has.
+        """
+        self.table.check_position(self.own)
+        if self.table.changed is not None:
+            raise IncompleteError(f"{CHANGED}: {self.table.directory}, {self.table.changed}")
+
+    def discard(self) -> None:
+        """Delete what was written and does not stand."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+        self.table.delete_files(self._files)
+        self._files = []
+
+
+def _can_partition(type_: pa.DataType) -> bool:
+    """Whether partitions can have such values; delta-rs 1.6 can't read negative decimals there."""
+    types = pa.types
+    plain = types.is_integer(type_) or types.is_string(type_) or types.is_boolean(type_)
+    return bool(plain or types.is_date(type_) or types.is_timestamp(type_))
+
+
+def _number(alterations: Sequence[Alteration]) -> int:
+    """A number for the log by which alterations are known again; 0 if there is none."""
+    if not alterations:
+        return 0
+    text = repr(
+        [(type(one).__name__, *(str(part) for part in one)) for one in alterations]
+    ).encode()
+    return (zlib.crc32(text) << 32 | zlib.adler32(text)) & _SOME_BITS
