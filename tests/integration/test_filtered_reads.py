@@ -141,16 +141,6 @@ def test_filters_of_parquet_files(database18: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_filters_of_iceberg_tables(database18: Any, tmp_path: Path) -> None:
-    catalog = pytest.importorskip("pyiceberg.catalog")
-    given = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
-    lake = Lake(database18, tmp_path, SOME, iceberg=given)
-    lake.fill(8)
-    table = catalog.load_catalog("pgoutput_fast", **given).load_table("changes.public.t")
-    check({"iceberg": readers.Iceberg(table, ("seq",))}, table.scan().to_arrow(), most=3)
-
-
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.delta_spark
 @pytest.mark.parametrize("merge_by", ["spark", "delta-rs"])

@@ -340,7 +340,10 @@ class Iceberg(Reader):
         self._table, self._key = table, key
         self._whole = Dataset(pa.dataset.dataset(table.scan().to_arrow()), key)
 
-    inexpressible = staticmethod(lambda condition: False)
+    inexpressible = staticmethod(
+        # It has no literal for NaN.
+        lambda condition: any(str(one) == "nan" for one in condition.values)
+    )
 
     def filtered(self, condition: Condition) -> Rows:
         from pyiceberg import expressions as e
