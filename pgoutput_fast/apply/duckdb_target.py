@@ -24,6 +24,7 @@ from ..names import distinct_names
 from ..segments.reader import Commit
 from .duckdb_file import DuckdbFile, lacks_memory
 from .duckdb_sql import empty, quoted, same
+from .duckdb_views import remake_views
 from .targets import (
     CHANGES_ALONE,
     CHANGES_DELETED,
@@ -125,6 +126,7 @@ class DuckdbTarget:
         self._behind = ThreadPoolExecutor(1, "pgoutput_fast-duckdb")
         self._coming: deque[Future[None]] = deque()
         self._tables: set[tuple[str, str]] = set()  # by schema and name, in a window
+        self.altered: set[str] = set()  # state tables whose columns or names a window has changed
         # What duckdb has told of its tables and types, and nobody else can change meanwhile.
         self.fields: dict[str, dict[str, str]] = {}
         self._types: dict[pa.Schema, dict[str, str]] = {}
@@ -282,6 +284,7 @@ class DuckdbTarget:
         """See `Target`."""
         self._writers = []
         self.fields.clear()
+        self.altered.clear()
         self._close()
 
     def _close(self) -> None:
@@ -299,6 +302,7 @@ class DuckdbTarget:
         with self.alone():
             self._commit(stored)
         self._has_written = True
+        self.altered.clear()
         self._writers = []
         self._close()
 
@@ -328,6 +332,7 @@ class DuckdbTarget:
             f"UPDATE _source SET lsn = {stored.lsn}, newest_lsn = {lsn}, newest_time = {time_}, "
             f"slot = {stored.slot}"
         )
+        remake_views(self.run, self._catalog, self._tables, stored.tables.values(), self.altered)
         self.run("COMMIT")
 
     def keep(self) -> None:
@@ -396,6 +401,8 @@ class DuckdbTarget:
     def made(self, schema: str, name: str) -> None:
         """A table was made."""
         self._tables.add((schema, name))
+        if schema == "state":
+            self.altered.add(name)
 
     def shown(self, stored: str) -> str:
         """See `Target`: the name of its tables."""
@@ -423,7 +430,7 @@ class DuckdbTarget:
             self.fields.pop(old, None)
             self.run(f"ALTER TABLE {self.named(schema, old)} RENAME TO {quoted(new)}")
             self._tables.remove((schema, old))
-            self._tables.add((schema, new))
+            self.made(schema, new)
 
 
 def versioned(stored: str, version: int) -> str:
@@ -578,6 +585,7 @@ class _State:
 
     def _apply(self, alterations: Sequence[Alteration], net: NetChanges) -> None:
         for alteration in alterations:
+            self._target.altered.add(self._held.stored)
             self._alter(alteration)
         if net.truncated and self._marker is None:
             self._target.run(f"DELETE FROM {self._table}")

@@ -1,0 +1,117 @@
+"""Views in a DuckDB file under the server's names: `public.orders` for `state."public.orders"`."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from .duckdb_sql import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from .targets import Held
+
+_log = logging.getLogger(__name__)
+
+_OWN = ("changes", "state", "main", "temp", "system", "pg_catalog", "information_schema")
+_MARK = "rows of "
+"""Begins the comment on a view that sync has made; the name of the state table follows."""
+
+
+def remake_views(
+    run: Callable[[str], Any],
+    catalog: str,
+    there: Collection[tuple[str, str]],
+    tables: Iterable[Held],
+    altered: Collection[str],
+) -> None:
+    """Have a view of each state table under the server's names, in the transaction of a window.
+
+    A schema gets `_` behind its name if DuckDB reserves the name, sync uses it, it is the name of
+    the file, or it differs from another one in case alone. So does a view whose name something else
+    has.
+
+    Parameters
+    ----------
+    run : callable
+        Executes a statement.
+    catalog : str
+        DuckDB's name of the file.
+    there : collection of (str, str)
+        All tables of the file, by schema and name.
+    tables : iterable of Held
+    altered : collection of str
+        Stored names of state tables that were made, altered or renamed in the window.
+    """
+    if catalog.casefold() == "state":
+        return  # DuckDB takes it for the schema in the text of a view
+    found = run(
+        "SELECT schema_name, view_name, comment FROM duckdb_views() "
+        "WHERE NOT internal AND database_name = current_database()"
+    ).fetchall()
+    own = {(schema, name): comment.removeprefix(_MARK) for schema, name, comment in found
+           if comment is not None and comment.startswith(_MARK)}  # fmt: skip
+    shown = [one for one in tables if ("state", one.stored) in there]
+    if not altered and {*own.values()} == {one.stored for one in shown}:
+        return
+    others = [*there, *((schema, name) for schema, name, _ in found if (schema, name) not in own)]
+    wanted = _names(run, catalog, shown, others)
+    for key, stored in own.items():
+        if wanted.get(key) != stored:
+            run(f"DROP VIEW {quoted(catalog, *key)}")
+    for key, stored in wanted.items():
+        if own.get(key) != stored or stored in altered:
+            view = quoted(catalog, *key)
+            run(f"CREATE SCHEMA IF NOT EXISTS {quoted(catalog, key[0])}")
+            run(f"CREATE OR REPLACE VIEW {view} AS FROM {quoted(catalog, 'state', stored)}")
+            run(f"COMMENT ON VIEW {view} IS {_literal(_MARK + stored)}")
+
+
+def _names(
+    run: Callable[[str], Any],
+    catalog: str,
+    tables: list[Held],
+    others: Collection[tuple[str, str]],
+) -> dict[tuple[str, str], str]:
+    """The views, by schema and name, and the state table of each."""
+    there = {name for (name,) in run(
+        "SELECT schema_name FROM duckdb_schemas() WHERE database_name = current_database()"
+    ).fetchall()}  # fmt: skip
+    reserved = {name for (name,) in run(
+        "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'"
+    ).fetchall()}  # fmt: skip
+    taken = {*_OWN, catalog.casefold(), *reserved}
+    schemas: dict[str, str] = {}
+    # A schema that has its own name keeps it when another one comes that differs in case.
+    for namespace in sorted(
+        {one.namespace for one in tables}, key=lambda one: (one not in there, one)
+    ):
+        name = schemas[namespace] = _free(namespace, taken)
+        taken.add(name.casefold())
+        if name != namespace and name not in there:
+            _log.warning(
+                "the views of schema %s are in schema %s of %s, as its own name is taken there",
+                namespace, name, catalog,
+            )  # fmt: skip
+    found: dict[tuple[str, str], str] = {}
+    used: dict[str, set[str]] = {}
+    for schema, name in others:
+        used.setdefault(schema.casefold(), set()).add(name.casefold())
+    for one in sorted(tables, key=lambda one: one.relation_id):
+        schema = schemas[one.namespace]
+        names = used.setdefault(schema.casefold(), set())
+        name = _free(one.name, names)
+        names.add(name.casefold())
+        found[schema, name] = one.stored
+    return found
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    while name.casefold() in taken:
+        name += "_"
+    return name
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
