@@ -54,6 +54,7 @@ _FILES = (".duckdb", ".db", ".ddb")
 """How names of files end that are meant as such."""
 _CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
 _WINDOW_BYTES = 64 << 20
+_SHOWN = 8  # tables that a warning names
 _POLL = 0.01  # seconds between two looks whether the capture has begun
 
 
@@ -218,11 +219,16 @@ def sync(
         else:
             slot, publications = _required(slot, publications)
             where = opened.directory(directory)
+            from ..connections import ConnectionParameters
+
             lost = _Lost(where, opened.target, name, asks=on_error == "pause")
             stored = _claim_target(opened.target, where, slot, dsn, capture_options, stop)
             _check_by_server(
                 dsn, publications, capture_options, where, stored, partition_by, options.tables
             )
+            if not stored.tables and options.policies.numeric is None:
+                _say_numerics(ConnectionParameters(dsn, libpq_keywords(capture_options)),
+                              publications)  # fmt: skip
             lost.ask()  # what is asked for now, the capture sees when it begins
             run = EmbeddedCapture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
@@ -630,6 +636,31 @@ def _check_by_history(
     if isinstance(source, SegmentSource):
         held = target.peek(origin_of(source)).tables.values()
         check_partitions(partition_by, history.newest_tables.tables, held)
+
+
+def _say_numerics(parameters: ConnectionParameters, publications: Sequence[str]) -> None:
+    """List numeric columns without precision, which are text, and propose a policy."""
+    import psycopg
+
+    from ..catalog import catalog_of
+    from ..numerics import advice, read_numerics
+
+    try:
+        with parameters.open(replication=False) as connection:
+            oids = [one.relation_id for one in catalog_of(connection, publications).tables]
+            found = read_numerics(
+                lambda query, *given: connection.execute(query, given or None).fetchall(), oids
+            )
+    except (PgOutputError, psycopg.Error) as error:
+        _log.debug("can't look at numeric columns: %s", error)
+        return
+    if found:
+        names = ", ".join(one.shown for one in found[:_SHOWN])
+        more = f" and {len(found) - _SHOWN} more tables" if len(found) > _SHOWN else ""
+        _log.warning(
+            "numeric columns without precision are text in the target: %s%s. To change that, %s",
+            names, more, advice(found),
+        )  # fmt: skip
 
 
 def published_tables(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import counted, printable
+from ..numerics import advice, read_numerics
 from ._check_publications import with_columns
 from ._examined import listed, quoted
 from .findings import Finding
@@ -209,6 +210,17 @@ def not_sent(server: Examined, published: Published) -> Iterator[Finding]:  # no
             advice="capture them from the servers where they are",
             what="foreign table",
         )
+
+
+def numerics(server: Examined, published: Published) -> Iterator[Finding]:
+    """Numeric columns without precision."""
+    readable = [table.oid for table in published.all_sent() if table.select and table.usage]
+    found = read_numerics(server.rows, readable)
+    if found:
+        names = {(one.namespace, one.name) for one in found}
+        tables = [one for one in published.all_sent() if (one.namespace, one.name) in names]
+        shown = f"with numeric columns without precision ({listed([one.shown for one in found])})"
+        yield _finding("numeric-without-precision", shown, tables, advice=advice(found))
 
 
 def lists_and_filters(server: Examined, published: Published) -> Iterator[Finding]:

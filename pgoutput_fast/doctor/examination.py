@@ -48,6 +48,7 @@ _OF_PUBLICATIONS = (
     ("partitions", table_checks.partitions),
     ("generated columns", table_checks.generated),
     ("tables that are not sent", table_checks.not_sent),
+    ("numeric columns", table_checks.numerics),
     ("column lists and row filters", table_checks.lists_and_filters),
     ("privileges", access.privileges),
 )

@@ -195,6 +195,10 @@ KINDS: dict[str, Kind] = {
         "warning", "Without a primary key, rows with the same values can't be told apart."
     ),
     "identity-index": Kind("info", "Another index than the primary key tells the rows apart."),
+    "numeric-without-precision": Kind(
+        "info",
+        "Tables of sync have such a column as text, so that sum() needs a cast.",
+    ),
     "partition-identity": Kind(
         "warning",
         "A partition's own replica identity decides what its changes bring, not that of its root.",

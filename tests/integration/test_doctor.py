@@ -410,6 +410,12 @@ def test_other_entries_of_a_publication_stay(dsn18: str) -> None:
             '1 table with REPLICA IDENTITY FULL and no primary key: S."x.T "1',
         ),
         (
+            "numeric-without-precision", 10,
+            (f"CREATE TABLE {T} (id int PRIMARY KEY, n numeric, m numeric(9,2))",
+             f"INSERT INTO {T} VALUES (1, 123456.789, 1), (2, 'NaN', 1), (3, NULL, 1)", PUBLISHED),
+            "1 table with numeric columns without precision",
+        ),
+        (
             "identity-index", 10,
             (
                 f"CREATE TABLE {T} (id int NOT NULL)", f"CREATE UNIQUE INDEX own ON {T} (id)",

@@ -9,6 +9,7 @@ import pytest
 from synced_database import Synced
 from synced_tables import DeltaTables, DuckdbTables
 
+from pgoutput_fast import numerics
 from pgoutput_fast.verify import verify
 
 pytest.importorskip("duckdb")
@@ -148,3 +149,33 @@ def test_the_bytes_of_the_server_are_what_is_equal(
         assert _differing(synced, kinds) == [], statement
     report = verify(database.dsn, publications=["p"], target=synced.tables.target)
     assert {one.state for one in report.tables} == {"equal"}, report.tables
+
+
+@pytest.mark.parametrize(
+    ("values", "policy"),
+    [
+        ("(1.5), (NULL), ('NaN')", "numeric=18,1"),
+        ("(123456789012345678.12)", "numeric=22,2"),
+        ("(1e37)", "numeric=38,0"),
+        ("(1e37), (0.01)", None),
+        ("(0.0001)", "numeric=18,4"),
+    ],
+)
+def test_a_policy_is_proposed_for_numerics_without_precision(
+    values: str, policy: str | None, make_database: Any, pg18: Any
+) -> None:
+    database = make_database(pg18)
+    database.execute(
+        'CREATE TABLE n (id int, "A b" numeric, c numeric, d numeric(9,2))',
+        f'INSERT INTO n ("A b") VALUES {values}',
+        "CREATE TABLE none (id int, d numeric(5,1), v text)",
+    )
+    ids = [oid for (oid,) in database.execute(
+        "SELECT oid::bigint FROM pg_class WHERE relname IN ('n', 'none')"
+    )]  # fmt: skip
+    with database.connect() as connection:
+        (found,) = numerics.read_numerics(
+            lambda query, *given: connection.execute(query, given or None).fetchall(), ids
+        )
+    assert (found.name, found.columns) == ("n", ("A b", "c"))
+    assert numerics.proposed([found]) == policy

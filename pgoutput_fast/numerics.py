@@ -1,0 +1,97 @@
+"""Numeric columns without precision, and which precision and scale their values need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from psycopg import sql
+
+_READ = 100_000
+"""Rows of a table that are read at most."""
+_LEAST, _MOST, _ROOM = 18, 38, 2
+"""Digits of a proposed type; digits that it has beside those of the values that were read."""
+
+_COLUMNS = """
+SELECT n.nspname::text, c.relname::text,
+    pg_catalog.array_agg(a.attname::text ORDER BY a.attnum)
+FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE a.attrelid = ANY(%s::oid[]) AND a.atttypid = 'pg_catalog.numeric'::pg_catalog.regtype
+    AND a.atttypmod = -1 AND a.attnum > 0 AND NOT a.attisdropped
+GROUP BY 1, 2 ORDER BY 1, 2
+"""
+_SHAPES = """
+SELECT coalesce(max(scale({c})), 0),
+    coalesce(max(length(trunc(abs({c}))::text)) FILTER (WHERE scale({c}) IS NOT NULL), 0)
+"""
+
+
+class Numerics(NamedTuple):
+    """Numeric columns of a table that have no precision.
+
+    Attributes
+    ----------
+    namespace, name : str
+    columns : tuple of str
+    digits : int
+        The most digits before the point, in the rows that were read.
+    scale : int
+        The most digits behind it.
+    """
+
+    namespace: str
+    name: str
+    columns: tuple[str, ...]
+    digits: int
+    scale: int
+
+    @property
+    def shown(self) -> str:
+        """The table and its columns, as SQL has them."""
+        table = sql.Identifier(self.namespace, self.name).as_string(None)
+        columns = ", ".join(sql.Identifier(one).as_string(None) for one in self.columns)
+        return f"{table} ({columns})"
+
+
+def read_numerics(rows: Callable[..., list[Any]], oids: Sequence[int]) -> list[Numerics]:
+    """Find the numeric columns without precision, and how many digits their values have.
+
+    Parameters
+    ----------
+    rows : callable
+        Runs a query with parameters, and returns its rows.
+    oids : sequence of int
+        The tables. The first 100,000 rows of each are read.
+    """
+    found = []
+    for namespace, name, columns in rows(_COLUMNS, list(oids)):
+        shapes = []
+        for column in columns:
+            of = sql.Identifier(column)
+            source = sql.SQL(" FROM (SELECT {} FROM {} LIMIT {}) AS r").format(
+                of, sql.Identifier(namespace, name), sql.Literal(_READ)
+            )
+            shapes += rows(sql.SQL(_SHAPES).format(c=of) + source)
+        scale, digits = (max(one) for one in zip(*shapes, strict=True))
+        found.append(Numerics(namespace, name, tuple(columns), digits, scale))
+    return found
+
+
+def proposed(found: Sequence[Numerics]) -> str | None:
+    """The policy that has room for the values of all columns; None: no decimal has."""
+    digits, scale = max(one.digits for one in found), max(one.scale for one in found)
+    if digits + scale > _MOST:
+        return None
+    return f"numeric={min(_MOST, max(_LEAST, digits + scale + _ROOM))},{scale}"
+
+
+def advice(found: Sequence[Numerics]) -> str:
+    """What to do about such columns."""
+    policy = proposed(found)
+    if policy is None:
+        return "their values have more digits than a decimal: cast them where they are read"
+    return (
+        f"give sync --policy {policy} for decimals, which fits the first {_READ:,} rows of each "
+        "table; a value that does not fit is an error"
+    )
