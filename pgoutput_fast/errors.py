@@ -170,6 +170,9 @@ SENTENCES: dict[str, str] = {
 }
 """Error code → sentence. Each says what was expected, what was found, and what to do."""
 
+VALUE_CODES = frozenset({"bad_encoding", "bad_value", "out_of_range", "no_text_form"})
+"""The codes of values that are refused in frames that are whole."""
+
 UNKNOWN_HINT = (
     "a session sends a table's Relation before its first row: decode the frames from the start of "
     "the connection, or that Relation's frame first"

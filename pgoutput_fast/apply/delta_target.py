@@ -26,6 +26,7 @@ from .delta_table import Table
 from .delta_types import DECODED_FOR, conformed
 from .delta_writers import DeltaChanges, DeltaState
 from .parquet_table import ParquetTable
+from .progress_rows import PROGRESS_SCHEMA, held_tables, progress_rows
 from .targets import (
     CHANGED,
     CHANGES_ALONE,
@@ -34,7 +35,6 @@ from .targets import (
     DELETED,
     PUT_BACK,
     TARGET_FORMAT,
-    Column,
     Held,
     Kept,
     Origin,
@@ -59,21 +59,12 @@ _NEWEST = ("newest_lsn", "newest_time", "slot")
 """Numbers in the log of `_progress`, beside the position: `Stored.newest`, and `Stored.slot`."""
 
 _PROGRESS_SCHEMA = pa.schema(
-    {
-        "schema": pa.string(),
-        "table": pa.string(),
-        "relation_id": pa.int64(),
-        "stored": pa.string(),
-        "version": pa.int32(),
-        "lsn": pa.int64(),
-        "copy_lsn": pa.int64(),
-        "commit_time": pa.timestamp("us", "UTC"),
-        "stale": pa.string(),
-        "columns": pa.string(),
-        "moves": pa.string(),
-        "own": pa.string(),
-        "gap": pa.int64(),
-    }
+    [
+        *PROGRESS_SCHEMA,
+        pa.field("moves", pa.string()),
+        pa.field("own", pa.string()),
+        pa.field("gap", pa.int64()),
+    ]
 )
 
 
@@ -130,6 +121,8 @@ class DeltaTarget:
     change_tables : type of Table
         What writes the files of change tables.
     """
+
+    is_transactional = False
 
     def __init__(
         self,
@@ -326,7 +319,7 @@ class DeltaTarget:
         names = [held.stored, *(one.old for one in self._moves
                                 if one.relation_id == held.relation_id)]  # fmt: skip
         logs = (path / "state" / directory_of(name) / "_delta_log" for name in names)
-        is_there = held.stale is not None or any(log.is_dir() for log in logs)
+        is_there = held.stale is not None or not held.version or any(log.is_dir() for log in logs)
         return held if is_there else held._replace(stale=DELETED)
 
     def _with_own(self, tables: Mapping[int, Held]) -> dict[int, Held]:
@@ -336,6 +329,8 @@ class DeltaTarget:
         """
 
         def look(held: Held) -> Held:
+            if not held.version:
+                return held
             names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
             # They are not kept: nothing of a table is in memory before it changes.
             changes, state = (self._made(*one, held.relation_id) for one in names.items())
@@ -363,16 +358,10 @@ class DeltaTarget:
         with progress.refusals():
             for file in progress.files():
                 for rows in progress.rows(file, _PROGRESS_SCHEMA):
-                    times = rows.column("commit_time").cast(pa.int64()).to_pylist()
-                    for row, time in zip(rows.to_pylist(), times, strict=True):
-                        columns = tuple(Column(*one) for one in json.loads(row["columns"]))
+                    for held, row in held_tables(rows):
                         moves += [(at, Move(*one)) for at, *one in json.loads(row["moves"])]
-                        self._own[row["relation_id"]] = Positions.parse(row["own"])
-                        tables[row["relation_id"]] = Held(
-                            row["relation_id"], row["schema"], row["table"], row["stored"],
-                            row["version"], row["lsn"], row["copy_lsn"], time, row["stale"],
-                            columns, row["gap"],
-                        )  # fmt: skip
+                        self._own[held.relation_id] = Positions.parse(row["own"])
+                        tables[held.relation_id] = held
         self._moves = [move for _, move in sorted(moves)]
         return tables
 
@@ -455,24 +444,12 @@ class DeltaTarget:
         moves: dict[int, list[Any]] = {}
         for at, move in enumerate(self._moves):
             moves.setdefault(move.relation_id, []).append((at, *move))
-        rows = pa.record_batch(
-            [
-                pa.array([one.namespace for one in held]),
-                pa.array([one.name for one in held]),
-                pa.array([one.relation_id for one in held]),
-                pa.array([one.stored for one in held]),
-                pa.array([one.version for one in held], pa.int32()),
-                pa.array([one.lsn for one in held]),
-                pa.array([one.copy_lsn for one in held]),
-                pa.array([one.commit_time for one in held], pa.timestamp("us", "UTC")),
-                pa.array([one.stale for one in held], pa.string()),
-                pa.array([json.dumps(one.columns) for one in held]),
-                pa.array([json.dumps(moves.get(one.relation_id, [])) for one in held]),
-                pa.array([json.dumps(self._own.get(one.relation_id, ())) for one in held]),
-                pa.array([one.gap for one in held], pa.int64()),
-            ],
-            names=_PROGRESS_SCHEMA.names,
-        )
+        listed = [json.dumps(moves.get(one.relation_id, [])) for one in held]
+        own = [json.dumps(self._own.get(one.relation_id, ())) for one in held]
+        rows = progress_rows(held)
+        rows = rows.append_column("moves", pa.array(listed, pa.string()))
+        rows = rows.append_column("own", pa.array(own, pa.string()))
+        rows = rows.append_column("gap", pa.array([one.gap for one in held], pa.int64()))
         with progress.refusals(), Writer(progress, _PROGRESS_SCHEMA, (), "progress") as writer:
             writer.write(conformed(rows, _PROGRESS_SCHEMA))
             newest = zip(_NEWEST, (*(stored.newest or (0, 0)), stored.slot), strict=True)

@@ -14,9 +14,9 @@ from ..errors import PgOutputError
 from ..history import Follower, history_of
 from ..names import qualified, shown_name
 from ..segments.listing import has_begun
+from .continuity import check_position, copied_name, lost_tables, origin_of
 from .departures import check_tables, mistaken
 from .embedded_capture import check_slot
-from .syncing import check_position, copied_name, lost_tables, origin_of
 from .targets import Held, Origin, Stored, Target
 from .window_writer import SyncOptions
 

@@ -9,6 +9,27 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+PROGRESS_TABLE = """
+CREATE TABLE _progress (
+    "schema" VARCHAR, "table" VARCHAR, relation_id UINTEGER, stored VARCHAR, version INTEGER,
+    lsn UBIGINT, copy_lsn UBIGINT, commit_time TIMESTAMPTZ, stale VARCHAR, columns VARCHAR,
+    paused VARCHAR, paused_since TIMESTAMPTZ, gaps VARCHAR
+)
+"""
+SOURCE_TABLE = """
+CREATE TABLE _source (
+    format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT,
+    soft_deletes VARCHAR, tables VARCHAR[], newest_lsn UBIGINT, newest_time BIGINT,
+    slot BIGINT, policies VARCHAR[]
+)
+"""
+
+ADDED_COLUMNS = {
+    "_source": ("newest_lsn UBIGINT", "newest_time BIGINT", "slot BIGINT", "policies VARCHAR[]"),
+    "_progress": ("paused VARCHAR", "paused_since TIMESTAMPTZ", "gaps VARCHAR"),
+}
+"""Columns that files of former versions lack."""
+
 
 def quoted(*names: str) -> str:
     """A name as SQL has it."""

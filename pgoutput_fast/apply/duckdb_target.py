@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import threading
 from collections import deque
@@ -23,8 +22,9 @@ from ..errors import PgOutputError
 from ..names import distinct_names
 from ..segments.reader import Commit
 from .duckdb_file import DuckdbFile, lacks_memory
-from .duckdb_sql import empty, quoted, same
+from .duckdb_sql import ADDED_COLUMNS, PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same
 from .duckdb_views import remake_views
+from .progress_rows import held_tables, progress_rows
 from .targets import (
     CHANGES_ALONE,
     CHANGES_DELETED,
@@ -32,7 +32,6 @@ from .targets import (
     DELETED_AT,
     TARGET_FORMAT,
     Added,
-    Column,
     Held,
     IncompleteError,
     Kept,
@@ -41,6 +40,8 @@ from .targets import (
     Renamed,
     Retyped,
     Stored,
+    TableError,
+    TargetError,
 )
 
 if TYPE_CHECKING:
@@ -65,20 +66,6 @@ _NOTHING_KEPT = Kept()
 # Columns beside those of a table; a name of the server's has 63 bytes at most.
 _COUNT, _ROW, _TIME, _PRESENT = (f"{'#' * 64}{name}" for name in ("count", "row", "time", "there"))
 
-_PROGRESS = """
-CREATE TABLE _progress (
-    "schema" VARCHAR, "table" VARCHAR, relation_id UINTEGER, stored VARCHAR, version INTEGER,
-    lsn UBIGINT, copy_lsn UBIGINT, commit_time TIMESTAMPTZ, stale VARCHAR, columns VARCHAR
-)
-"""
-_SOURCE = """
-CREATE TABLE _source (
-    format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT,
-    soft_deletes VARCHAR, tables VARCHAR[], newest_lsn UBIGINT, newest_time BIGINT,
-    slot BIGINT, policies VARCHAR[]
-)
-"""
-
 
 class DuckdbTarget:
     """See `Target`.
@@ -98,6 +85,7 @@ class DuckdbTarget:
 
     threads = 2
     """One folds while the other one writes."""
+    is_transactional = True
 
     def __init__(
         self,
@@ -125,6 +113,7 @@ class DuckdbTarget:
         self._guard = threading.RLock()
         self._behind = ThreadPoolExecutor(1, "pgoutput_fast-duckdb")
         self._coming: deque[Future[None]] = deque()
+        self._failed: TableError | None = None  # of the open transaction
         self._tables: set[tuple[str, str]] = set()  # by schema and name, in a window
         self.altered: set[str] = set()  # state tables whose columns or names a window has changed
         # What duckdb has told of its tables and types, and nobody else can change meanwhile.
@@ -141,13 +130,30 @@ class DuckdbTarget:
         except self._duckdb.Error as error:
             if lacks_memory(error):
                 said = str(error).partition("\n")[0]
-                raise PgOutputError(
+                raise TargetError(
                     f"can't write {self.path}: a window has more than a transaction of DuckDB "
                     f"takes in duckdb_memory={self.file.memory} bytes ({said}). DuckDB holds long "
                     "values, and new or altered tables, in memory until the commit. Give more; "
                     "a smaller window_bytes= helps if the window has several transactions"
                 ) from error
-            raise PgOutputError(f"can't write {self.path}: {error}") from error
+            whole = self._duckdb.IOException, self._duckdb.FatalException
+            kind = TargetError if isinstance(error, whole) else PgOutputError
+            raise kind(f"can't write {self.path}: {error}") from error
+
+    @contextlib.contextmanager
+    def telling(self, held: Held) -> Iterator[None]:
+        """Have an error name its table, also where it comes out while another one is written.
+
+        Behind the first error the transaction takes nothing more, whatever the table.
+        """
+        try:
+            yield
+        except (TargetError, IncompleteError, TableError):
+            raise
+        except PgOutputError as error:
+            if self._failed is None:
+                self._failed = TableError(held, str(error))
+            raise self._failed from error
 
     def _connect(self, *, read_only: bool = False) -> Any:
         connection = self.file.connect(self._duckdb, read_only=read_only)
@@ -173,7 +179,7 @@ class DuckdbTarget:
             if not names:
                 connection.execute("BEGIN")
                 schemas = (f"CREATE SCHEMA {self.named(one)}" for one in ("changes", "state"))
-                for statement in (_PROGRESS, _SOURCE, *schemas):
+                for statement in (PROGRESS_TABLE, SOURCE_TABLE, *schemas):
                     connection.execute(statement)
                 connection.execute(
                     "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, NULL, ?)",
@@ -188,10 +194,9 @@ class DuckdbTarget:
                 connection.execute("COMMIT")
             else:
                 self._check_own(names)
-                for column in ("newest_lsn UBIGINT", "newest_time BIGINT", "slot BIGINT",
-                               "policies VARCHAR[]"):  # fmt: skip
-                    # Files of former versions lack them.
-                    connection.execute(f"ALTER TABLE _source ADD COLUMN IF NOT EXISTS {column}")
+                for table, columns in ADDED_COLUMNS.items():
+                    for column in columns:
+                        connection.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
             if is_new:
                 fsync_path(self.path.parent)
             stored = self._read(connection, origin, names)
@@ -237,15 +242,10 @@ class DuckdbTarget:
                 "file"
             )
         tables = {}
-        for row in connection.execute(
-            "SELECT * REPLACE (epoch_us(commit_time) AS commit_time) FROM _progress"
-        ).fetchall():
-            columns = tuple(Column(*one) for one in json.loads(row[9]))
-            tables[row[2]] = Held(
-                row[2], row[0], row[1], row[3], row[4], row[5], row[6], row[7], row[8], columns
-            )
-            if lost := _lost(tables[row[2]], names):
-                tables[row[2]] = tables[row[2]]._replace(stale=lost)
+        found_rows = connection.sql("FROM _progress").to_arrow_table()
+        for held, _ in held_tables(found_rows):
+            lost = _lost(held, names)
+            tables[held.relation_id] = held._replace(stale=lost) if lost else held
         kept = Kept.of(*found[4:6], *found[9:10])  # a former version has no policies
         if not tables and not self.kept.is_like(kept):
             return Stored(0, {})
@@ -286,6 +286,7 @@ class DuckdbTarget:
         self.fields.clear()
         self.altered.clear()
         self._close()
+        self._failed = None
 
     def _close(self) -> None:
         """Close the file, as others may read it then."""
@@ -307,26 +308,9 @@ class DuckdbTarget:
         self._close()
 
     def _commit(self, stored: Stored) -> None:
-        rows = pa.table(
-            {
-                "schema": pa.array([one.namespace for one in stored.tables.values()], pa.utf8()),
-                "table": pa.array([one.name for one in stored.tables.values()], pa.utf8()),
-                "relation_id": pa.array(list(stored.tables), pa.uint32()),
-                "stored": pa.array([one.stored for one in stored.tables.values()], pa.utf8()),
-                "version": pa.array([one.version for one in stored.tables.values()], pa.int32()),
-                "lsn": pa.array([one.lsn for one in stored.tables.values()], pa.uint64()),
-                "copy_lsn": pa.array([one.copy_lsn for one in stored.tables.values()], pa.uint64()),
-                "commit_time": pa.array(
-                    [one.commit_time for one in stored.tables.values()], pa.timestamp("us", "UTC")
-                ),
-                "stale": pa.array([one.stale for one in stored.tables.values()], pa.utf8()),
-                "columns": pa.array(
-                    [json.dumps(one.columns) for one in stored.tables.values()], pa.utf8()
-                ),
-            }
-        )
+        rows = pa.Table.from_batches([progress_rows(stored.tables.values())])
         self.run("DELETE FROM _progress")
-        self.run("INSERT INTO _progress FROM rows", rows=rows)
+        self.run("INSERT INTO _progress BY NAME FROM rows", rows=rows)
         lsn, time_ = ("NULL", "NULL") if stored.newest is None else stored.newest
         self.run(
             f"UPDATE _source SET lsn = {stored.lsn}, newest_lsn = {lsn}, newest_time = {time_}, "
@@ -350,12 +334,21 @@ class DuckdbTarget:
         self._coming.append(self._behind.submit(write))
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """While no other thread writes, and all is there that was given to :meth:`later`."""
+    def alone(self, held: Held | None = None) -> Iterator[None]:
+        """While no other thread writes, and all is there that was given to :meth:`later`.
+
+        Parameters
+        ----------
+        held : Held, optional
+            The table of which errors are.
+        """
         with self._guard:
             while self._coming:
                 self._coming.popleft().result()
-            yield
+            if self._failed is not None:
+                raise self._failed
+            with contextlib.nullcontext() if held is None else self.telling(held):
+                yield
 
     def run(self, statement: str, **tables: Any) -> Any:
         """Execute a statement in which Arrow tables have names."""
@@ -440,6 +433,8 @@ def versioned(stored: str, version: int) -> str:
 
 def _lost(held: Held, names: set[str]) -> str | None:
     """Why a table is not what it was, as one of its two was deleted; None: neither was."""
+    if not held.version:
+        return None
     if held.stale is None and f"state.{held.stored}" not in names:
         return DELETED
     has_changes = held.commit_time is not None or held.copy_lsn
@@ -456,6 +451,7 @@ class _Changes:
 
     def __init__(self, target: DuckdbTarget, held: Held) -> None:
         self._target = target
+        self._held = held
         self._name = versioned(held.stored, held.version)
         self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
         self._pending: list[pa.RecordBatch] = []
@@ -466,7 +462,7 @@ class _Changes:
         """See `ChangeWriter`."""
         if self._pending and self._pending[-1].schema != schema:
             self.flush()  # only then the table has the columns that were given last
-        with self._target.alone():
+        with self._target.alone(self._held):
             return self._fits(schema)
 
     def _fits(self, schema: pa.Schema) -> bool:
@@ -508,6 +504,10 @@ class _Changes:
             self._target.later(functools.partial(self._write, rows))
 
     def _write(self, rows: pa.Table) -> None:
+        with self._target.telling(self._held):
+            self._insert(rows)
+
+    def _insert(self, rows: pa.Table) -> None:
         name = self._target.named("changes", self._name)
         if not self._target.has("changes", self._name):
             self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=rows)
@@ -555,7 +555,7 @@ class _State:
         """See `StateWriter`."""
         if self._target.kept.soft_deletes is not None:
             schema = schema.append(pa.field(self._target.kept.soft_deletes, DELETED_AT))
-        with self._target.alone():
+        with self._target.alone(self._held):
             self._target.run(
                 f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=empty(schema)
             )
@@ -567,7 +567,7 @@ class _State:
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""
         self._is_empty = False
-        with self._target.alone():
+        with self._target.alone(self._held):
             self._target.run(
                 f"INSERT INTO {self._table} BY NAME FROM rows", rows=pa.Table.from_batches([rows])
             )
@@ -579,7 +579,7 @@ class _State:
     def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
         """See `StateWriter`."""
         del held  # it is stored with everything else
-        with self._target.alone():
+        with self._target.alone(self._held):
             self._apply(alterations, net)
         self._is_empty = False
 

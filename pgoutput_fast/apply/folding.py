@@ -39,6 +39,10 @@ _ROWS_AT_ONCE = 1 << 17
 """Of the result; so no column of a batch passes the 2 GiB that its offsets can address."""
 
 
+class NullKeyError(PgOutputError):
+    """A change brings no value of a column of its table's key."""
+
+
 class NetChanges(NamedTuple):
     """What a stretch of the stream does to a table.
 
@@ -465,7 +469,7 @@ class _Keyed:
             lacks |= brings & column.is_null().to_numpy(zero_copy_only=False)
             if lacks.any():
                 where = changes.at(int(np.flatnonzero(lacks)[0]))
-                raise PgOutputError(
+                raise NullKeyError(
                     f"{changes.table}: {where} brings no value of the key's column {name!r}; "
                     "without it nobody can tell which row it changes. Give the columns of the "
                     "table's replica identity as its key; if a policy makes NULL of this value, "

@@ -25,6 +25,7 @@ from ..lsn import check_lsn
 from ..names import shown_table
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
+from .continuity import lost_tables, origin_of
 from .departures import check_partitions, check_tables
 from .duckdb_file import LEAST_MEMORY
 from .embedded_capture import EmbeddedCapture, check_slot, libpq_keywords
@@ -33,11 +34,9 @@ from .syncing import (
     Syncing,
     SyncProgress,
     consumer_name,
-    lost_tables,
-    origin_of,
 )
 from .targets import Kept, Origin, StoppedError, Stored
-from .window_writer import OnError, SyncOptions, Uncopied
+from .window_writer import PAUSE_BYTES, PAUSE_TIME, OnError, SyncOptions, Uncopied
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
@@ -70,28 +69,24 @@ def sync(
     until: int | Literal["now"] | None = None,
     interval: float = 1.0,
     tables: str | Sequence[str] | None = None,
-    policies: Policies | None = None,
-    change_policies: bool = False,
+    policies: Policies | None = None, change_policies: bool = False,
     history: HistoryPolicy = "newer",
     schema_changes: Literal["evolve", "fail"] = "evolve",
     on_error: OnError = "pause",
     uncopied: Uncopied = "error",
     window_bytes: int | None = None,
+    pause_bytes: int = PAUSE_BYTES, pause_time: float = PAUSE_TIME,
     consumer: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     partition_by: Mapping[str, Sequence[str]] | None = None,
-    retention_hours: int | None = None,
-    maintenance: bool | None = None,
+    retention_hours: int | None = None, maintenance: bool | None = None,
     iceberg: str | Mapping[str, str] | None = None,
     changes: Literal["delta", "parquet"] | None = None,
     soft_deletes: str | None = None,
-    duckdb_memory: int | None = None,
-    lock_timeout: float | None = None,
+    duckdb_memory: int | None = None, lock_timeout: float | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
-    stop: threading.Event | None = None,
-    engine: Engine | None = None,
-    **capture_options: Any,
-) -> SyncProgress:
+    stop: threading.Event | None = None, engine: Engine | None = None, **capture_options: Any,
+) -> SyncProgress:  # fmt: skip
     """Keep tables up to date with a server's, each change exactly once.
 
     Either a slot is captured, into a directory beside the target; or the directory of another
@@ -142,6 +137,9 @@ def sync(
     window_bytes : int
         About so many bytes of frames are decoded and written together at most; by default 64 MiB,
         or as `engine` says. A transaction, and a snapshot of a table, is not cut.
+    pause_bytes, pause_time : int, float
+        What is kept for a paused table: so many bytes of segments, by default 10 GiB, for so many
+        seconds, by default 3 days. Beyond that its changes are passed over, and it is copied again.
     consumer : str
         The name by which the directory keeps what was not read; by default made of the target's.
     storage_options : mapping of str to str
@@ -197,8 +195,8 @@ def sync(
         An argument has a wrong type.
     """
     options = checked_options(
-        engine, tables=tables, policies=policies, history=history, schema_changes=schema_changes,
-        on_error=on_error, uncopied=uncopied, interval=interval, window_bytes=window_bytes,
+        engine, tables, policies, history, schema_changes, on_error, uncopied, interval,
+        window_bytes, pause_bytes, pause_time,
     )  # fmt: skip
     _check_reading(until, consumer)
     opened = open_target(
@@ -239,11 +237,10 @@ def sync(
             lost.wait(run.is_over)
             is_over, until_lsn, captured = run.is_over, None, run.latest
         held.enter_context(_claimed(where, name))
-        syncing = Syncing(
+        found = Syncing(
             where, opened.target, str(target), opened.decode_for, options, name, progress, captured,
             engine, opened.file,
-        )  # fmt: skip
-        found = syncing.run(until_lsn, is_over, stop.is_set)
+        ).run(until_lsn, is_over, stop.is_set)  # fmt: skip
         if segments is None:
             run.result()
         return found
@@ -310,9 +307,9 @@ def _refuse(**given: Any) -> None:
 
 
 def checked_options(
-    engine: Engine | None, *, tables: str | Sequence[str] | None, policies: Policies | None,
+    engine: Engine | None, tables: str | Sequence[str] | None, policies: Policies | None,
     history: HistoryPolicy, schema_changes: Any, on_error: Any, uncopied: Any, interval: float,
-    window_bytes: int | None,
+    window_bytes: int | None, pause_bytes: int = PAUSE_BYTES, pause_time: float = PAUSE_TIME,
 ) -> SyncOptions:  # fmt: skip
     """The options of a sync.
 
@@ -334,21 +331,24 @@ def checked_options(
             raise PgOutputError(
                 f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}"
             )
-    if type(interval) not in (int, float):
-        raise TypeError(f"interval must be a number of seconds, not {type(interval).__name__}")
-    if not interval >= 0:
-        raise PgOutputError(f"interval={interval}: expected a number of seconds")
+    for name, value in (("interval", interval), ("pause_time", pause_time)):
+        if type(value) not in (int, float):
+            raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+        if not value >= 0:
+            raise PgOutputError(f"{name}={value}: expected a number of seconds")
     if window_bytes is None:
         window_bytes = _WINDOW_BYTES if engine is None else engine.window_bytes
-    if type(window_bytes) is not int:
-        raise TypeError(f"window_bytes must be an int, not {type(window_bytes).__name__}")
-    if window_bytes < 1:
-        raise PgOutputError(f"window_bytes must be 1 at least, not {window_bytes}")
+    for name, value, least in (("window_bytes", window_bytes, 1), ("pause_bytes", pause_bytes, 0)):
+        if type(value) is not int:
+            raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+        if value < least:
+            raise PgOutputError(f"{name} must be {least} at least, not {value}")
     made = policies or Policies()
     ColumnarDecoder(tables=wanted, policies=made)  # refuses wrong ones
     return SyncOptions(
-        wanted, made, history, schema_changes, on_error, uncopied, interval, window_bytes
-    )
+        wanted, made, history, schema_changes, on_error, uncopied, interval, window_bytes,
+        pause_bytes, pause_time,
+    )  # fmt: skip
 
 
 class OpenedTarget(NamedTuple):

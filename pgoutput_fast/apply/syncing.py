@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,15 +17,17 @@ from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
 from ..directory.looking import look
-from ..directory.reading import first_position, lacking
+from ..directory.reading import Position
 from ..directory.requests import request_copy
 from ..errors import PgOutputError, RetryableError
 from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
-from ..segments.folders import BEGIN_NAME
 from ..segments.listing import contents
+from .continuity import check_position, copied_name, origin_of
 from .departures import Departures, departed
+from .outcomes import Committed, PausedError, fold_outcomes
+from .pauses import Apart, PauseLimit, has_many_snapshots
 from .targets import (
     CHANGES_ALONE,
     LOST,
@@ -34,27 +36,25 @@ from .targets import (
     Held,
     IncompleteError,
     NotForeseenError,
-    Origin,
     StoppedError,
     Stored,
     Target,
+    TargetError,
     number_of,
     window,
 )
 from .window_writer import (
     LEFT_UNCOPIED,
     SyncOptions,
-    Uncopied,
     WindowWriter,
     end_of,
 )
 
 if TYPE_CHECKING:
     from ..captured.units import Plan
-    from ..directory.copies import Copy, TableState
-    from ..directory.reading import Position
     from ..replication import CaptureProgress
     from .duckdb_file import DuckdbFile
+    from .outcomes import Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,11 @@ _TYPES_TIMEOUT = 30.0  # seconds
 _TYPES_WAIT = 0.1  # seconds between two looks
 # Where directories take turns, the capture of the next one catches up when it begins.
 _BEHIND = 10.0  # seconds
+_ASKED = 60.0  # seconds between two looks whether copies of stale tables are to be asked for
+_MANY = (
+    "it got so many snapshots within a day that no other one is asked for before the oldest is a "
+    "day old. Find out why its changes do not fit, or order one: pgoutput-fast snapshot"
+)
 _CUT_OFF = (
     "it was dropped or left the publications, and its last changes before that are not in this "
     "directory"
@@ -118,6 +123,8 @@ class SyncProgress(NamedTuple):
         of DuckDB, or of a directory.
     asked : tuple of str
         Those of the stale tables that the capture is asked to copy again.
+    paused : dict of str to str
+        Tables whose changes wait in the directory until somebody has acted, and why.
     """
 
     lsn: int
@@ -137,6 +144,7 @@ class SyncProgress(NamedTuple):
     state_seconds: float = 0.0
     names: dict[int, str] = {}  # noqa: RUF012 - never changed
     asked: tuple[str, ...] = ()
+    paused: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
 class Engine(Protocol):
@@ -225,7 +233,12 @@ class Syncing:
         for relation_id in cut_off:
             held = self._stored.tables[relation_id]
             self._stored.tables[relation_id] = held._replace(stale=_CUT_OFF)
+        self._apart = Apart(PauseLimit(options.pause_bytes, options.pause_time))
+        self._is_unstored = False  # whether a table was paused since the last commit
+        self._pass_gaps()
         self._said: set[tuple[int, str]] = set()
+        self._asked: set[tuple[int, str]] = set()
+        self._next_asked = 0.0
         self._window = 0.0, 0  # when the last one began, by time.monotonic, and its bytes
         self._departures = Departures(directory, options.tables or (), target.shown)
         self._counts: dict[str, int] = {}
@@ -254,6 +267,10 @@ class Syncing:
         self._change_policies()
         self._say_stale()
         self._say_gaps()
+        for relation_id, held in self._stored.tables.items():
+            if held.paused is not None:
+                self._apart.add(relation_id, at_once=True)
+        self._say_paused()
         if file is not None:
             file.on_wait = self._wait
         self._next_measured = 0.0
@@ -302,6 +319,14 @@ class Syncing:
                 f"another process has open, and {WAITING_BYTES} may: close it there and call sync "
                 "again, which goes on without loss"
             )
+
+    def _pass_gaps(self) -> None:
+        """Pass over what was given up by a call that was killed before it could say so."""
+        position = self._consumer.position
+        ends = {relation_id: held.gaps[-1].end for relation_id, held in self._stored.tables.items()
+                if held.gaps and position.of(relation_id) < held.gaps[-1].end}  # fmt: skip
+        if ends:
+            self._consumer.advance(Position(position.lsn, {**position.tables, **ends}))
 
     def _begin_anew(self, consumer: str) -> None:
         """Have a new target begin with the newest snapshots, though one was there before."""
@@ -380,7 +405,9 @@ class Syncing:
     def _is_behind(self, lsn: int) -> bool:
         """Whether there is a table of which less was read, other than those that wait."""
         tables = self._consumer.position.tables
-        return any(at < lsn and one not in self._held_back for one, at in tables.items())
+        paused = {one for one in self._apart.tables if self._stored.tables[one].paused}
+        waiting = self._held_back | paused
+        return any(at < lsn and one not in waiting for one, at in tables.items())
 
     def _step(self) -> bool:
         """Write what is there, up to a size; False if there is nothing."""
@@ -392,36 +419,137 @@ class Syncing:
             self._say_behind()
             return False
         self._compare()
-        before = self._consumer.position
-        plan = source.plan(
-            {"start": None}, Progress(before), self._options.window_bytes, whole_copies=True
-        )
-        if plan is None:
-            # Nothing in it counts; the position is stored with what comes next.
-            self._looked = self._end_lsn
-            self._departures.look(self._stored.tables)
-            return False
-        self._window = time.monotonic(), sum(unit.size for unit in plan.units)
-        begin = time.perf_counter()
         try:
-            one = self._write(source, plan)
+            return self._write_next(source)
         except StoppedError:
             return False
+
+    def _write_next(self, source: SegmentSource) -> bool:
+        """Write what is there of tables that are read apart, and of the others."""
+        is_written = False
+        for relation_id in self._apart.due():
+            if not self._is_stopped():
+                is_written |= self._try_apart(source, relation_id)
+        self._ask_copies()
+        return self._go_on(source) or is_written
+
+    def _plan(self, source: SegmentSource, **options: Any) -> Plan | None:
+        """What is written next, and where."""
+        progress = Progress(self._consumer.position)
+        window_bytes = self._options.window_bytes
+        return source.plan({"start": None}, progress, window_bytes, whole_copies=True, **options)
+
+    def _go_on(self, source: SegmentSource) -> bool:
+        """Write a window of all tables but those that are read apart; False if there is nothing."""
+        while (plan := self._plan(source, paused=self._apart.tables)) is not None:
+            self._window = time.monotonic(), sum(unit.size for unit in plan.units)
+            if self._attempt(source, plan, self._stored):
+                return True
+        # Nothing in it counts; the position is stored with what comes next.
+        self._looked = self._end_lsn
+        self._departures.look(self._stored.tables)
+        if self._is_unstored:
+            self._store()
+        return False
+
+    def _attempt(self, source: SegmentSource, plan: Plan, stored: Stored) -> bool:
+        """Write a window; False if tables are paused that can't go on, and nothing was written."""
+        begin = time.perf_counter()
+        try:
+            one = self._write(source, plan, stored)
+        except PausedError as error:
+            self._fold(error.paused)
+            for outcome in error.paused:
+                self._apart.add(outcome.held.relation_id)
+            self._say_paused()
+            return False
+        self._is_unstored = False
         self._consumer.advance(end_of(plan))
         self._seconds = time.perf_counter() - begin
         self._note(one)
         self._tell(at_once=True)
         return True
 
-    def _write(self, source: SegmentSource, plan: Plan) -> WindowWriter:
+    # --- tables that can't go on -----------------------------------------------------------------
+
+    def _fold(self, outcomes: Iterable[Outcome]) -> None:
+        """Change what the target has of tables; it is stored with the next commit."""
+        tables = fold_outcomes(self._stored.tables, outcomes, time.time())
+        self._stored = self._stored._replace(tables=tables)
+        self._is_unstored = True
+
+    def _store(self) -> None:
+        """Have the target say what is known of its tables, without changes."""
+        with window(self._target):
+            self._target.commit(self._stored)
+        self._is_unstored = False
+
+    def _try_apart(self, source: SegmentSource, relation_id: int) -> bool:
+        """Write a window of one table; False if there is nothing, or it still can't go on."""
+        held = self._stored.tables[relation_id]
+        plan = self._plan(source, table=relation_id)
+        if plan is None:
+            self._rejoin(relation_id)
+            return False
+        committed = fold_outcomes(self._stored.tables, [Committed(held)], time.time())
+        if not self._attempt(source, plan, self._stored._replace(tables=committed)):
+            self._give_up(source, relation_id)
+            return False
+        if held.paused is not None:
+            _log.info("%s goes on", qualified(held))
+        position = self._consumer.position
+        if position.of(relation_id) >= position.lsn:
+            self._rejoin(relation_id)
+        else:
+            self._apart.add(relation_id, at_once=True)
+        return True
+
+    def _rejoin(self, relation_id: int) -> None:
+        """Have a table be read with the others again."""
+        self._apart.remove(relation_id)
+        if self._stored.tables[relation_id].paused is not None:
+            self._fold([Committed(self._stored.tables[relation_id])])
+
+    def _give_up(self, source: SegmentSource, relation_id: int) -> None:
+        """Pass over changes of a table that has waited for too long."""
+        position, held = self._consumer.position, self._stored.tables[relation_id]
+        outcome = self._apart.given_up(source, position, held)
+        if outcome is None or outcome.gap is None:
+            return
+        self._fold([outcome])
+        # The target first: a call that is killed here goes on by its gaps.
+        self._store()
+        ends = {**position.tables, relation_id: outcome.gap.end}
+        self._consumer.advance(Position(position.lsn, ends))
+        self._apart.remove(relation_id)
+        self._say_stale()
+
+    def _say_paused(self) -> None:
+        """Tell once of tables that can't go on."""
+        for relation_id, held in self._stored.tables.items():
+            if held.paused is None or (relation_id, held.paused.reason) in self._said:
+                continue
+            self._said.add((relation_id, held.paused.reason))
+            _log.warning(
+                "%s is paused: %s. Its changes from %s on wait in %s, and it is tried again each "
+                "minute; the others go on",
+                qualified(held), held.paused.reason,
+                format_lsn(self._consumer.position.of(relation_id)), self._directory,
+            )  # fmt: skip
+
+    # --- one window ------------------------------------------------------------------------------
+
+    def _write(self, source: SegmentSource, plan: Plan, stored: Stored) -> WindowWriter:
         """Write a window; what has written it."""
         try:
-            return self._written(source, plan)
+            return self._written(source, plan, stored)
         except PgOutputError as error:
             # Its type may have been altered since the catalogue was read: the next read tells it.
-            if getattr(error, "code", None) != "bad_value" or not self._has_types(plan):
+            paused = [one.error for one in error.paused] if isinstance(error, PausedError) else []
+            codes = {getattr(one, "code", None) for one in paused or [error]}
+            if "bad_value" not in codes or not self._has_types(plan):
                 raise
-        return self._written(source, plan)
+        return self._written(source, plan, stored)
 
     def _has_types(self, plan: Plan) -> bool:
         """Wait until the history has the types of all that a window has; whether it has them."""
@@ -435,15 +563,18 @@ class Syncing:
             self._tell()
         return False
 
-    def _written(self, source: SegmentSource, plan: Plan) -> WindowWriter:
-        given = (
-            self._directory, self._target, self._stored, self._decoding, self._options, self._tell,
-        )  # fmt: skip
+    def _written(self, source: SegmentSource, plan: Plan, stored: Stored) -> WindowWriter:
+        given = self._directory, self._target, stored, self._decoding, self._options, self._tell
         try:
             if self._engine is not None:
                 try:
                     return self._written_by(self._engine.writer(plan, *given), source, plan)
-                except NotForeseenError as error:
+                except (RetryableError, ConflictError, TargetError, PausedError):
+                    raise
+                except (NotForeseenError, PgOutputError) as error:
+                    # Executors do not tell one table's trouble apart: this process does.
+                    if isinstance(error, PgOutputError) and self._options.on_error == "stop":
+                        raise
                     _log.info("a window is written by this process: %s", error)
             return self._written_by(WindowWriter(*given), source, plan)
         except ConflictError as error:
@@ -557,13 +688,30 @@ class Syncing:
     def _say_stale(self) -> None:
         """Tell once of tables that are not kept up to date, and ask for their copies."""
         for relation_id, held in self._stored.tables.items():
-            if held.stale is None or (relation_id, held.stale) in self._said:
+            if held.stale is not None and (relation_id, held.stale) not in self._said:
+                self._said.add((relation_id, held.stale))
+                self._next_asked = 0.0
+                _log.warning("%s is not kept up to date: %s", qualified(held), held.stale)
+        self._ask_copies()
+
+    def _ask_copies(self) -> None:
+        """Ask for copies of stale tables, once, if it is time."""
+        if time.monotonic() < self._next_asked:
+            return
+        self._next_asked = time.monotonic() + _ASKED
+        for relation_id, held in self._stored.tables.items():
+            if held.stale is None or (relation_id, held.stale) in self._asked:
                 continue
-            self._said.add((relation_id, held.stale))
-            _log.warning("%s.%s is not kept up to date: %s", held.namespace, held.name, held.stale)
-            if self._asks_for(held) and not self._is_copied(relation_id):
-                why = f"the sync to {self._name} asks for it: {held.stale}"
-                request_copy(self._directory, relation_id, [held.namespace, held.name], why)
+            if not self._asks_for(held) or self._is_copied(relation_id):
+                continue
+            if has_many_snapshots(self._directory, look(self._directory).states.get(relation_id)):
+                if (relation_id, _MANY) not in self._said:
+                    self._said.add((relation_id, _MANY))
+                    _log.warning("%s stays stale: %s", qualified(held), _MANY)
+                continue
+            self._asked.add((relation_id, held.stale))
+            why = f"the sync to {self._name} asks for it: {held.stale}"
+            request_copy(self._directory, relation_id, [held.namespace, held.name], why)
 
     def _say_gaps(self) -> None:
         """Tell once of change tables that have other changes than were written."""
@@ -617,115 +765,6 @@ class Syncing:
             tuple(self._stored.tables.values()), self._end_lsn,
             None if self._captured is None else self._captured(), left, *self._stage_seconds,
             names, asked,
+            {qualified(held): held.paused.reason for held in self._stored.tables.values()
+             if held.paused is not None},
         )  # fmt: skip
-
-
-def check_position(
-    directory: Path, name: str, stored: Stored, position: Position, uncopied: Uncopied
-) -> list[int]:
-    """Refuse a directory that lacks changes which the target has not, or begins with older rows.
-
-    Of tables that are not published any more nobody can make a copy: those are returned.
-
-    Parameters
-    ----------
-    directory : pathlib.Path
-    name : str
-        What errors call the target.
-    stored : Stored
-        What the target has.
-    position : Position
-        Where the directory goes on for it.
-    uncopied : {"error", "empty", "changes"}
-    """
-    if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
-        raise PgOutputError(
-            f"the first segments of {directory} are deleted, so tables without a snapshot do not "
-            "begin empty there: have them copied, or give uncopied='changes'"
-        )
-    states = look(directory).states
-    lacks = _behind(states, stored, position)
-    gone = departed(history_of([directory]), lacks)
-    behind = [one for one in lacks if one not in gone]
-    if older := _older(states, stored):
-        relation_id, lsn = next(iter(older.items()))
-        one = stored.tables[relation_id]
-        raise PgOutputError(
-            f"{name} has the changes of {qualified(one)} before {format_lsn(one.lsn)}, which it "
-            f"does not have from {directory}: the copy there is older, as of {format_lsn(lsn)}. "
-            "Whether the two go together can't be told, as the server may have been restored from "
-            f"a backup between them: {how_to_copy(directory, older)}; or give a new target"
-        )
-    if behind:
-        one = stored.tables[behind[0]]
-        raise PgOutputError(
-            f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
-            f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
-            f"between is not read again. {how_to_copy(directory, behind)}"
-        )
-    return gone
-
-
-def _behind(states: Mapping[int, TableState], stored: Stored, position: Position) -> list[int]:
-    """Tables that the directory goes on with beyond what the target has, by relation id."""
-    found = []
-    for relation_id, held in stored.tables.items():
-        at = position.of(relation_id)
-        state = states.get(relation_id)
-        comes = state is not None and (
-            state.held_from is not None
-            or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
-        )
-        if held.lsn < at and not comes and held.stale is None:
-            found.append(relation_id)
-    return found
-
-
-def _older(states: Mapping[int, TableState], stored: Stored) -> dict[int, int]:
-    """Tables of which the target has changes beyond the newest copy, but not that copy → its LSN.
-
-    These changes came from another directory.
-    """
-    found = {}
-    for relation_id, held in stored.tables.items():
-        state = states.get(relation_id)
-        if state is None or state.held_from is not None or not state.snapshots:
-            continue
-        lsn = state.snapshots[-1].lsn
-        if held.copy_lsn < lsn < held.lsn:
-            found[relation_id] = lsn
-    return found
-
-
-def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
-    """Tables of which the directory lacks changes that the target has not, by relation id.
-
-    Or of which it has a copy that is older than what the target has. They have to be copied again
-    before a sync can begin.
-    """
-    found = look(directory)
-    known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
-    position = known.get(consumer)
-    lost: set[int] = set()
-    if position is None:
-        begin = found.contents.begin
-        position = first_position(found.states, begin)
-        lost.update(lacking(position, found.states, begin))
-    behind = _behind(found.states, stored, position)
-    gone = departed(history_of([directory]), behind)
-    lost.update(_older(found.states, stored))
-    return sorted(lost.union(one for one in behind if one not in gone))
-
-
-def origin_of(source: SegmentSource) -> Origin:
-    """The database from which a directory's changes come."""
-    return Origin(source.identity["system_identifier"], source.identity["database"])
-
-
-def copied_name(directory: Path, copy: Copy) -> str:
-    """The name of a table that is copied; its relation id, if that is all that is known."""
-    try:
-        known: Any = Tables(directory).fields(copy).get("table")
-    except PgOutputError:  # the copy was finished meanwhile, and has another file
-        known = None
-    return ".".join(known) if known else str(copy.relation_id)

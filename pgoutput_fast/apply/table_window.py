@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from ..errors import PgOutputError
 from ..names import qualified
 from .evolution import Known, evolve, new_columns, turns_digits
-from .folding import Folding
+from .folding import Folding, NullKeyError
+from .outcomes import Committed, Stale
 from .stored_changes import Form, check_copied_keys, stored_version, with_added
 from .targets import Held, IncompleteError, Removed, Renamed
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..catalog import CatalogTable
     from ..directory.copies import Copy
     from .folding import NetChanges
+    from .outcomes import Outcome
     from .targets import Alteration, ChangeWriter, Column, StateWriter, Target
     from .versions import Version
 
@@ -61,6 +63,8 @@ class TableWindow:
     stops : bool
         Whether its state table is left as it is if its rows are not known any more; else that is an
         error.
+    makes_null : bool
+        Whether a policy makes NULL of values, so that a key without a value is refused, not lost.
 
     Attributes
     ----------
@@ -71,8 +75,9 @@ class TableWindow:
     """
 
     def __init__(
-        self, target: Target, held: Held, *, is_new: bool, evolves: bool, stops: bool
-    ) -> None:
+        self, target: Target, held: Held, *, is_new: bool, evolves: bool, stops: bool,
+        makes_null: bool = False,
+    ) -> None:  # fmt: skip
         self._target = target
         self.held = held
         self._writers: list[ChangeWriter] = [target.changes(held)]
@@ -81,6 +86,7 @@ class TableWindow:
         self._first: pa.Schema | None = None  # of the rows with which a new state table begins
         self._evolves = evolves
         self._stops = stops
+        self._makes_null = makes_null
         # Changes of the layout that is met last, which are written and folded together.
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
@@ -90,6 +96,12 @@ class TableWindow:
         self._copying: tuple[bool, bool] | None = None
         self._folded = 0  # the commit LSN of the last change that was folded
         self.changes = 0
+
+    @property
+    def outcome(self) -> Outcome:
+        """What has become of it, once all was committed."""
+        held = self.held
+        return Committed(held) if held.stale is None else Stale(held, held.stale)
 
     def _stop(self, reason: str) -> None:
         """Do not keep the state up to date any more."""
@@ -139,7 +151,7 @@ class TableWindow:
             part = since(rows, self._state.lsn)
             if part.num_rows:
                 try:
-                    with as_incomplete():
+                    with as_incomplete(makes_null=self._makes_null):
                         self._parts[-1].folding.add(part)
                     self._folded = part.column("commit_lsn")[-1].as_py()
                 except IncompleteError as error:
@@ -353,7 +365,7 @@ class TableWindow:
             is_last = number == len(self._parts)
             end = lsn if is_last else self._parts[number].begins
             try:
-                with as_incomplete():
+                with as_incomplete(makes_null=self._makes_null):
                     net = with_added(part.folding.finish(), part.alterations)
                 if not (net.rows.num_rows or net.truncated or part.alterations):
                     continue
@@ -370,15 +382,17 @@ class TableWindow:
 
 
 @contextlib.contextmanager
-def as_incomplete() -> Iterator[None]:
+def as_incomplete(*, makes_null: bool = False) -> Iterator[None]:
     """Raise what a fold refuses as changes that do not fit what a state table has.
 
     Some may be missing, or the table's key may be another one than is known: either way, a copy
-    mends it.
+    mends it. Where a policy makes NULL of a key (`makes_null`), no copy does: that error stays.
     """
     try:
         yield
     except PgOutputError as error:
+        if makes_null and isinstance(error, NullKeyError):
+            raise
         raise IncompleteError(str(error)) from error
 
 

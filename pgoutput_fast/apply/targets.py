@@ -63,6 +63,26 @@ class Column(NamedTuple):
     number: int | None = None
 
 
+class Pause(NamedTuple):
+    """Why a table waits with its changes in the change log, and since when.
+
+    Fields: reason, since (seconds since 1970).
+    """
+
+    reason: str
+    since: float
+
+
+class Gap(NamedTuple):
+    """Changes that a change table will never get.
+
+    Fields: start (it has what was committed before this LSN), end (and from this LSN on).
+    """
+
+    start: int
+    end: int
+
+
 class Held(NamedTuple):
     """What a target has of a table.
 
@@ -74,7 +94,8 @@ class Held(NamedTuple):
     stored : str
         The name of its two tables in the target: ``public.accounts``.
     version : int
-        Of its change table, from 1.
+        Of its change table, from 1; 0: the target has neither table yet, as the first changes of
+        the table are paused.
     lsn : int
         It has what was committed before this LSN.
     copy_lsn : int
@@ -89,6 +110,10 @@ class Held(NamedTuple):
     gap : int or None
         Another program has changed the change table: its changes before this LSN may be others than
         the server's. None: that did not happen.
+    paused : Pause or None
+        Why its changes wait in the change log, until somebody has acted; None: they do not.
+    gaps : tuple of Gap
+        What its change table lacks for good.
     """
 
     relation_id: int
@@ -102,6 +127,8 @@ class Held(NamedTuple):
     stale: str | None = None
     columns: tuple[Column, ...] = ()
     gap: int | None = None
+    paused: Pause | None = None
+    gaps: tuple[Gap, ...] = ()
 
 
 class Added(NamedTuple):
@@ -337,6 +364,23 @@ class IncompleteError(PgOutputError):
     """Changes do not fit what a state table has."""
 
 
+class TargetError(PgOutputError):
+    """A target refuses as a whole: no other table of it could be written either."""
+
+
+class TableError(PgOutputError):
+    """A target refuses to write one table, and tells so later than it was given the rows.
+
+    Attributes
+    ----------
+    table : Held
+    """
+
+    def __init__(self, table: Held, text: str) -> None:
+        super().__init__(text)
+        self.table = table
+
+
 class ConflictError(PgOutputError):
     """Another program has written a table at the same time; nothing was done."""
 
@@ -419,6 +463,8 @@ class Target(Protocol):
 
     threads: int
     """So many tables are written at a time."""
+    is_transactional: bool
+    """Whether a window is one transaction, of which nothing can be written behind an error."""
     kept: Kept
 
     def claim(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
@@ -16,19 +17,29 @@ from ..captured.stored import stored
 from ..columnar.decoder import ColumnarDecoder
 from ..directory.known import how_to_copy
 from ..directory.looking import look
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..history import Follower, history_of
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
 from .departures import departed
 from .evolution import Known, replaced
 from .naming import free_name, renames, stored_table
+from .outcomes import Paused, PausedError, Stale, fold_outcomes
 from .stored_changes import as_taken
 from .table_window import TableWindow
-from .targets import CHANGES_ALONE, Held, IncompleteError, Stored, Target, number_of
+from .targets import (
+    CHANGES_ALONE,
+    Held,
+    IncompleteError,
+    Stored,
+    TableError,
+    Target,
+    TargetError,
+    number_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from ..captured.units import Chunk, Plan, SegmentSource, Unit
@@ -50,6 +61,10 @@ LEFT_UNCOPIED = (
 """Why a table is stale that nobody can copy any more."""
 
 
+PAUSE_BYTES = 10 << 30
+PAUSE_TIME = 3 * 86400.0
+"""What a change log keeps for a paused table, if nothing else is asked for: bytes and seconds."""
+
 OnError = Literal["pause", "stop"]
 Uncopied = Literal["error", "empty", "changes"]
 
@@ -68,6 +83,8 @@ class SyncOptions(NamedTuple):
     uncopied: Uncopied
     interval: float
     window_bytes: int
+    pause_bytes: int = PAUSE_BYTES
+    pause_time: float = PAUSE_TIME
 
 
 class WindowWriter:
@@ -116,6 +133,7 @@ class WindowWriter:
         self._newest = stored.newest
         self._held = dict(stored.tables)
         self._open: dict[int, TableWindow] = {}
+        self._paused: dict[int, Paused] = {}
         self._states = look(directory).states
         self._history = history_of([directory])
         self._follower: Follower | None = None
@@ -129,7 +147,22 @@ class WindowWriter:
         self.change_seconds = self.state_seconds = 0.0
 
     def write(self, source: SegmentSource, plan: Plan) -> Stored:
-        """Write everything; what the target has then."""
+        """Write everything; what the target has then.
+
+        Raises
+        ------
+        PausedError
+            Some tables can't go on, and the others may. Nothing of the window stands, but for what
+            each table of a target that is not transactional says of itself.
+        """
+        try:
+            return self._write(source, plan)
+        except TableError as error:
+            if self._options.on_error == "stop":
+                raise
+            raise PausedError([Paused(self._before(error.table), error)]) from error
+
+    def _write(self, source: SegmentSource, plan: Plan) -> Stored:
         begin = time.perf_counter()
         self._take_all(source, plan)
         after = end_of(plan)
@@ -139,17 +172,22 @@ class WindowWriter:
             relation_id: max(after.of(relation_id), one.held.lsn)
             for relation_id, one in self._open.items()
         }
-        for one in self._open.values():
-            one.take_gathered()
+        for relation_id, one in self._open.items():
+            if relation_id not in self._paused:
+                with self._pausing(one.held):
+                    one.take_gathered()
+        self._check_paused()
         self._each(self._commit_changes, ends)
+        self._check_paused()
         for one in self._open.values():
             self.counts[qualified(one.held)] = one.changes
         changed = time.perf_counter()
         self.change_seconds = changed - begin
         self._finish_all(ends)
+        self._check_paused()
         self.state_seconds = time.perf_counter() - changed
-        for relation_id, one in self._open.items():
-            self._held[relation_id] = one.held
+        outcomes = [one.outcome for one in self._open.values()]
+        self._held = fold_outcomes(self._held, outcomes, time.time())
         self._settle_names()
         self._check_columns(after)
         tables = {
@@ -167,7 +205,9 @@ class WindowWriter:
 
     def _take_all(self, source: SegmentSource, plan: Plan) -> None:
         """Give all changes of a plan to their tables."""
-        reader = ChangeReader(self._decoding, self._follower)
+        stops = self._options.on_error == "stop"
+        refused = None if stops else lambda relation, error, _: self._pause(relation, error)
+        reader = ChangeReader(self._decoding, self._follower, refused=refused)
         for copy, units in itertools.groupby(plan.units, copy_of):
             for unit in units:
                 for chunk in source.chunks(unit):
@@ -182,8 +222,50 @@ class WindowWriter:
         return newest_commit(plan.units) or self._newest
 
     def _end_copy(self, copy: Copy | None) -> None:
-        if copy is not None and copy.relation_id in self._open:
-            self._open[copy.relation_id].end_copy(copy)
+        # The rows of one that is paused are not all there.
+        if copy is not None and copy.relation_id in self._open.keys() - self._paused.keys():
+            one = self._open[copy.relation_id]
+            with self._pausing(one.held):
+                one.end_copy(copy)
+
+    # --- tables that can't go on -----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _pausing(self, table: Any) -> Iterator[None]:
+        """Have the error of one table pause that table, unless it is paused already."""
+        try:
+            yield
+        except (RetryableError, TargetError, PausedError):
+            raise
+        except TableError as error:
+            if self._options.on_error == "stop":
+                raise
+            raise PausedError([Paused(self._before(error.table), error)]) from error
+        except (PgOutputError, pa.ArrowException, OSError) as error:
+            if self._options.on_error == "stop":
+                raise
+            self._pause(table, error)
+            if self._target.is_transactional:
+                raise PausedError(self._paused.values()) from error
+
+    def _pause(self, table: Any, error: Exception) -> None:
+        """Note that a table, a relation or what is held of one, can't go on."""
+        if table.relation_id not in self._paused:
+            self._paused[table.relation_id] = Paused(self._before(table), error)
+
+    def _before(self, table: Any) -> Held:
+        """What the target had of a table before the window."""
+        held = self._held.get(table.relation_id)
+        if held is not None:
+            return held
+        one = self._open.get(table.relation_id)
+        stored = self._unbegun(table).stored if one is None else one.held.stored
+        return Held(table.relation_id, table.namespace, table.name, stored, version=0)
+
+    def _check_paused(self) -> None:
+        """Give the window up if a table can't go on."""
+        if self._paused:
+            raise PausedError(self._paused.values())
 
     def _each(self, do: Callable[[int, int], None], ends: dict[int, int]) -> None:
         """Do something to each table, to several at a time where the target can have that."""
@@ -195,7 +277,9 @@ class WindowWriter:
         run_all(self._target.threads, do, ends.items(), self._tell)
 
     def _commit_changes(self, relation_id: int, end: int) -> None:
-        self._open[relation_id].commit_changes(end)
+        one = self._open[relation_id]
+        with self._pausing(one.held):
+            one.commit_changes(end)
 
     def _finish_all(self, ends: dict[int, int]) -> None:
         """Do to all state tables what the changes come to."""
@@ -204,19 +288,24 @@ class WindowWriter:
     def _finish(self, relation_id: int, end: int) -> None:
         one = self._open[relation_id]
         begin = time.perf_counter()
-        one.commit_state(end)
+        with self._pausing(one.held):
+            one.commit_state(end)
         self.seconds[qualified(one.held)] = time.perf_counter() - begin
 
     def _take(self, reader: ChangeReader, chunk: Chunk, copy: Copy | None) -> None:
         for changes, decoded in reader.changes(chunk):
-            batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
-            schema = self._schema(changes.layout, batch.schema)
-            one = self._table(changes.relation, batch.column("commit_lsn")[0].as_py())
-            known = functools.partial(self._known, changes.relation)
-            if copy is not None:
-                one.add_copied(schema, batch, known, copy)
-            else:
-                one.add(schema, batch, known)
+            if changes.relation.relation_id in self._paused:
+                continue
+            held = self._held_of(changes.relation, decoded.column("commit_lsn")[0].as_py())
+            with self._pausing(changes.relation):
+                batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
+                schema = self._schema(changes.layout, batch.schema)
+                one = self._table_of(changes.relation, held)
+                known = functools.partial(self._known, changes.relation)
+                if copy is not None:
+                    one.add_copied(schema, batch, known, copy)
+                else:
+                    one.add(schema, batch, known)
 
     def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
         """The schema of a layout's batches, always the same object."""
@@ -229,28 +318,48 @@ class WindowWriter:
 
     def _table(self, relation: Any, lsn: int) -> TableWindow:
         """The table of a relation; its name is what the relation now says at an LSN."""
+        return self._table_of(relation, self._held_of(relation, lsn))
+
+    def _held_of(self, relation: Any, lsn: int) -> Held:
+        """What the target has of a table, or has of one that begins at an LSN."""
+        relation_id = relation.relation_id
+        if relation_id in self._open:
+            return self._open[relation_id].held
+        held = self._held.get(relation_id)
+        return self._new(relation, lsn) if held is None or not held.version else held
+
+    def _table_of(self, relation: Any, held: Held) -> TableWindow:
         relation_id = relation.relation_id
         one = self._open.get(relation_id)
         if one is None:
-            held = self._held.get(relation_id)
+            before = self._held.get(relation_id)
             one = self._table_window(
                 self._target,
-                held or self._new(relation, lsn),
-                is_new=held is None,
+                held,
+                is_new=before is None or not before.version,
                 evolves=self._options.schema_changes == "evolve",
                 stops=self._options.on_error == "pause",
+                makes_null=_makes_null(self._decoding["policies"]),
             )
             self._open[relation_id] = one
         if (one.held.namespace, one.held.name) != (relation.namespace, relation.name):
             one.held = one.held._replace(namespace=relation.namespace, name=relation.name)
         return one
 
-    def _new(self, relation: Any, lsn: int) -> Held:
+    def _unbegun(self, relation: Any) -> Held:
+        """What the target has of a table that it has not, under a name that is free."""
         relation_id = relation.relation_id
+        if relation_id in self._held:  # it was paused when it began
+            return self._held[relation_id]._replace(version=1)
         taken = {held.stored.casefold() for held in self._held.values()}
         taken.update(one.held.stored.casefold() for one in self._open.values())
+        taken.update(one.held.stored.casefold() for one in self._paused.values())
         name = free_name(stored_table(relation.namespace, relation.name), relation_id, taken)
-        held = Held(relation_id, relation.namespace, relation.name, name)
+        return Held(relation_id, relation.namespace, relation.name, name)
+
+    def _new(self, relation: Any, lsn: int) -> Held:
+        relation_id = relation.relation_id
+        held = self._unbegun(relation)
         state = self._states.get(relation_id)
         if state is not None and state.snapshots:
             return held
@@ -288,7 +397,7 @@ class WindowWriter:
         catalog = history.newest_tables.by_id()
         for relation_id, held in self._held.items():
             table = catalog.get(relation_id)
-            if table is None or held.stale is not None:
+            if table is None or held.stale is not None or held.paused is not None:
                 continue
             if after.of(relation_id) < history.newest_start:
                 continue
@@ -299,7 +408,7 @@ class WindowWriter:
                 )
                 if self._options.on_error == "stop":
                     raise IncompleteError(f"{qualified(held)}: {reason}: copy it again")
-                self._held[relation_id] = held._replace(stale=reason)
+                self._held = fold_outcomes(self._held, [Stale(held, reason)], time.time())
 
     def _settle_names(self) -> None:
         """Have each table under the name that it has now."""
@@ -349,6 +458,11 @@ class WindowWriter:
             time.sleep(_CATALOG_WAIT)
             self._tell()
             self._history = history_of([self._directory])
+
+
+def _makes_null(policies: Policies) -> bool:
+    """Whether a policy makes NULL of some values."""
+    return "null" in (policies.infinity, policies.out_of_range, policies.special_values)
 
 
 def run_all(

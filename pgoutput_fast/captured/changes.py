@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..columnar.decoder import ColumnarDecoder
-from ..errors import DecodeError, PgOutputError
+from ..errors import VALUE_CODES, DecodeError, PgOutputError
 from ..lsn import format_lsn
 from ..protocol.wire import relation_id_of
 from .windows import counted, frame_counts, given_lsns
 
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
+    from ..columnar.decoder import BadFrame
     from ..history import Follower
     from .units import Chunk
 
@@ -30,6 +31,10 @@ class ChangeReader:
         Called behind each part that was decoded, with the decoder, which has the part's events and
         errors; the part; and the places of the errors that count. If ``on_error`` is "raise", such
         an error is raised instead.
+    refused : callable, optional
+        Called with a relation, the error and the frame (None: not one frame alone) where a value of
+        a table is refused that counts, in place of raising the error. The decoder goes on behind
+        the frame.
     """
 
     def __init__(
@@ -37,10 +42,12 @@ class ChangeReader:
         decoding: dict[str, Any],
         follower: Follower | None = None,
         decoded: Callable[[ColumnarDecoder, Chunk, list[int]], None] | None = None,
+        refused: Callable[[Any, PgOutputError, BadFrame | None], None] | None = None,
     ) -> None:
         self._decoding = decoding
         self._follower = follower
         self._decoded = decoded
+        self._refused = refused
         self._decoder: ColumnarDecoder | None = None
         self._encoding = ""
 
@@ -80,8 +87,7 @@ class ChangeReader:
         except DecodeError as error:
             # Who does not take what is put aside has no such option.
             fix = "" if self._decoded is None else _PUT_ASIDE
-            located = PgOutputError(f"{_located(error, chunk)}{fix}")
-            raise located.locate(error, error.frame, str(chunk.path)) from error
+            raise _located(error, chunk, fix) from error
 
     def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
         """Do this for frames whose types do not change."""
@@ -91,19 +97,39 @@ class ChangeReader:
             if not len(batch):
                 continue
             if self._follower is not None:
-                self._follower.check_batch(changes.layout, batch, chunk.path)
+                try:
+                    self._follower.check_batch(changes.layout, batch, chunk.path)
+                except PgOutputError as error:
+                    if self._refused is None:
+                        raise
+                    self._refused(changes.relation, error, None)
+                    continue
             yield changes, batch
         places = [i for i, bad in enumerate(decoder.errors) if frame_counts(chunk, bad)]
         if places and self._decoding["on_error"] == "raise":
-            bad = decoder.errors[places[0]]
-            if self._follower is not None and bad.data[:1] in (b"I", b"U", b"D"):
-                found = relation_id_of(bad.data, in_stream=False)
-                if found is not None:
-                    self._follower.check(found, chunk.path)
-            bad.error.frame = bad.frame
-            raise bad.error
+            for i in places:
+                self._refuse(decoder, decoder.errors[i], chunk)
         if self._decoded is not None:
             self._decoded(decoder, chunk, places)
+
+    def _refuse(self, decoder: ColumnarDecoder, bad: BadFrame, chunk: Chunk) -> None:
+        """Raise the error of a frame, or tell that a value of its table is refused."""
+        relation_id = None
+        if bad.data[:1] in (b"I", b"U", b"D"):
+            relation_id = relation_id_of(bad.data, in_stream=False)
+        bad.error.frame = bad.frame
+        relation = decoder.state.relations.get(relation_id) if relation_id is not None else None
+        try:
+            if self._follower is not None and relation_id is not None:
+                self._follower.check(relation_id, chunk.path)
+        except PgOutputError as error:
+            if self._refused is None or relation is None:
+                raise
+            self._refused(relation, error, bad)
+            return
+        if self._refused is None or relation is None or bad.error.code not in VALUE_CODES:
+            raise bad.error
+        self._refused(relation, _located(bad.error, chunk), bad)
 
     def _decoder_for(self, chunk: Chunk) -> ColumnarDecoder:
         """The decoder for the next frames. What it is made with may differ from unit to unit."""
@@ -117,9 +143,10 @@ class ChangeReader:
 _PUT_ASIDE = '; with on_error="collect" such frames are put aside'
 
 
-def _located(error: DecodeError, chunk: Chunk) -> str:
+def _located(error: DecodeError, chunk: Chunk, fix: str = "") -> PgOutputError:
     """An error that also names the place in the source."""
     lsn = ""
     if chunk.lsns is not None and error.frame is not None:
         lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
-    return f"{chunk.path}{lsn}: {error}"
+    located = PgOutputError(f"{chunk.path}{lsn}: {error}{fix}")
+    return located.locate(error, error.frame, str(chunk.path))

@@ -19,11 +19,13 @@ from ..directory.reading import (
     Position,
     Reading,
     Step,
+    alone,
     clipped,
     first_position,
     lacking,
     next_reading,
     steps,
+    without,
 )
 from ..errors import PgOutputError, counted
 from ..lsn import format_lsn, parse_lsn
@@ -36,7 +38,7 @@ from ..segments.structure import tags_of
 from .progress import Progress, Walk, counts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 # How much is decoded at once. The rows of each table become a batch of their own, so with many
 # tables a smaller amount would make batches of few rows.
@@ -193,6 +195,8 @@ class SegmentSource:
         *,
         whole_copies: bool = False,
         until: int | Position | None = None,
+        paused: Collection[int] = (),
+        table: int | None = None,
     ) -> Plan | None:
         """What to read next: at least `part_bytes` if there is so much; None if nothing is left.
 
@@ -207,6 +211,10 @@ class SegmentSource:
         until : int or Position, optional
             What was committed from this LSN on is not read; or all is read up to the position where
             an earlier plan of the same source ended, however large it is.
+        paused : collection of int
+            Relation ids of tables of which nothing is read.
+        table : int, optional
+            The relation id of the table of which alone something is read.
 
         Raises
         ------
@@ -228,6 +236,9 @@ class SegmentSource:
             reading, part_bytes = _not_voided(reading, found), sys.maxsize
         else:
             reading = next_reading(position, found.states, end)
+        reading = without(reading, position, paused)
+        if table is not None:
+            reading = alone(reading, position, table)
         reading = readable(reading, found, self._where)
         walk = Walk(position, reading)
         units: list[Unit] = []
@@ -342,7 +353,7 @@ def _needed(found: Look, reading: Reading) -> list[Segment]:
     return [
         one
         for one in found.contents.segments
-        if one.end_lsn > reading.start and one.start_lsn < reading.rest.end
+        if one.end_lsn > reading.start and one.start_lsn < max(reading.rest.end, reading.end)
     ]
 
 

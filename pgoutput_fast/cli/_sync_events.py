@@ -26,8 +26,10 @@ def table_events(before: SyncProgress, after: SyncProgress) -> Iterator[TableEve
 
     That a table became stale is left out: the sync itself warns of it.
     """
-    known = {one.relation_id: one for one in before.held}
+    known = {one.relation_id: one for one in before.held if one.version}
     for new in after.held:
+        if not new.version:
+            continue  # its first changes are paused
         old, name = known.get(new.relation_id), after.names[new.relation_id]
         if old is None:
             same = name == qualified(new)

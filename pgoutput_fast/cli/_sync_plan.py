@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     "tables", "policies", "history", "schema_changes", "on_error", "uncopied", "interval",
-    "window_bytes",
+    "window_bytes", "pause_bytes", "pause_time",
 )  # fmt: skip
 
 OF_THE_TARGET = (
@@ -43,7 +43,7 @@ def check_arguments(arguments: dict[str, Any]) -> tuple[SyncOptions, OpenedTarge
     PgOutputError
         An argument is wrong.
     """
-    options = checked_options(None, **{name: arguments[name] for name in _OPTIONS})
+    options = checked_options(None, *(arguments[name] for name in _OPTIONS))
     opened = open_target(
         arguments["target"], tables=options.tables, policies=arguments["policies"],
         **{name: arguments[name] for name in OF_THE_TARGET},
@@ -137,6 +137,8 @@ def _target(one: TablePlan, shown: Callable[[str], str]) -> str:
     name = shown(held.stored)
     stored = "" if name == one.name else f"as {printable(name)}, "
     at = f"{stored}up to {format_lsn(held.lsn)} in the target"
+    if held.paused is not None:
+        return f"{at}, paused: {printable(held.paused.reason)}"
     return at if held.stale is None else f"{at}, not kept up to date: {printable(held.stale)}"
 
 

@@ -202,12 +202,14 @@ def _verdict(report: Report) -> Iterator[str]:
         wrong += [f"{counted(len(progress.stale), 'table')} not kept up to date"] * bool(
             progress.stale
         )
+        wrong += [f"{counted(len(progress.paused), 'table')} paused"] * bool(progress.paused)
         wrong += [f"{counted(len(progress.waiting), 'table')} to be copied"] * bool(
             progress.waiting
         )
     if report.error is None:
         which = "All published tables" if progress and progress.left else "All tables"
-        kind = "bad" if progress and progress.stale else "wait" if wrong else "good"
+        is_bad = progress is not None and bool(progress.stale or progress.paused)
+        kind = "bad" if is_bad else "wait" if wrong else "good"
         text = ", ".join(wrong) or f"{which} are kept up to date."
         yield f'<p class="verdict {kind}">{escape(text)}</p>'
         return
@@ -276,7 +278,10 @@ def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
     name = qualified(held)
     stored = progress.names[held.relation_id]
     has_left = stored in progress.left
-    if held.stale is not None:
+    if held.paused is not None:
+        since = f"paused since {_time(held.paused.since)}: {held.paused.reason}"
+        state = f'<td class="left long bad">{_text(since)}</td>'
+    elif held.stale is not None:
         state = f'<td class="left long bad">{_text(held.stale)}</td>'
     elif has_left:
         state = '<td class="left long">not published any more, or dropped: it stays as it is</td>'

@@ -68,6 +68,8 @@ def _states_text(figures: SyncFigures) -> str:
         found.append(f"{counted(len(progress.waiting), 'table')} to be copied")
     if progress.stale:
         found.append(f"{counted(len(progress.stale), 'table')} stale")
+    if progress.paused:
+        found.append(f"{counted(len(progress.paused), 'table')} paused")
     return ", ".join(found)
 
 
@@ -80,7 +82,7 @@ def not_kept_text(progress: SyncProgress, copying: str) -> str:
     copying : str
         What copies tables that wait, or that it is asked to copy.
     """
-    behind = sorted({*progress.stale, *progress.waiting})
+    behind = sorted({*progress.stale, *progress.waiting, *progress.paused})
     if not behind:
         return ""
     more = f" and {len(behind) - _NAMED} more" if len(behind) > _NAMED else ""
@@ -203,8 +205,10 @@ def _not_kept(figures: SyncFigures) -> list[Text]:
     progress = figures.progress
     waits = [f"  {printable(name)} waits until it is copied" for name in progress.waiting]
     stale = [f"  {printable(name)}: {printable(why)}" for name, why in progress.stale.items()]
-    found = [Text(text, "yellow") for text in [*stale, *waits][:_REASONS]]
-    left = len(waits) + len(stale) - _REASONS
+    paused = [f"  {printable(name)} is paused: {printable(why)}"
+              for name, why in progress.paused.items()]  # fmt: skip
+    found = [Text(text, "yellow") for text in [*paused, *stale, *waits][:_REASONS]]
+    left = len(waits) + len(stale) + len(paused) - _REASONS
     if left > 0:
         found.append(Text(f"  and {counted(left, 'table')} more that are not up to date", "yellow"))
     return found

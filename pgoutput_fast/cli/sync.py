@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ._systemd import Notifier
 
 _REPORT_INTERVAL = 60.0  # seconds between two reports
+_NOT_ALL = 3  # the exit code if tables are paused or stale at the end
 _EVENTS = 1000  # the newest that a report has
 _WINDOWS = 2000
 _SWITCH_INTERVAL = 0.001  # seconds
@@ -121,6 +122,11 @@ class _Watcher:
         for table, why in progress.stale.items():
             if before.stale.get(table) != why:
                 self.events.append(Moment(time.time(), table, f"is not kept up to date: {why}"))
+        for table, why in progress.paused.items():
+            if before.paused.get(table) != why:
+                self.events.append(Moment(time.time(), table, f"is paused: {why}"))
+        for table in before.paused.keys() - progress.paused.keys():
+            self.events.append(Moment(time.time(), table, "is not paused any more"))
 
     def end(self, progress: SyncProgress) -> SyncFigures:
         """Show the numbers of the end."""
@@ -234,6 +240,23 @@ def _partitions(
     show_default=True,
     help="What to do when one table can't go on, as a value or a commit is refused or changes are "
     "missing: pause that table (or have it copied again) while the others go on, or end.",
+)
+@click.option(
+    "--pause-bytes",
+    type=ByteCount(),
+    default="10GB",
+    show_default=True,
+    metavar="BYTES",
+    help="So much of the captured changes is kept for a paused table. Beyond that its changes are "
+    "passed over, and it is copied again.",
+)
+@click.option(
+    "--pause-time",
+    type=Seconds(min_open=False),
+    default="3d",
+    show_default=True,
+    metavar="TIME",
+    help="For so long they are kept.",
 )
 @click.option(
     "--uncopied",
@@ -356,8 +379,9 @@ def command(
     kill, the next call goes on.
 
     SIGTERM, SIGHUP and Ctrl-C end it after the window that is being written. Exit codes: 0 it ended
-    as it was told to; 75 an error that may pass, so try again later; 1 an error that does not pass
-    by itself; 2 wrong usage; 130 Ctrl-C.
+    as it was told to; 3 so it did with --until, but tables are paused, or wait for a new copy as
+    they are stale; 75 an error that may pass, so try again later; 1 an error that does not pass by
+    itself; 2 wrong usage; 130 Ctrl-C.
     """
     check_options(engine, master, conf)
     if stage is not None and engine != "spark":
@@ -428,7 +452,8 @@ def _arguments(context: click.Context, options: dict[str, Any]) -> dict[str, Any
         name: options[name]
         for name in (
             "target", "segments", "until", "interval", "history", "policies", "schema_changes",
-            "on_error", "uncopied", "window_bytes", "consumer", *OF_THE_TARGET,
+            "on_error", "uncopied", "window_bytes", "pause_bytes", "pause_time", "consumer",
+            *OF_THE_TARGET,
         )
     }  # fmt: skip
     if options["segments"] is None:
@@ -488,6 +513,8 @@ def _run(
             report.fail(error)
             raise
         report.write(watcher.end(ended), is_over=True)
+    if stop.signal is None and (ended.paused or ended.asked):
+        return _NOT_ALL
     return stop.exit_code
 
 

@@ -10,7 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ..segments import Segment
@@ -96,6 +96,12 @@ class Reading(NamedTuple):
         stretches = [one for one in (self.rest, *self.tables.values()) if one.start < one.end]
         return min((one.start for one in stretches), default=self.rest.end)
 
+    @property
+    def end(self) -> int:
+        """The LSN before which all lies that has to be read."""
+        stretches = [one for one in self.tables.values() if one.start < one.end]
+        return max((one.end for one in stretches), default=self.rest.end)
+
 
 def next_reading(position: Position, states: Mapping[int, TableState], end: int) -> Reading:
     """What to read from a position on, up to where the directory ends.
@@ -134,6 +140,39 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
         if stop != end:
             elsewhere[relation_id] = stop
     return Reading(Stretch(position.lsn, end), tables, Position(end, elsewhere))
+
+
+def without(reading: Reading, position: Position, relation_ids: Collection[int]) -> Reading:
+    """The same, but nothing of some tables: they stay where they are.
+
+    Parameters
+    ----------
+    reading : Reading
+        What `next_reading` gave for a position.
+    position : Position
+    relation_ids : collection of int
+    """
+    starts = {relation_id: position.of(relation_id) for relation_id in relation_ids}
+    empty = {relation_id: Stretch(at, at) for relation_id, at in starts.items()}
+    after = Position(reading.after.lsn, {**reading.after.tables, **starts})
+    return Reading(reading.rest, {**reading.tables, **empty}, after)
+
+
+def alone(reading: Reading, position: Position, relation_id: int) -> Reading:
+    """The same, but of one table alone: all others stay where they are.
+
+    Parameters
+    ----------
+    reading, position
+        As of `without`.
+    relation_id : int
+    """
+    stretch = reading.of(relation_id)
+    others = reading.tables.keys() - {relation_id}
+    empty = {one: Stretch(position.of(one), position.of(one)) for one in others}
+    after = Position(position.lsn, {**position.tables, relation_id: stretch.end})
+    rest = Stretch(position.lsn, position.lsn)
+    return Reading(rest, {**empty, relation_id: stretch}, after)
 
 
 def clipped(reading: Reading, until: Position) -> Reading:
@@ -288,4 +327,4 @@ def steps(
             first, last = whole[copy.relation_id]
             window = max(first, copy.lsn), min(last, *later[:1], end)
             yield Step(paths, None, {copy.relation_id: window}, _EMPTY, again=True)
-    yield from copies(reading.after.lsn + 1)
+    yield from copies(max(reading.after.lsn, reading.end) + 1)

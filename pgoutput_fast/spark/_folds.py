@@ -138,10 +138,10 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
             for file in part.files:
                 folding.add(_empty(file.schema))
                 for rows in _rows(target, file):
-                    with as_incomplete():
+                    with as_incomplete(makes_null=True):  # then the driver decides
                         folding.add(since(rows, state.lsn))
             alterations = [_stored(one) for one in part.alterations]
-            with as_incomplete():
+            with as_incomplete(makes_null=True):  # then the driver decides
                 net = with_added(folding.finish(), alterations)
             if not (net.rows.num_rows or net.truncated or alterations):
                 continue

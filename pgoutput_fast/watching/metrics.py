@@ -108,6 +108,10 @@ SYNC_METRICS = (
                lambda found: len(found.progress.waiting)),
     MetricKind("stale_tables", "gauge", "Tables whose rows are not kept up to date",
                lambda found: len(found.progress.stale)),
+    MetricKind("paused_tables", "gauge", "Tables whose changes wait until somebody has acted",
+               lambda found: len(found.progress.paused)),
+    MetricKind("table_paused", "gauge", "1 for each table that is paused",
+               lambda found: dict.fromkeys(found.progress.paused, 1.0)),
 )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class SyncFigures(NamedTuple):
             "tables": dict(progress.tables),
             "table_seconds": {name: round(one, 3) for name, one in progress.seconds.items()},
             "stale": dict(progress.stale),
+            "paused": dict(progress.paused),
             "waiting": list(progress.waiting),
             "left": list(progress.left),
         }

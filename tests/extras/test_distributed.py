@@ -52,8 +52,12 @@ def tables(made: MadeDirectory, tmp_path: Path) -> DeltaTables:
     return found
 
 
-def sync(made: MadeDirectory, tables: DeltaTables, engine: Any) -> apply.SyncProgress:
-    return apply.sync(segments=made.directory, target=tables.target, until="now", engine=engine)
+def sync(
+    made: MadeDirectory, tables: DeltaTables, engine: Any, **options: Any
+) -> apply.SyncProgress:
+    return apply.sync(
+        segments=made.directory, target=tables.target, until="now", engine=engine, **options
+    )
 
 
 def rows(tables: DeltaTables) -> list[dict[str, Any]]:
@@ -258,7 +262,7 @@ def test_executors_that_do_not_see_the_segments(made: MadeDirectory, tmp_path: P
     engine = InProcessEngine()
     engine.jobs = jobs
     with pytest.raises(PgOutputError, match=r"\.arrow.*No such file"):
-        sync(made, tables, engine)
+        sync(made, tables, engine, on_error="stop")
 
 
 def test_a_refused_frame_is_named_as_the_driver_has_it(
@@ -266,7 +270,7 @@ def test_a_refused_frame_is_named_as_the_driver_has_it(
 ) -> None:
     made.commit(1300, THINGS.relation(), testing.insert(THINGS, ["no number", "d"]))
     with pytest.raises(PgOutputError, match=rf"^{made.directory}/[-0-9A-Fof]+\.arrow, LSN 0/"):
-        sync(made, tables, InProcessEngine(stages=True))
+        sync(made, tables, InProcessEngine(stages=True), on_error="stop")
     assert not list((Path(tables.target) / STAGED).rglob("*.*"))
 
 
@@ -371,7 +375,7 @@ def test_a_merge_of_spark_that_finds_other_rows(
 def test_a_merge_that_does_not_move_the_position(made: MadeDirectory, tables: DeltaTables) -> None:
     engine = InProcessEngine(merger=_Merging(tables.target, moves=False))
     with pytest.raises(PgOutputError, match=r"its position is not 0/4BA: .*another connector"):
-        sync(made, tables, engine)
+        sync(made, tables, engine, on_error="stop")
 
 
 def test_how_large_a_table_is_that_spark_merges() -> None:

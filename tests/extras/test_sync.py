@@ -506,7 +506,7 @@ def test_a_table_that_is_not_to_follow(made: MadeDirectory, tables: Tables) -> N
         pf.PgOutputError,
         match=r"public\.accounts was altered, .*were id \(23, -1\), note.*and are id",
     ):
-        sync(made, tables, uncopied="empty", schema_changes="fail")
+        sync(made, tables, uncopied="empty", schema_changes="fail", on_error="stop")
     assert rows(tables, "public.accounts") == [{"id": 1, "note": "a"}]
     # Without a catalogue nobody knows what the first row has in the new column.
     found = sync(made, tables)
@@ -872,7 +872,7 @@ def test_a_value_that_no_column_holds(made: MadeDirectory, tables: Tables) -> No
     days = testing.Table("days", {"id": "int4", "day": "date"}, 16392)
     made.commit(1200, days.relation(), testing.insert(days, [1, "infinity"]))
     with pytest.raises(pf.PgOutputError, match=r"LSN 0/4AB: .*Policies\(infinity=\.\.\.\)") as told:
-        sync(made, tables, uncopied="empty")
+        sync(made, tables, uncopied="empty", on_error="stop")
     assert "on_error" not in str(told.value)
     assert tables.progress() == {}
     sync(made, tables, uncopied="empty", policies=pf.Policies(infinity="null"))

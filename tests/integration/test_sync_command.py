@@ -26,7 +26,7 @@ from running_command import Running
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply
-from pgoutput_fast.apply.syncing import copied_name
+from pgoutput_fast.apply.continuity import copied_name
 from pgoutput_fast.apply.targets import Column, Held
 from pgoutput_fast.cli import _position, main
 from pgoutput_fast.cli import sync as sync_command
@@ -362,7 +362,7 @@ def test_what_waits_and_what_is_stale(
     given = arguments(published, file, "--until", "now", "--report", report)
     run(given)
     published.execute("ALTER TABLE t ALTER id TYPE int", "INSERT INTO t VALUES (21, 'x')")
-    run([*given, *JSON])
+    run([*given, *JSON], code=3)
     told = run.event("stop")
     assert told is not None
     assert list(told["stale"]) == ["public.t"]

@@ -19,7 +19,10 @@ from pgoutput_fast.apply.duckdb_sql import quoted
 from pgoutput_fast.apply.duckdb_target import versioned
 from pgoutput_fast.apply.parquet_table import ParquetTable
 
-PROGRESS = ("schema", "table", "relation_id", "stored", "version", "lsn", "copy_lsn", "stale")
+PROGRESS = (
+    "schema", "table", "relation_id", "stored", "version", "lsn", "copy_lsn", "stale", "paused",
+    "gaps",
+)  # fmt: skip
 
 
 class Places:

@@ -1,0 +1,139 @@
+"""Whether a directory goes on where a target is, or lacks changes that the target has not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..directory.consumers import consumers
+from ..directory.copies import Tables
+from ..directory.known import how_to_copy
+from ..directory.looking import look
+from ..directory.reading import first_position, lacking
+from ..errors import PgOutputError
+from ..history import history_of
+from ..lsn import format_lsn
+from ..names import qualified
+from ..segments.folders import BEGIN_NAME
+from .departures import departed
+from .targets import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ..captured.units import SegmentSource
+    from ..directory.copies import Copy, TableState
+    from ..directory.reading import Position
+    from .targets import Stored
+    from .window_writer import Uncopied
+
+
+def check_position(
+    directory: Path, name: str, stored: Stored, position: Position, uncopied: Uncopied
+) -> list[int]:
+    """Refuse a directory that lacks changes which the target has not, or begins with older rows.
+
+    Of tables that are not published any more nobody can make a copy: those are returned.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    name : str
+        What errors call the target.
+    stored : Stored
+        What the target has.
+    position : Position
+        Where the directory goes on for it.
+    uncopied : {"error", "empty", "changes"}
+    """
+    if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
+        raise PgOutputError(
+            f"the first segments of {directory} are deleted, so tables without a snapshot do not "
+            "begin empty there: have them copied, or give uncopied='changes'"
+        )
+    states = look(directory).states
+    lacks = _behind(states, stored, position)
+    gone = departed(history_of([directory]), lacks)
+    behind = [one for one in lacks if one not in gone]
+    if older := _older(states, stored):
+        relation_id, lsn = next(iter(older.items()))
+        one = stored.tables[relation_id]
+        raise PgOutputError(
+            f"{name} has the changes of {qualified(one)} before {format_lsn(one.lsn)}, which it "
+            f"does not have from {directory}: the copy there is older, as of {format_lsn(lsn)}. "
+            "Whether the two go together can't be told, as the server may have been restored from "
+            f"a backup between them: {how_to_copy(directory, older)}; or give a new target"
+        )
+    if behind:
+        one = stored.tables[behind[0]]
+        raise PgOutputError(
+            f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
+            f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
+            f"between is not read again. {how_to_copy(directory, behind)}"
+        )
+    return gone
+
+
+def _behind(states: Mapping[int, TableState], stored: Stored, position: Position) -> list[int]:
+    """Tables that the directory goes on with beyond what the target has, by relation id."""
+    found = []
+    for relation_id, held in stored.tables.items():
+        at = position.of(relation_id)
+        state = states.get(relation_id)
+        comes = state is not None and (
+            state.held_from is not None
+            or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
+        )
+        if held.lsn < at and not comes and held.stale is None:
+            found.append(relation_id)
+    return found
+
+
+def _older(states: Mapping[int, TableState], stored: Stored) -> dict[int, int]:
+    """Tables of which the target has changes beyond the newest copy, but not that copy → its LSN.
+
+    These changes came from another directory.
+    """
+    found = {}
+    for relation_id, held in stored.tables.items():
+        state = states.get(relation_id)
+        if state is None or state.held_from is not None or not state.snapshots:
+            continue
+        lsn = state.snapshots[-1].lsn
+        if held.copy_lsn < lsn < held.lsn:
+            found[relation_id] = lsn
+    return found
+
+
+def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
+    """Tables of which the directory lacks changes that the target has not, by relation id.
+
+    Or of which it has a copy that is older than what the target has. They have to be copied again
+    before a sync can begin.
+    """
+    found = look(directory)
+    known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
+    position = known.get(consumer)
+    lost: set[int] = set()
+    if position is None:
+        begin = found.contents.begin
+        position = first_position(found.states, begin)
+        lost.update(lacking(position, found.states, begin))
+    behind = _behind(found.states, stored, position)
+    gone = departed(history_of([directory]), behind)
+    lost.update(_older(found.states, stored))
+    return sorted(lost.union(one for one in behind if one not in gone))
+
+
+def origin_of(source: SegmentSource) -> Origin:
+    """The database from which a directory's changes come."""
+    return Origin(source.identity["system_identifier"], source.identity["database"])
+
+
+def copied_name(directory: Path, copy: Copy) -> str:
+    """The name of a table that is copied; its relation id, if that is all that is known."""
+    try:
+        known: Any = Tables(directory).fields(copy).get("table")
+    except PgOutputError:  # the copy was finished meanwhile, and has another file
+        known = None
+    return ".".join(known) if known else str(copy.relation_id)

@@ -1,0 +1,119 @@
+"""Tables that are read apart from the others, as they can't go on or have to catch up."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.filesize import decimal
+
+from ..lsn import format_lsn
+from ..segments.folders import TABLES
+from .outcomes import Stale
+from .targets import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import KeysView
+    from pathlib import Path
+
+    from ..captured.units import SegmentSource
+    from ..directory.copies import TableState
+    from ..directory.reading import Position
+    from .targets import Held
+
+_AGAIN = 60.0  # seconds from one try of a paused table to the next
+_SNAPSHOTS = 10
+_SNAPSHOTS_WITHIN = 86400.0  # seconds
+"""A sync asks for no new snapshot of a table that got so many in this time."""
+
+
+class PauseLimit(NamedTuple):
+    """What a change log keeps for a paused table: so many bytes, for so many seconds."""
+
+    bytes: int
+    seconds: float
+
+
+class Apart:
+    """The tables that are read apart, and when each is tried next."""
+
+    def __init__(self, limit: PauseLimit) -> None:
+        self._limit = limit
+        self._next: dict[int, float] = {}  # by relation id, by time.monotonic
+
+    @property
+    def tables(self) -> KeysView[int]:
+        """Their relation ids."""
+        return self._next.keys()
+
+    def add(self, relation_id: int, *, at_once: bool = False) -> None:
+        """Have a table be tried in a minute, or at once."""
+        self._next[relation_id] = 0.0 if at_once else time.monotonic() + _AGAIN
+
+    def remove(self, relation_id: int) -> None:
+        """Have a table be read with the others again."""
+        del self._next[relation_id]
+
+    def due(self) -> list[int]:
+        """The tables that are to be tried now."""
+        now = time.monotonic()
+        return [relation_id for relation_id, at in self._next.items() if at <= now]
+
+    def given_up(self, source: SegmentSource, position: Position, held: Held) -> Stale | None:
+        """Return what becomes of a table that can't wait any longer; None: it waits.
+
+        A table does not wait behind a newer snapshot, which has what its changes come to.
+
+        Parameters
+        ----------
+        source : SegmentSource
+            What the change log has now.
+        position : Position
+            How far the sync is.
+        held : Held
+            What the target has of the table, which is paused.
+        """
+        if held.paused is None:
+            return None
+        at = position.of(held.relation_id)
+        state = source.seen.states.get(held.relation_id)
+        newer = 0 if state is None or not state.snapshots else state.snapshots[-1].lsn - 1
+        if newer > at:
+            why, end = "a newer snapshot is there", newer
+        else:
+            since = time.time() - held.paused.since
+            kept = _bytes_for(source, position, at)
+            if since > self._limit.seconds:
+                why = f"it was paused for {since / 3600:.1f} hours, which pause_time= allows"
+            elif kept > self._limit.bytes:
+                why = f"the change log kept {decimal(kept)} for it, and pause_bytes= allows less"
+            else:
+                return None
+            end = max(at, position.lsn, source.seen.contents.end)
+            if state is not None and state.held_from is not None:
+                end = max(at, min(end, state.held_from))
+        gap = f"its changes from {format_lsn(at)} to {format_lsn(end)} were passed over"
+        return Stale(
+            held, f"{gap}, as {why}. They were refused: {held.paused.reason}", Gap(at, end)
+        )
+
+
+def _bytes_for(source: SegmentSource, position: Position, at: int) -> int:
+    """Bytes of segments that are kept for a table, as all others are further."""
+    segments = source.seen.contents.segments
+    size = 0
+    for one in segments:
+        if at < one.end_lsn and one.start_lsn < position.lsn:
+            size += one.path.stat().st_size
+    return size
+
+
+def has_many_snapshots(directory: Path, state: TableState | None) -> bool:
+    """Whether a table got so many snapshots lately that a further one would not help."""
+    if state is None:
+        return False
+    begin, count = time.time() - _SNAPSHOTS_WITHIN, 0
+    for copy in state.snapshots[-_SNAPSHOTS:]:
+        path = TABLES.path(directory) / copy.name
+        count += path.exists() and path.stat().st_mtime >= begin
+    return count >= _SNAPSHOTS
