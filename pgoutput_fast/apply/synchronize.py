@@ -217,16 +217,11 @@ def sync(
         else:
             slot, publications = _required(slot, publications)
             where = opened.directory(directory)
-            from ..connections import ConnectionParameters
-
             lost = _Lost(where, opened.target, name, asks=on_error == "pause")
             stored = _claim_target(opened.target, where, slot, dsn, capture_options, stop)
             _check_by_server(
-                dsn, publications, capture_options, where, stored, partition_by, options.tables
+                dsn, publications, capture_options, where, stored, partition_by, options
             )
-            if not stored.tables and options.policies.numeric is None:
-                _say_numerics(ConnectionParameters(dsn, libpq_keywords(capture_options)),
-                              publications)  # fmt: skip
             lost.ask()  # what is asked for now, the capture sees when it begins
             run = EmbeddedCapture(
                 dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
@@ -604,11 +599,17 @@ def _check_by_server(
     directory: Path,
     stored: Stored,
     partition_by: Mapping[str, Sequence[str]] | None,
-    tables: Sequence[str] | None,
+    wanted: SyncOptions,
 ) -> None:
-    """Refuse partitions and tables that a server does not publish, before a slot is made."""
+    """Refuse partitions and tables that a server does not publish, before a slot is made.
+
+    For a new target it lists columns for which a policy may be chosen.
+    """
     from ..connections import ConnectionParameters
 
+    tables = wanted.tables
+    if not stored.tables and wanted.policies.numeric is None:
+        _say_numerics(dsn, publications, options)
     is_new = tables is not None and not stored.tables
     if not partition_by and not is_new:
         return
@@ -638,13 +639,15 @@ def _check_by_history(
         check_partitions(partition_by, history.newest_tables.tables, held)
 
 
-def _say_numerics(parameters: ConnectionParameters, publications: Sequence[str]) -> None:
+def _say_numerics(dsn: str | None, publications: Sequence[str], options: Mapping[str, Any]) -> None:
     """List numeric columns without precision, which are text, and propose a policy."""
     import psycopg
 
     from ..catalog import catalog_of
+    from ..connections import ConnectionParameters
     from ..numerics import advice, read_numerics
 
+    parameters = ConnectionParameters(dsn, libpq_keywords(options))
     try:
         with parameters.open(replication=False) as connection:
             oids = [one.relation_id for one in catalog_of(connection, publications).tables]
