@@ -1429,6 +1429,9 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         "stale": "why", "columns": '[["id", "id_", 23, -1, "int32", true, 1]]', "moves": "[]",
         "own": "[[257, 0], [257, 0]]",
         "gap": None,
+        "paused": None,
+        "paused_since": None,
+        "gaps": "[]",
     }  # fmt: skip
     assert synced.reopen().stored._replace(policies=None) == stored
 
