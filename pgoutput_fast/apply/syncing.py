@@ -60,8 +60,6 @@ _log = logging.getLogger(__name__)
 
 _TOLD = 1.0  # seconds between two calls of `progress`, at most
 _MEASURED = 10.0  # seconds between two looks how much waits for a target that is open elsewhere
-WAITING_BYTES = 10 << 30
-"""So many bytes of segments may wait for a DuckDB file that another process has open."""
 _POLL = 0.05  # seconds between two looks whether to end, or to begin a window
 # A window costs nearly the same however little it has: its files, commits, plans and positions. If
 # one had so many bytes, much comes, and the next one begins so many seconds after it, at the
@@ -313,11 +311,11 @@ class Syncing:
         for one in contents(self._directory).segments:
             with contextlib.suppress(FileNotFoundError):  # it was merged with others
                 size += one.path.stat().st_size if one.end_lsn > self.lsn else 0
-        if size > WAITING_BYTES:
+        if size > self._options.pause_bytes:
             raise PgOutputError(
                 f"{size} bytes of segments in {self._directory} wait for {self._name}, which "
-                f"another process has open, and {WAITING_BYTES} may: close it there and call sync "
-                "again, which goes on without loss"
+                f"another process has open, more than pause_bytes={self._options.pause_bytes}: "
+                "close it there and call sync again, which goes on without loss"
             )
 
     def _pass_gaps(self) -> None:

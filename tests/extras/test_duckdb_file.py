@@ -78,7 +78,7 @@ def test_what_ends_the_waiting(
     """Nothing is written then, no table is stale, and the next call goes on."""
     stop = threading.Event()
     options: dict[str, Any] = {"stop": stop, "lock_timeout": 0.1 if how == "timeout" else None}
-    monkeypatch.setattr(syncing, "WAITING_BYTES", 0 if how == "limit" else 1 << 40)
+    options["pause_bytes"] = 0 if how == "limit" else 1 << 40
     reader: list[Any] = []
 
     def block(progress: apply.SyncProgress) -> None:
