@@ -1127,7 +1127,7 @@ def test_tables_change_places_also_if_that_is_cut_short(
                 target.commit(Stored(0x101, tables))
         target.close()
         target = DeltaTarget(path)
-        assert target.open(ORIGIN) == Stored(0x101, tables)
+        assert target.open(ORIGIN)._replace(policies=None) == Stored(0x101, tables)
         for number, held in tables.items():
             for kind, column in (("state", "id"), ("changes", "after")):
                 found = deltalake.DeltaTable(str(path / kind / held.stored)).to_pyarrow_table()
@@ -1496,7 +1496,7 @@ def check_object_storage(endpoint: str, s3: Any, selector: Any) -> None:
         target.commit(stored)
     target.close()
     target = DeltaTarget(url, options)
-    assert target.open(ORIGIN) == stored
+    assert target.open(ORIGIN)._replace(policies=None) == stored
     found = deltalake.DeltaTable(f"{url}/state/public.other", storage_options=options)
     assert found.to_pyarrow_table().to_pylist() == things([7, "c", "x"])
     found = deltalake.DeltaTable(f"{url}/changes/public.other", storage_options=options)
