@@ -285,7 +285,7 @@ class TupleData:
         return self
 
     def __repr__(self) -> str:
-        return describe_tuple(self, self._row._plan)
+        return describe_tuple(self, self._row._plan, self._is_key())
 
     def _is_old(self) -> bool:
         return self._row.tag != "I" and self._positions is self._row._old

@@ -312,7 +312,7 @@ cdef class TupleData:
         return self
 
     def __repr__(self):
-        return describe_tuple(self, plan_of(self._plan))
+        return describe_tuple(self, plan_of(self._plan), self._is_key())
 
     cdef object _is_key(self):
         return bool(

@@ -45,11 +45,16 @@ def describe_decoder(decoder: Any) -> str:
     return f"<Decoder: {', '.join(parts)}>"
 
 
-def describe_tuple(tuple_data: Any, plan: RelationPlan | None) -> str:
-    """The repr of a tuple: name and text of its first columns, long texts cut."""
+def describe_tuple(tuple_data: Any, plan: RelationPlan | None, is_key: bool) -> str:
+    """The repr of a tuple: name and text of its first columns, long texts cut.
+
+    A tuple that is a key has NULL for each column that the server did not send. No column of a key
+    can be NULL, so those columns are left out.
+    """
     encoding = plan.settings.encoding if plan is not None else "utf-8"
     parts = []
-    for position in range(min(len(tuple_data), _SHOWN_COLUMNS)):
+    positions = [i for i in range(len(tuple_data)) if not is_key or tuple_data.kind(i) != "n"]
+    for position in positions[:_SHOWN_COLUMNS]:
         kind = tuple_data.kind(position)
         if kind == "n":
             shown = "NULL"
@@ -66,6 +71,6 @@ def describe_tuple(tuple_data: Any, plan: RelationPlan | None) -> str:
                 more = len(text) > SHOWN_CHARACTERS or len(raw) > most
                 shown = repr(text[:SHOWN_CHARACTERS]) + ("…" if more else "")
         parts.append(f"{printable(plan.names[position])}={shown}" if plan is not None else shown)
-    if len(tuple_data) > _SHOWN_COLUMNS:
-        parts.append(f"… {len(tuple_data) - _SHOWN_COLUMNS} more")
+    if len(positions) > _SHOWN_COLUMNS:
+        parts.append(f"… {len(positions) - _SHOWN_COLUMNS} more")
     return f"TupleData({', '.join(parts)})"

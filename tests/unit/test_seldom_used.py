@@ -12,6 +12,7 @@ from made_vectors import TWO, insert, relation, text
 from make_frames import begin, commit, stream_start
 
 import pgoutput_fast as pf
+from pgoutput_fast import testing
 from pgoutput_fast.columnar.selection import Selection
 
 if TYPE_CHECKING:
@@ -29,6 +30,23 @@ def test_repr_of_a_decoder_says_where_it_is(impl: ModuleType) -> None:
     streaming = impl.Decoder()
     streaming.decode(stream_start(9))
     assert repr(streaming) == "<Decoder: 0 relations, in the stream chunk of xid 9>"
+
+
+def test_repr_of_a_key_shows_only_what_was_sent(impl: ModuleType) -> None:
+    """The server sends the other columns of such a tuple as NULL, whatever they are."""
+    names = [f"c{number}" for number in range(30)]
+    table = testing.Table("t", dict.fromkeys(names, "text"), key=["c1", "c29"])
+    row = ["x", "7", *[None] * 27, "8"]
+    key = [value if name in ("c1", "c29") else None for name, value in zip(names, row, strict=True)]
+    decoder = impl.Decoder()
+    decoder.decode(table.relation())
+    for frame in (testing.delete(table, key), testing.update(table, row, key, "K")):
+        assert repr(decoder.decode(frame).old) == "TupleData(c1='7', c29='8')"
+        assert repr(impl.decode(frame).old) == "TupleData('7', '8')"
+    nulls = ", ".join(f"{name}=NULL" for name in names[2:20])
+    whole = f"TupleData(c0='x', c1='7', {nulls}, … 10 more)"
+    assert repr(decoder.decode(testing.delete(table, row, "O")).old) == whole
+    assert repr(decoder.decode(testing.insert(table, row)).new) == whole
 
 
 def test_tuples_are_their_own_copies(impl: ModuleType) -> None:
