@@ -129,7 +129,8 @@ class _Watcher:
     "--silent-after",
     type=Seconds(),
     metavar="SECONDS",
-    help="Report consumers that have not moved for so long.",
+    help="Report consumers that have something left to read and have not moved for so long; by "
+    "default two days.",
 )
 @click.option(
     "--give-up",

@@ -149,7 +149,8 @@ def capture(
         Segments are deleted that every consumer of the directory has read, once they are so old, or
         the directory has more bytes. By default nothing is deleted.
     silent_after : float
-        Consumers are reported that do not move for so many seconds.
+        Consumers are reported that have something left to read and do not move for so many seconds;
+        by default two days. A consumer is also reported that is 1 GiB of the log behind.
     give_up : bool
         Whether such a consumer is removed, so that nothing is kept for it. It needs `silent_after`.
     min_free : int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import threading
 import time
@@ -39,7 +40,9 @@ _TIDY_INTERVAL = 10.0
 # Looking through a directory takes at most this part of the time.
 _TIDY_SHARE = 0.05
 _WATCH_INTERVAL = 10.0
-_SILENT_INTERVAL = 3600.0  # seconds between two warnings of the same consumer
+_WARNING_INTERVAL = 3600.0  # seconds between two warnings of the same consumer
+_MUCH_KEPT = 1 << 30  # bytes of the log for which a consumer is reported
+_SILENT_AFTER = 2 * 86400.0  # seconds; a reader that runs once a day is not silent
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class UpkeepOptions(NamedTuple):
     grace : float
         Seconds for which files stay that a merged one covers.
     silent_after : float or None
-        Seconds after which a consumer is reported that does not move.
+        Seconds after which a consumer is reported that does not move; None: two days.
     give_up : bool
         Whether such a consumer is removed.
     min_free : int
@@ -145,7 +148,7 @@ class Upkeep:
             else None
         )
         self._next_tick = self._next_tidy = 0.0
-        self._silent: dict[str, float] = {}
+        self._warned: dict[str, float] = {}  # when, by the name of a consumer
 
     # --- tables
 
@@ -424,8 +427,7 @@ class Upkeep:
 
     def _tidy(self) -> None:
         """Delete what is not needed, unless files are being merged just now."""
-        if self._options.silent_after is not None:
-            self._look_for_silent(self._options.silent_after)
+        self._check_consumers()
         if self._merger is None:
             self._delete()
         elif self._merger.lock.acquire(blocking=False):
@@ -440,32 +442,41 @@ class Upkeep:
         if count:
             _log.info("deleted %s without further use", counted(count, "file"))
 
-    def _look_for_silent(self, most: float) -> None:
+    def _check_consumers(self) -> None:
+        """Warn of each consumer for which much is kept, and remove those that are given up."""
+        silent_after = self._options.silent_after
+        most = _SILENT_AFTER if silent_after is None else silent_after
         now = time.time()
         for consumer in consumers(self._directory):
             silent = now - consumer.seen
             if consumer.name == CONSUMER_NAME and self._uploader is not None:
                 # A copy may take long, and did not move before this process began.
                 silent = self._uploader.failing_for
-            if silent < most:
-                self._silent.pop(consumer.name, None)
-            elif self._options.give_up:
-                remove_consumer(self._directory, consumer.name)
+            kept = self._writer.position - consumer.position.least
+            if silent >= most and self._options.give_up:
+                self._give_up(consumer.name, silent)
+            elif kept < _MUCH_KEPT and (silent < most or kept <= 0):
+                self._warned.pop(consumer.name, None)
+            elif now - self._warned.get(consumer.name, 0.0) >= _WARNING_INTERVAL:
+                self._warned[consumer.name] = now
                 _log.warning(
-                    "removed consumer %s, which has not moved for %.0f s", consumer.name, silent
-                )
-                if consumer.name == CONSUMER_NAME and self._uploader is not None:
-                    raise PgOutputError(
-                        f"{self._uploader.url} could not be written to for {silent:.0f} s, and is "
-                        f"given up: what is not copied is no longer kept for it. Begin again when "
-                        f"the storage is there, or without upload="
-                    )
-            elif now - self._silent.get(consumer.name, 0.0) >= _SILENT_INTERVAL:
-                self._silent[consumer.name] = now
-                _log.warning(
-                    "consumer %s has not moved for %.0f s; what it has not read is kept",
-                    consumer.name, silent,
+                    "consumer %s has not moved for %.0f s and is %s bytes of the log behind; "
+                    "nothing that it has not read is deleted. If nobody reads as this consumer "
+                    "any more, remove it: pgoutput-fast consumers --dir %s remove %s",
+                    consumer.name, silent, f"{kept:,}", shlex.quote(str(self._directory)),
+                    consumer.name,
                 )  # fmt: skip
+
+    def _give_up(self, name: str, silent: float) -> None:
+        """Remove a consumer that has not moved for so many seconds."""
+        remove_consumer(self._directory, name)
+        _log.warning("removed consumer %s, which has not moved for %.0f s", name, silent)
+        if name == CONSUMER_NAME and self._uploader is not None:
+            raise PgOutputError(
+                f"{self._uploader.url} could not be written to for {silent:.0f} s, and is "
+                f"given up: what is not copied is no longer kept for it. Begin again when "
+                f"the storage is there, or without upload="
+            )
 
     def finish(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
         """Do what comes at the end of a capture that no error ends.
