@@ -9,6 +9,7 @@ from ..directory.copies import Tables, TableState
 from ..directory.looking import Look, look
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
+from ._consumer_positions import described_positions, tables_elsewhere
 from ._style import Paint, plain
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def described(directory: Path) -> dict[str, Any]:
     """What a directory has, and who reads it, for JSON."""
     found = look(directory)
     tables = Tables(directory)
+    readers = consumers(directory)
+    positions = described_positions(directory, [one.position for one in readers])
     return {
         "path": str(directory),
         "begin": format_lsn(found.contents.begin),
@@ -50,12 +53,7 @@ def described(directory: Path) -> dict[str, Any]:
             for relation_id, state in sorted(found.states.items())
         ],
         "consumers": [
-            {
-                "name": one.name,
-                "position": format_lsn(one.position.lsn),
-                "tables": {str(key): format_lsn(lsn) for key, lsn in one.position.tables.items()},
-            }
-            for one in consumers(directory)
+            {"name": one.name, **position} for one, position in zip(readers, positions, strict=True)
         ],
     }
 
@@ -103,5 +101,4 @@ def lines_of(told: dict[str, Any], paint: Paint = plain) -> Iterator[str]:
         yield ""
         yield paint(f"{'consumer':<{width}}{'position':>18}  tables elsewhere", "heading")
     for one in told["consumers"]:
-        tables = ", ".join(f"{relation_id} at {lsn}" for relation_id, lsn in one["tables"].items())
-        yield f"{one['name']:<{width}}{one['position']:>18}  {tables}".rstrip()
+        yield f"{one['name']:<{width}}{one['position']:>18}  {tables_elsewhere(one)}".rstrip()

@@ -11,8 +11,8 @@ import click
 
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..errors import PgOutputError
-from ..lsn import format_lsn
 from ..segments.listing import contents
+from ._consumer_positions import described_positions, tables_elsewhere
 from ._style import Context
 
 
@@ -43,31 +43,38 @@ command.context_class = Context
 @click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
 @click.pass_obj
 def list_(directory: Path, as_objects: bool) -> int:
-    """List consumers: position, bytes of the log up to the directory's end, and when each moved."""
+    """List consumers: position, bytes of the log that are kept for each, and when each moved.
+
+    A table that waits for its snapshot, or was not read yet, is elsewhere than its consumer. The
+    bytes begin at the least of these positions.
+    """
     end = contents(directory).end
-    rows: list[dict[str, Any]] = []
-    for state in consumers(directory):
-        # A table that waits for its snapshot holds its consumers back there.
-        position = state.position.least
-        rows.append(
-            {
-                "name": state.name,
-                "position": format_lsn(position),
-                "bytes_behind": max(0, end - position),
-                "seconds_since_moved": round(max(0.0, time.time() - state.seen), 1),
-            }
-        )
+    states = consumers(directory)
+    positions = described_positions(directory, [state.position for state in states])
+    rows: list[dict[str, Any]] = [
+        {
+            "name": state.name,
+            **position,
+            "bytes_behind": max(0, end - state.position.least),
+            "seconds_since_moved": round(max(0.0, time.time() - state.seen), 1),
+        }
+        for state, position in zip(states, positions, strict=True)
+    ]
     if as_objects:
         for row in rows:
             print(json.dumps(row))
         return 0
     width = max([len(row["name"]) for row in rows] + [len("name")])
-    print(f"{'name':<{width}}  {'position':>17}  {'bytes behind':>16}  {'moved, s ago':>12}")
+    print(
+        f"{'name':<{width}}  {'position':>17}  {'bytes behind':>16}  {'moved, s ago':>12}  "
+        "tables elsewhere"
+    )
     for row in rows:
-        print(
+        line = (
             f"{row['name']:<{width}}  {row['position']:>17}  {row['bytes_behind']:>16,}  "
-            f"{row['seconds_since_moved']:>12,.1f}"
+            f"{row['seconds_since_moved']:>12,.1f}  {tables_elsewhere(row)}"
         )
+        print(line.rstrip())
     return 0
 
 
@@ -79,7 +86,9 @@ def add(directory: Path, name: str) -> int:
     if any(state.name == name for state in consumers(directory)):
         raise PgOutputError(f"{directory} has a consumer {name!r} already")
     added = Consumer(directory, name)
-    print(f"{name} begins at {format_lsn(added.position.least)}")
+    (position,) = described_positions(directory, [added.position])
+    tables = tables_elsewhere(position)
+    print(f"{name} begins at {position['position']}" + (f", {tables}" if tables else ""))
     return 0
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_directory import MadeDirectory
 from written_segments import insert, relation, transaction, write, writer
 
+from pgoutput_fast import testing
 from pgoutput_fast.cli import main
 from pgoutput_fast.directory.consumers import Consumer, consumers
 from pgoutput_fast.directory.reading import Position
@@ -42,24 +45,31 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
 
 def test_added_listed_and_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     header = "name  " + "position".rjust(17) + "bytes behind".rjust(18) + "moved, s ago".rjust(14)
+    header += "  tables elsewhere"
     assert run("list") == header + "\n"
     assert run("list", "--json") == ""
     assert run("add", "warehouse") == "warehouse begins at 0/32\n"
     run("add", "b")
-    Consumer(run.directory, "b").advance(Position(310, {16384: 200}))
+    Consumer(run.directory, "b").advance(Position(310, {16384: 300, 1: 200}))
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 3600)
     found: list[dict[str, Any]] = [json.loads(line) for line in run("list", "--json").splitlines()]
     for one in found:
         assert 3600 <= one.pop("seconds_since_moved") < 3700
     assert found == [
-        {"name": "b", "position": "0/C8", "bytes_behind": 110},
-        {"name": "warehouse", "position": "0/32", "bytes_behind": 260},
-    ]
+        {
+            "name": "b", "position": "0/136", "bytes_behind": 110,
+            "tables": [
+                {"relation_id": 1, "table": "public.t", "position": "0/C8"},
+                {"relation_id": 16384, "table": None, "position": "0/12C"},
+            ],
+        },
+        {"name": "warehouse", "position": "0/32", "bytes_behind": 260, "tables": []},
+    ]  # fmt: skip
     lines = run("list").splitlines()
-    assert lines[1].split()[:3] == ["b", "0/C8", "110"]
+    assert lines[1].split()[:3] == ["b", "0/136", "110"]
+    assert lines[1].split()[4:] == ["public.t", "at", "0/C8,", "16384", "at", "0/12C"]
     assert lines[2].split()[:3] == ["warehouse", "0/32", "260"]
-    assert {len(line) for line in lines} == {len(lines[0])}
     assert run("remove", "b") == ""
     assert [state.name for state in consumers(run.directory)] == ["warehouse"]
 
@@ -83,3 +93,33 @@ def test_refusals(run: Run, tmp_path: Path) -> None:
     run.directory = tmp_path / "none"
     assert "there is no directory" in run("list", code=1)
     assert "No such command" in run("lists", code=2)
+
+
+def test_positions_agree_with_those_of_inspect(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    accounts = testing.Table("accounts", {"id": "int4"}, 16390, key=["id"])
+    waiting = testing.Table("waiting", {"id": "int4"}, 16391, key=["id"])
+    with contextlib.closing(MadeDirectory(tmp_path / "lake")) as made:
+        made.wait(accounts, 999)
+        made.wait(waiting, 999)
+        made.copy(accounts, 1151, [[1]])
+        made.commit(1200, accounts.relation(), testing.insert(accounts, [2]))
+        run = Run(capsys, made.directory)
+        begins = run("add", "lake")
+        Consumer(made.directory, "whole").advance(Position(made.writer.position, {}))
+        listed = list(map(json.loads, run("list", "--json").splitlines()))
+        assert main(["inspect", "--stats", "--json", str(made.directory)]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["directories"]
+        for one in listed:
+            del one["bytes_behind"], one["seconds_since_moved"]
+        assert found["consumers"] == listed
+        assert [len(one["tables"]) for one in listed] == [2, 0]
+        tables = "public.accounts at 0/47E, public.waiting at 0/3E7"
+        assert begins == f"lake begins at {listed[0]['position']}, {tables}\n"
+        listing = run("list")
+        assert main(["inspect", "--stats", str(made.directory)]) == 0
+        for shown in (listing, capsys.readouterr().out):
+            assert any(
+                line.startswith("lake ") and line.endswith(tables) for line in shown.splitlines()
+            )
