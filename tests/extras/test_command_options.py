@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,8 +17,9 @@ pytest.importorskip("click")
 pytest.importorskip("psycopg")
 pytest.importorskip("pyarrow")
 
+from pgoutput_fast import testing
 from pgoutput_fast.cli import _POOL as POOL
-from pgoutput_fast.cli import main
+from pgoutput_fast.cli import main, tail
 from pgoutput_fast.cli._named import in_options
 
 
@@ -107,6 +111,75 @@ def test_options_that_have_no_sense_are_wrong_usage(
     assert not any(line.startswith("{") for line in usage)  # as those of the log
     assert "geheim" not in said.err
     assert not lake.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming"), [([], True), (["--streaming"], True), (["--no-streaming"], False)]
+)
+@pytest.mark.parametrize("name", ["capture", "sync"])
+def test_streaming_is_an_option(name: str, given: list[str], streaming: bool) -> None:
+    made = {"capture": ["--slot", "s", "--out", "x"], "sync": ["--to", "duckdb:x"]}[name]
+    command = importlib.import_module(f"pgoutput_fast.cli.{name}").command
+    arguments = ["--dsn", "host=/nonexistent", "--publication", "p", *made, *given]
+    assert command.make_context(name, arguments).params["streaming"] is streaming
+
+
+class Stream:
+    """Stands for the stream of a connection: it has one batch."""
+
+    def __init__(self, server: testing.Server) -> None:
+        self.connection = SimpleNamespace(settings={"client_encoding": "UTF8"})
+        frames = [
+            (lsn, lsn, 0, frame) for lsn, frame in zip(server.lsns, server.frames, strict=True)
+        ]
+        self._batches = [SimpleNamespace(frames=frames, keepalive_lsn=None)]
+        self.acknowledged: list[int] = []
+
+    def receive(self) -> SimpleNamespace | None:
+        return self._batches.pop() if self._batches else None
+
+    def acknowledge(self, lsn: int) -> None:
+        self.acknowledged.append(lsn)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        (["orders"], "AB"),
+        (["public.o*"], "A"),
+        (["*.o*", "items"], "ABC"),
+        (["none"], ""),
+        ([], "ABC"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_tail_shows_only_the_tables_that_are_wanted(
+    patterns: list[str],
+    found: str,
+    as_json: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    columns = {"id": "text"}
+    server = testing.Server()
+    for value, name, schema in (
+        ("A", "orders", "public"), ("B", "orders", "shop"), ("C", "items", "shop"),
+    ):  # fmt: skip
+        table = testing.Table(name, columns, 16384 + ord(value), namespace=schema)
+        with server.begin() as transaction:
+            transaction.insert(table, [value])
+    stream = Stream(server)
+    monkeypatch.setattr(tail, "connect", lambda *_, **__: contextlib.nullcontext(stream))
+    given = [one for pattern in patterns for one in ("--table", pattern)]
+    given += ["--json"] if as_json else []
+    assert main(["tail", "--dsn", "host=h", "--publication", "p", *given]) == 0
+    shown = capsys.readouterr().out
+    pattern = r'"new": {"id": "(.)"}' if as_json else r" INSERT .* id='(.)'"
+    assert "".join(re.findall(pattern, shown)) == found
+    # Each transaction is acknowledged, also one of which nothing is shown.
+    assert len(stream.acknowledged) == 3
+    if patterns:
+        assert not re.search(r"Begin|Commit", shown)
 
 
 @pytest.mark.parametrize("option", ["--slot", "--segments", "--report", "--until", "--dsn-file",
