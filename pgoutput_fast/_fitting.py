@@ -41,8 +41,8 @@ class Fitting:
     ) -> None:
         self._states = states
         self._found = found
-        # A date that Python lacks is no reason to take the other state.
-        lenient = Policies(infinity="text", out_of_range="text")
+        # A date that Python lacks is no reason to take the other state, nor are bytes of no text.
+        lenient = Policies(infinity="text", out_of_range="text", invalid_text="replace")
         self._decoders = [
             Decoder(lenient, encoding=encoding, registry=one.registry) for one in states
         ]

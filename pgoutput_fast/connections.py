@@ -36,7 +36,9 @@ SESSION_SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
 }
-"""The settings that decide how values look as text. Every session sets all of them."""
+"""The settings that decide how values look as text. Every session sets all of them.
+
+Frames and copied rows come with the client_encoding that `frame_encoding` gives."""
 
 _SECRETS = (
     "password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"
@@ -277,6 +279,16 @@ def answered(pgconn: pq.abc.PGconn, works: float = 0.0) -> Iterator[None]:
         finally:
             timer.cancel()
             timer.join()
+
+
+def frame_encoding(pgconn: pq.abc.PGconn) -> str:
+    """The client_encoding with which a server has to send frames and copied rows.
+
+    It is UTF8, to which a server converts, except for a database of SQL_ASCII: its server has
+    nothing to convert from, and ends with an error at the first bytes that are not UTF-8.
+    """
+    of_database = pgconn.parameter_status(b"server_encoding")
+    return "SQL_ASCII" if of_database == b"SQL_ASCII" else SESSION_SETTINGS["client_encoding"]
 
 
 _ARGUMENTS = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import codecs
+from typing import Any
 
 from .errors import PgOutputError
 
 _POSTGRESQL_ENCODINGS = {
     "unicode": "utf-8",
-    "sqlascii": "ascii",
     # These are Windows code pages on the server. Python's codecs of the same names are the
     # standards that the code pages extend, and lack some of their characters.
     **dict.fromkeys(("sjis", "shiftjis", "mskanji", "win932", "windows932"), "cp932"),
@@ -49,9 +49,39 @@ _OTHER_MAPS = frozenset(
 )
 """Python codecs that decode some bytes to other characters than a PostgreSQL server does."""
 
+REPLACING = "pgoutput_fast_replacing"
+"""A codec of Python's: UTF-8 with U+FFFD in the place of bytes that are not UTF-8.
+
+Only for values: where the caller names another way to handle errors, as for names, the codec is
+UTF-8."""
+
+
+def _decode_replacing(raw: Any, errors: str = "strict") -> tuple[str, int]:
+    return codecs.utf_8_decode(raw, "replace" if errors == "strict" else errors, True)
+
+
+def _replacing(name: str) -> codecs.CodecInfo | None:
+    if name != REPLACING:
+        return None
+    return codecs.CodecInfo(codecs.utf_8_encode, _decode_replacing, name=REPLACING)
+
+
+codecs.register(_replacing)
+
+
+def is_sql_ascii(name: object) -> bool:
+    """Whether an encoding is SQL_ASCII: bytes that the server does not check."""
+    return isinstance(name, str) and _plain(name) == "sqlascii"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").replace(" ", "")
+
 
 def python_encoding(name: str) -> str:
     """Python's name of the encoding `name`, which may be PostgreSQL's (``LATIN1``, ``WIN1252``).
+
+    SQL_ASCII is read as UTF-8.
 
     Raises
     ------
@@ -63,7 +93,7 @@ def python_encoding(name: str) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"an encoding must be a str, not {type(name).__name__}")
-    plain = name.lower().replace("_", "").replace("-", "").replace(" ", "")
+    plain = "unicode" if is_sql_ascii(name) else _plain(name)
     try:
         found = codecs.lookup(_POSTGRESQL_ENCODINGS.get(plain, name)).name
         usable = "pgoutput".encode(found) == b"pgoutput"

@@ -163,7 +163,7 @@ SENTENCES: dict[str, str] = {
     "column_count": "the tuple has {found} columns, its relation {relation} has {expected}; {hint}",
     "stream_order": "{found}",
     "bad_encoding": "column {column}: the value is no text in {encoding}; raw() gives its bytes, "
-    "and the decoder's encoding= must be the client_encoding of the session",
+    "and {hint}",
     "bad_value": "column {column}: {found}",
     "out_of_range": "{column}: {found}",
     "no_text_form": "column {column}: {found}",
@@ -177,6 +177,12 @@ UNKNOWN_HINT = (
     "a session sends a table's Relation before its first row: decode the frames from the start of "
     "the connection, or that Relation's frame first"
 )
+ENCODING_HINT = "the decoder's encoding= must be the client_encoding of the session"
+SQL_ASCII_HINT = (
+    "Policies(invalid_text=...) can be 'replace' (U+FFFD in its place) or 'binary' (bytes for all "
+    "values of text, varchar, char(n), name and citext)"
+)
+"""The hints of ``bad_encoding``."""
 STATELESS_HINT = (
     "names and types come with its Relation message, and decode() keeps none: use a Decoder"
 )

@@ -15,11 +15,15 @@ Unheld = Literal["error", "null", "clamp", "text"]
 Json = Literal["text", "parse"]
 """What values of json and jsonb become."""
 
+InvalidText = Literal["error", "replace", "binary"]
+"""What to do with bytes that are not text."""
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "infinity": typing.get_args(Unheld),
     "out_of_range": typing.get_args(Unheld),
     "special_values": typing.get_args(Unheld),
     "json": typing.get_args(Json),
+    "invalid_text": typing.get_args(InvalidText),
 }
 """Name of a policy that takes one of several words → these words."""
 
@@ -56,6 +60,12 @@ class Policies:
         6 sets how many dimensions all columns of arrays have; with "error" they have 1. An array of
         another shape is an error. With "text" all columns of arrays are text. Messages give arrays
         as Python lists, which can have any shape, so they don't use this policy.
+    invalid_text : {"error", "replace", "binary"}
+        For a database whose encoding is SQL_ASCII, which does not check text: what to do with bytes
+        that are not UTF-8. Raise an error, or give U+FFFD in their place, as :meth:`bytes.decode`
+        does with ``errors="replace"``. With "binary" all values of text, varchar, char(n), name and
+        citext are bytes, also inside of arrays, composites and ranges, and other values are as with
+        "error".
 
     Raises
     ------
@@ -69,6 +79,7 @@ class Policies:
     json: Json = "text"
     numeric: tuple[int, int] | None = None
     arrays: Literal["error", "text"] | int = "error"
+    invalid_text: InvalidText = "error"
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():

@@ -220,6 +220,8 @@ class Syncing:
         source = self._source()
         self._stored = target.open(origin_of(source))
         self._decoding["policies"] = target.kept.policies or options.policies
+        # Of values that are not in frames, as of columns that were added with a default.
+        self._decoding["encoding"] = source.metadata.encoding
         self._slot = number_of(source.metadata.slot)
         self._is_known = consumer in {one.name for one in consumers(directory)}
         if not self._stored.lsn and self._is_known:

@@ -296,7 +296,7 @@ class Kept(NamedTuple):
         for name in Policies.__dataclass_fields__:
             before, after = getattr(made, name), getattr(now, name)
             # With "error" there is no value yet that another choice for values would change.
-            if before == after or (before == "error" and after in ("null", "clamp")):
+            if before == after or (before == "error" and after in ("null", "clamp", "replace")):
                 continue
             for column in held.columns:
                 if not column.is_dropped and _depends(column, name):

@@ -334,7 +334,7 @@ class ColumnarDecoder:
             known: Settings = state.settings
             settings = make_settings(
                 policies if policies is not None else known.policies,
-                encoding if encoding is not None else known.encoding,
+                encoding if encoding is not None else known.client_encoding,
                 registry if registry is not None else known.registry,
             )
             if settings != known:

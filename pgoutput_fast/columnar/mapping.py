@@ -593,6 +593,8 @@ def _json(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Fi
 
 
 def _text(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    if settings.text_is_bytes:
+        return _stored(codec, bytes, "z", -1, "bytes", "bytes")
     return _plain_text(settings)
 
 

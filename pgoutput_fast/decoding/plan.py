@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from ..errors import DecodeError, fail, printable
+from ..errors import ENCODING_HINT, SQL_ASCII_HINT, DecodeError, fail, printable
 from ..names import qualified
 from ..settings import Settings
 from ..types import ColumnType, Converter, column_type, extension_by_name
@@ -177,6 +177,7 @@ class RelationPlan:
             or found.kind not in ("base", "unknown")
             or found.registered is not None
             or (codec in TEXTUAL and self.settings.encoding != "utf-8")
+            or (codec == "text" and self.settings.text_is_bytes)
             or (codec in ("json", "jsonb") and self.settings.policies.json != "text")
         ):
             return 0
@@ -194,7 +195,7 @@ def refuse_value(
         raise error
     if plan is None:
         column = str(position)
-        encoding = "utf-8"
+        settings = Settings()
     else:
         relation = plan.relation
         column = printable(qualified(relation))
@@ -203,7 +204,7 @@ def refuse_value(
         column += f" ({printable(found_type.name) or f'type {found_type.oid}'})"
         for name in fields_of(error):
             column += f", field {printable(name)!r}"
-        encoding = plan.settings.encoding
+        settings = plan.settings
     if isinstance(error, UnicodeDecodeError):
         code = "bad_encoding"
     elif isinstance(error, OutOfRange):
@@ -222,6 +223,9 @@ def refuse_value(
                 "TypeRegistry.from_connection tells whether it is"
             )
     try:
-        fail(code, frame, offset, column=column, found=found, encoding=encoding)
+        fail(
+            code, frame, offset, column=column, found=found, encoding=settings.encoding,
+            hint=SQL_ASCII_HINT if settings.is_sql_ascii else ENCODING_HINT,
+        )  # fmt: skip
     except DecodeError as refused:
         raise refused from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from ..encodings import python_encoding
 from ..names import sql_name
 from ..protocol.messages import decode_rare
 from ..segments.listing import contents
@@ -50,7 +51,7 @@ def _announced(path: Path) -> dict[int, tuple[str, str]]:
     """The tables that a segment, or a file of a snapshot, announces."""
     found: dict[int, tuple[str, str]] = {}
     with SegmentReader(path) as reader:
-        encoding = reader.metadata.encoding
+        encoding = python_encoding(reader.metadata.encoding)
         for batch in reader:
             data = batch.column("data")
             for index in (tags_of(data) == ord("R")).nonzero()[0].tolist():

@@ -34,7 +34,8 @@ def version(server: Examined) -> Iterator[Finding]:
         yield Finding(
             "encoding-sql-ascii",
             f"the encoding of database {printable(server.role.database)} is SQL_ASCII",
-            advice="dump the database, and restore it into one of encoding UTF8",
+            advice="give --policy invalid_text=replace or invalid_text=binary if texts may not be "
+            "UTF-8, or dump the database, and restore it into one of encoding UTF8",
             objects=(server.role.database,),
         )
 

@@ -209,6 +209,7 @@ def connect(
     )
     started = first_connection(lambda: source.start(start_lsn, start_timeline), retry_for)
     receiver = Receiver(started.connection, started.confirmed, silence_timeout)
+    assembling["encoding"] = started.connection.settings["client_encoding"]
     assembling["unknown_prepared"] = unknown_prepared or ("empty" if started.made_slot else "error")
     link = Link(
         receiver,

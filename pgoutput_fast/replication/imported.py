@@ -11,7 +11,13 @@ import psycopg
 from psycopg import pq, sql
 
 from .._impl import twin
-from ..connections import ConnectionParameters, answered, result_error, server_error
+from ..connections import (
+    ConnectionParameters,
+    answered,
+    frame_encoding,
+    result_error,
+    server_error,
+)
 from ..errors import PgOutputError
 from ..names import qualified
 from ..transcode import inserts_of_copy
@@ -43,11 +49,16 @@ _COPY_SETTINGS = {
     "enable_bitmapscan": "off",
 }
 
+# Only rows come in the encoding of frames. All else is asked and told in UTF-8.
+_BEGIN_COPY = sql.SQL("SAVEPOINT copying; SET LOCAL client_encoding = {}")
+_UNDO_COPY = sql.SQL("ROLLBACK TO SAVEPOINT copying; RELEASE SAVEPOINT copying")
+_END_COPY = sql.SQL("RELEASE SAVEPOINT copying; SET LOCAL client_encoding = 'UTF8'")
+
 SEE_DOCTOR = "pgoutput-fast doctor lists all that it lacks, with the statements that mend it"
 ADVICE = {
     "22021": (
-        "a name or a value is no text in UTF-8, to which a database with the encoding SQL_ASCII "
-        "does not hold itself: mend it, or leave its table out of the publication"
+        "a name is no text in UTF-8, which a database with the encoding SQL_ASCII allows: rename "
+        "what has it"
     ),
     "22023": (
         "the connection that made the slot must be open, and must not have run another command"
@@ -233,8 +244,9 @@ class Reader:
         pgconn, pack = self.connection.pgconn, twin("replication._libpq_frames").pack_copy_rows
         try:
             self.use_path(of_stream="t" in source.formats)
-            self.run(sql.SQL("SAVEPOINT copying"))
-            pgconn.send_query(_copy_command(source, part).as_bytes(self.connection))
+            command = _copy_command(source, part).as_bytes(self.connection)
+            self.run(_BEGIN_COPY.format(frame_encoding(pgconn)))
+            pgconn.send_query(command)
             self._expect(pq.ExecStatus.COPY_OUT, doing, check)
             data = bytearray()
             header, ended = True, False
@@ -268,7 +280,7 @@ class Reader:
                 )
             while self._result(check) is not None:
                 pass
-            self.run(sql.SQL("RELEASE SAVEPOINT copying"))
+            self.run(_END_COPY)
         except psycopg.Error as error:
             raise server_error(doing, str(error), error.sqlstate, ADVICE) from error
         finally:
@@ -288,7 +300,7 @@ class Reader:
                 pass
             # Not where the server has ended the connection.
             if self.connection.pgconn.transaction_status == pq.TransactionStatus.INERROR:
-                self.run(sql.SQL("ROLLBACK TO SAVEPOINT copying; RELEASE SAVEPOINT copying"))
+                self.run(_UNDO_COPY)
                 self.refusal = error
             raise error
         return result

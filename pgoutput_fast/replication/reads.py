@@ -222,8 +222,11 @@ def snapshot(
     from ..columnar.decoder import ColumnarDecoder
 
     def make_decoder() -> ColumnarDecoder:
-        return ColumnarDecoder(policies, target=target, columns=columns, registry=registry)
+        return ColumnarDecoder(
+            policies, target=target, columns=columns, encoding=encoding, registry=registry
+        )
 
+    encoding = "utf-8"
     make_decoder()  # refuses wrong arguments
     server = open_snapshot(
         ConnectionParameters(dsn, keywords),
@@ -236,6 +239,7 @@ def snapshot(
         lock_timeout=lock_timeout,
         slot_timeout=slot_timeout,
     )
+    encoding = server.encoding
     try:
         if server.lost:
             reasons = "; ".join(sorted(server.lost.values()))

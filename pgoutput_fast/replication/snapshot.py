@@ -22,6 +22,7 @@ from ..connections import (
     SESSION_SETTINGS,
     ConnectionParameters,
     check_publication_names,
+    frame_encoding,
     server_error,
 )
 from ..errors import PgOutputError, RetryableError
@@ -99,7 +100,8 @@ class ServerSnapshot:
             name: str(readers[0].run(sql.SQL("SHOW {}").format(sql.Identifier(name)))[0][0])
             for name in SESSION_SETTINGS
         }
-        self.encoding = self.settings["client_encoding"]
+        self.encoding = frame_encoding(readers[0].connection.pgconn)
+        self.settings["client_encoding"] = self.encoding
         self.lost = lost
         self.tables = tuple(table for table, _, _ in plans)
         self._sources = {oid: one for _, sources, _ in plans for oid, one in sources.items()}

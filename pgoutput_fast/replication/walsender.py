@@ -23,6 +23,7 @@ from ..connections import (
     ConnectionParameters,
     answered,
     check_publications,
+    frame_encoding,
     result_error,
     server_error,
 )
@@ -170,7 +171,7 @@ class ReplicationConnection:
     server_version : int
         The server's version as libpq has it: 180004 is 18.4.
     settings : dict of str to str
-        The session settings, as the server shows them.
+        The session settings, as the server shows them, with the client_encoding of the stream.
     wal_sender_timeout : float
         Seconds after which the server gives a silent client up; 0 for never.
     left_out : PgOutputError or None
@@ -195,6 +196,7 @@ class ReplicationConnection:
         try:
             self.server_version = self._connection.info.server_version
             self.settings = {name: self._one(f"SHOW {name}") for name in SESSION_SETTINGS}
+            self.settings["client_encoding"] = frame_encoding(self.pgconn)
             rows = self.query("IDENTIFY_SYSTEM", advice=IDENTIFY_ADVICE)
             self.system_identifier = str(rows[0][0])
             self.timeline = int(str(rows[0][1]))
@@ -665,6 +667,7 @@ class ReplicationConnection:
         pgconn = self.pgconn
         # The server, a role or a database may have a setting with which no warning is sent.
         self.query("SET client_min_messages = notice")
+        self.query(f"SET client_encoding = '{self.settings['client_encoding']}'")
         # Reading the answer, libpq also hands over a notice that comes directly behind it.
         pgconn.notice_handler = self._on_notice
         told = ""

@@ -69,24 +69,24 @@ def parsed(name: str, ddl: str) -> DataType:
         ) from error
 
 
-def column_ddl(type_: ColumnType, policies: Policies, *, binary: bool) -> str:
+def column_ddl(type_: ColumnType, settings: Settings, *, binary: bool) -> str:
     """Spark's type of a column, as DDL.
 
     Parameters
     ----------
     type_ : ColumnType
-    policies : Policies
-        With "text", a column is a string if Spark's type could not hold some of its values. With
-        `json` "parse", JSON is a variant. `numeric` and `arrays` choose the types of numerics
-        without a precision and of arrays.
+    settings : Settings
+        With a policy of "text", a column is a string if Spark's type could not hold some of its
+        values. With `json` "parse", JSON is a variant. `numeric` and `arrays` choose the types of
+        numerics without a precision and of arrays.
     binary : bool
         Whether values of unknown types come in binary format.
     """
-    return _natural(type_, Settings(policies), binary=binary).spark_type
+    return _natural(type_, settings, binary=binary).spark_type
 
 
 def policies_for(
-    type_: ColumnType, wanted: str, policies: Policies
+    type_: ColumnType, wanted: str, settings: Settings
 ) -> tuple[Policies, bool] | None:
     """The policies with which Spark's type `wanted` holds every value of the column unchanged.
 
@@ -99,10 +99,12 @@ def policies_for(
 
     In place of both it is None if the type does not fit.
     """
+    policies = settings.policies
     shaped = (replace(policies, arrays=n + 1) for n in range(MOST_DIMENSIONS))
     for candidate in (policies, *shaped):
         for binary in (False, True):
-            if _fits(column_ddl(type_, candidate, binary=binary), wanted):
+            used = replace(settings, policies=candidate)
+            if _fits(column_ddl(type_, used, binary=binary), wanted):
                 return candidate, binary
     return None
 
@@ -129,7 +131,7 @@ def is_text(type_: ColumnType, ddl: str) -> bool:
         return False
     registered = type_.registered
     made = registered is not None and registered.arrow is not None
-    return ddl == "string" and not (made and column_ddl(type_, Policies(), binary=False) == ddl)
+    return ddl == "string" and not (made and column_ddl(type_, Settings(), binary=False) == ddl)
 
 
 def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: bool) -> Field:

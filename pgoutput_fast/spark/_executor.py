@@ -143,14 +143,15 @@ class Target:
 
 def decoder_of(settings: Settings) -> pf.Decoder:
     """Make a decoder with these settings."""
-    return pf.Decoder(settings.policies, encoding=settings.encoding, registry=settings.registry)
+    return pf.Decoder(
+        settings.policies, encoding=settings.client_encoding, registry=settings.registry
+    )
 
 
 def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str]]:
     """The name of each column of a relation, and its type in Spark as DDL."""
-    policies = plan.settings.policies
     for column, type_ in zip(plan.relation.columns, plan.column_types, strict=True):
-        yield shown_name(column.name), column_ddl(type_, policies, binary=binary)
+        yield shown_name(column.name), column_ddl(type_, plan.settings, binary=binary)
 
 
 def change_batches(
@@ -328,9 +329,9 @@ class _Mapping:
                 continue
             position = positions[name]
             type_ = plan.column_types[position]
-            fitting = policies_for(type_, wanted, plan.settings.policies)
+            fitting = policies_for(type_, wanted, plan.settings)
             if fitting is None:
-                found = column_ddl(type_, plan.settings.policies, binary=True)
+                found = column_ddl(type_, plan.settings, binary=True)
                 other = f"have the column {name} as {found}, the schema has it as {wanted}"
                 if target.version is not None and not (target.version.newest or target.relations):
                     raise PgOutputError(

@@ -298,7 +298,7 @@ def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Itera
         def parts(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
             if follower is None:
                 return [batch]
-            return follower.split(batch, Path(item.path), target.settings.encoding)
+            return follower.split(batch, Path(item.path), target.settings.client_encoding)
 
         frames = (
             (f"segment {item.path}", part.select(names))

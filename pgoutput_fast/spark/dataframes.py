@@ -15,14 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
-from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy, history_of
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.protocol.encode import encode_fields
 from pgoutput_fast.protocol.messages import Relation, Type, published
-from pgoutput_fast.settings import Settings
+from pgoutput_fast.settings import Settings, make_settings
 
 from ._column_types import arrow_schema, explicit, parsed
 from ._executor import (
@@ -364,13 +363,14 @@ def published_table(
     """
     from pgoutput_fast.apply.departures import did_you_mean
     from pgoutput_fast.catalog import catalog_of
-    from pgoutput_fast.connections import ConnectionParameters
+    from pgoutput_fast.connections import ConnectionParameters, frame_encoding
 
     with ConnectionParameters(dsn).open(replication=False) as connection:
         if registry is None:
             registry = pf.TypeRegistry.from_connection(connection)
         catalog = catalog_of(connection, publications)
-    settings = settings_of(registry, policies, "utf-8")
+        encoding = frame_encoding(connection.pgconn)
+    settings = settings_of(registry, policies, encoding)
     plan = catalogued(catalog, table, settings)
     if plan is None:
         raise PgOutputError(
@@ -560,7 +560,7 @@ def settings_of(
     registry: TypeRegistry | None, policies: Policies | None, encoding: str
 ) -> Settings:
     """The settings of decoders that these arguments mean."""
-    return Settings(policies or Policies(), python_encoding(encoding), registry)
+    return make_settings(policies, encoding, registry)
 
 
 def changes_ddl(columns: Iterable[tuple[str, str]], comment: str) -> str:

@@ -479,7 +479,7 @@ class _Planned:
                 type_ = column_type(
                     column.type_id, column.type_modifier, registry=self.settings.registry
                 )
-                ddl = column_ddl(type_, self.settings.policies, binary=False)
+                ddl = column_ddl(type_, self.settings, binary=False)
                 fields.append(T.StructField(name, parsed(name, ddl)))
         return fields
 
@@ -574,7 +574,7 @@ class _Planned:
         where = f"{qualified(self.table)}, default of the column {field.name}"
         wanted = field.dataType.simpleString()
         type_ = column_type(column.type_id, column.type_modifier, registry=self.settings.registry)
-        fitting = policies_for(type_, wanted, self.settings.policies)
+        fitting = policies_for(type_, wanted, self.settings)
         if fitting is None:
             if not isinstance(field.dataType, T.AtomicType):
                 raise PgOutputError(

@@ -62,6 +62,8 @@ def _codec_of(type: ColumnType, settings: Settings, encoding: str) -> Codec:
     element = type.element
     if type.kind == "base" and type.entry is not None:
         codec = CODECS[type.entry.codec](settings.policies, encoding)
+        if type.entry.codec == "text" and settings.text_is_bytes:
+            codec = codec._replace(text=bytes, binary=bytes)
     elif type.kind == "enum":
         # Labels are not compared with the catalogue's: one could have been added since.
         codec = CODECS["text"](settings.policies, encoding)
