@@ -711,7 +711,9 @@ def test_shells_complete_commands_and_options() -> None:
     assert completed("inspect", "--policy", "") == [
         *(f"{name}={choice}" for name in ("infinity", "out_of_range", "special_values")
           for choice in ("error", "null", "clamp", "text")),
-        *("json=text", "json=parse", "numeric=", "arrays="),
+        *("json=text", "json=parse"),
+        *(f"invalid_text={choice}" for choice in ("error", "replace", "binary")),
+        *("numeric=", "arrays="),
     ]  # fmt: skip
 
 
