@@ -267,10 +267,7 @@ class Syncing:
         self._change_policies()
         self._say_stale()
         self._say_gaps()
-        for relation_id, held in self._stored.tables.items():
-            if held.paused is not None:
-                self._apart.add(relation_id, at_once=True)
-        self._say_paused()
+        self._set_paused_apart()
         if file is not None:
             file.on_wait = self._wait
         self._next_measured = 0.0
@@ -523,6 +520,13 @@ class Syncing:
         self._consumer.advance(Position(position.lsn, ends))
         self._apart.remove(relation_id)
         self._say_stale()
+
+    def _set_paused_apart(self) -> None:
+        """Have those tables wait that were paused when the target was last written."""
+        for relation_id, held in self._stored.tables.items():
+            if held.paused is not None:
+                self._apart.add(relation_id, at_once=True)
+        self._say_paused()
 
     def _say_paused(self) -> None:
         """Tell once of tables that can't go on."""
