@@ -91,10 +91,16 @@ class TablesAt(NamedTuple):
     catalog : Catalog
     is_certain : bool
         Whether no other state was possible: the history has seen it before and after.
+    entry : int
+        The number of the entry, from 1; 0 before the first one.
+    start : int
+        From this LSN on the entry is known to be true.
     """
 
     catalog: Catalog
     is_certain: bool
+    entry: int
+    start: int
 
 
 class Place(NamedTuple):
@@ -228,26 +234,20 @@ class History:
     def tables_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TablesAt:
         """The tables that were published then; parameters and errors are those of `registry_at`."""
         place = self._place_of(lsn)
-        catalog = self._catalog(self._entry(place.older if policy == "older" else place.newer))
-        return TablesAt(catalog, is_certain=place.older == place.newer)
+        number = place.older if policy == "older" else place.newer
+        entry = self._entry(number)
+        return TablesAt(self._catalog(entry), place.older == place.newer, number, entry.start)
 
-    def tables_before(self, lsn: int) -> Catalog:
-        """The published tables of the entry before that which `tables_at` takes.
+    def table_before(self, entry: int, relation_id: int) -> Iterator[CatalogTable]:
+        """Iterate over a table as the entries before that of a number have it.
 
-        It is the same one if that is the first.
+        Newest first, back to where it was not published.
         """
-        return self._catalog(self._entry(self._place_of(lsn).newer - 1))
-
-    def table_without(self, lsn: int, id_: int, number: int | None) -> CatalogTable | None:
-        """A table as it was when the catalogue was read last and it had no column of a number.
-
-        None if it was not published then, or no entry tells before that which `tables_at` takes.
-        """
-        for entry in range(self._place_of(lsn).newer - 1, 0, -1):
-            table = self._catalog(self._entry(entry)).by_id().get(id_)
-            if table is None or number not in {one.number for one in table.columns}:
-                return table
-        return None
+        for number in range(min(entry, len(self._entries) + 1) - 1, 0, -1):
+            table = self._catalog(self._entry(number)).by_id().get(relation_id)
+            if table is None:
+                return
+            yield table
 
     def _place_of(self, lsn: int) -> Place:
         """The place of a transaction, at its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 from ..directory.consumers import consumers
@@ -137,3 +138,8 @@ def copied_name(directory: Path, copy: Copy) -> str:
     except PgOutputError:  # the copy was finished meanwhile, and has another file
         known = None
     return ".".join(known) if known else str(copy.relation_id)
+
+
+def consumer_name(target: str) -> str:
+    """The name under which a sync into a target reads a directory."""
+    return f"sync_{hashlib.sha256(target.encode()).hexdigest()[:12]}"

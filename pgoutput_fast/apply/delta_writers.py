@@ -5,6 +5,7 @@ See `ChangeWriter` and `StateWriter`.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from .delta_table import Table
     from .folding import NetChanges
     from .targets import Alteration
+
+_log = logging.getLogger(__name__)
 
 _SOME_BITS = (1 << 63) - 1
 
@@ -186,7 +189,7 @@ class DeltaState(Positioned):
         self.is_elsewhere = False
         """Whether another process writes it in this window."""
         self._partition_by = table.partition_by if table.exists else list(partition_by)
-        stored = {one.name: one.stored for one in held.columns if not one.is_dropped}
+        stored = {one.name: one.stored for one in held.columns}
         wanted = [stored.get(name, name) for name in partition_by]
         if wanted and wanted != self._partition_by and table.exists:
             raise PgOutputError(
@@ -215,7 +218,7 @@ class DeltaState(Positioned):
         return stored_schema(schema)
 
     def _create(self, schema: pa.Schema, columns: Sequence[Column]) -> None:
-        stored = {column.name: column.stored for column in columns if not column.is_dropped}
+        stored = {column.name: column.stored for column in columns}
         self._partition_by = [stored.get(name, name) for name in self._partition_by]
         for name in self._partition_by:
             at = schema.get_field_index(name)
@@ -279,7 +282,8 @@ class DeltaState(Positioned):
     def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
         """See `StateWriter`."""
         table = self.table
-        if held.lsn <= self.lsn:
+        is_same = held.lsn == self.lsn
+        if held.lsn <= self.lsn and not (is_same and alterations):
             if net.truncated or net.rows.num_rows:
                 raise PgOutputError(
                     f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and "
@@ -291,7 +295,7 @@ class DeltaState(Positioned):
                 f"its table {table.directory} in {table.place.uri} was deleted: copy it again"
             )
         altered = _number(alterations)
-        if self.is_ahead and table.transaction("altered") == altered:
+        if (self.is_ahead or is_same) and table.transaction("altered") == altered:
             alterations = []
         elif self.is_ahead and any(isinstance(one, (Removed, Renamed)) for one in alterations):
             raise IncompleteError(
@@ -316,6 +320,9 @@ class DeltaState(Positioned):
         table = self.table
         shape = shape_of(table.schema, alterations)
         whole = net.truncated or shape.rewrites
+        if shape.rewrites:
+            size = sum(file.size for file in table.files())
+            _log.info("%s is written anew, %d bytes, as its columns change", table.directory, size)
         if whole:
             table.allow(shape.schema)
         else:

@@ -13,7 +13,7 @@ PROGRESS_TABLE = """
 CREATE TABLE _progress (
     "schema" VARCHAR, "table" VARCHAR, relation_id UINTEGER, stored VARCHAR, version INTEGER,
     lsn UBIGINT, copy_lsn UBIGINT, commit_time TIMESTAMPTZ, stale VARCHAR, columns VARCHAR,
-    paused VARCHAR, paused_since TIMESTAMPTZ, gaps VARCHAR
+    paused VARCHAR, paused_since TIMESTAMPTZ, gaps VARCHAR, schema_lsn UBIGINT
 )
 """
 SOURCE_TABLE = """

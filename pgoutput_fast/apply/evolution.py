@@ -8,18 +8,23 @@ to be copied again.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..protocol.encode import encode_fields
+from ..protocol.wire import Column as WireColumn
 from .naming import free_column
 from .targets import Added, Alteration, Column, Removed, Renamed, Retyped
 from .versions import DIGITS, ColumnVersion, Version, keeps_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
     from ..catalog import CatalogTable
+
+_log = logging.getLogger(__name__)
 
 
 class Known(NamedTuple):
@@ -34,9 +39,8 @@ class Known(NamedTuple):
     value : callable
         Gives the value of a column, by its name and the text that the catalogue has; in an array of
         length 1.
-    without : callable
-        Gives the table as it was when the catalogue was read last and it had no column of a number;
-        None if that is not known.
+    earlier : callable
+        Iterates over the table as it was at each earlier read of the catalogue, newest first.
     is_certain : bool
         Whether `table` and no other state of the catalogue is possible.
     """
@@ -44,7 +48,7 @@ class Known(NamedTuple):
     table: CatalogTable | None
     before: CatalogTable | None
     value: Callable[[str, str | None], pa.Array]
-    without: Callable[[int | None], CatalogTable | None]
+    earlier: Callable[[], Iterator[CatalogTable]]
     is_certain: bool = True
 
     def now(self, columns: Iterable[Any]) -> CatalogTable | None:
@@ -63,6 +67,30 @@ class Known(NamedTuple):
                 elif [one for one in there if one in wanted] == wanted:
                     among.append(table)
         return alone or among
+
+    def was(self, column: Column) -> CatalogTable | None:
+        """The table as it was when the catalogue was read last and the column had its former type.
+
+        None if no read tells.
+        """
+        for table in self.earlier():
+            for one in table.columns:
+                is_it = one.name == column.name if column.number is None else (
+                    one.number == column.number
+                )  # fmt: skip
+                if is_it and (one.type_id, one.type_modifier) == column[2:4]:
+                    return table
+        return None
+
+    def without(self, number: int | None) -> CatalogTable | None:
+        """The table as it was when the catalogue was read last and it lacked a column of a number.
+
+        None if no read tells.
+        """
+        return next(
+            (table for table in self.earlier()
+             if number not in {one.number for one in table.columns}), None
+        )  # fmt: skip
 
     def is_ambiguous(self, version: Version) -> bool:
         """Whether columns of these names and types may be one or other ones."""
@@ -83,20 +111,51 @@ class Known(NamedTuple):
 
 
 def is_rewritten(table: CatalogTable | None, before: CatalogTable | None) -> bool:
-    """Whether a table's rows may have been written anew between two looks at the catalogue."""
+    """Whether a table's rows may have been written anew between two reads of the catalogue.
+
+    A partition that only one of them has tells nothing.
+    """
     if table is None or before is None or not table.file_nodes:
         return True
-    return table.file_nodes != before.file_nodes
+    now, then = _file_nodes(table), _file_nodes(before)
+    return any(now[oid] != then[oid] for oid in now.keys() & then.keys())
+
+
+def _file_nodes(table: CatalogTable) -> dict[int, int]:
+    """The file nodes of a table and of its partitions, by relation id."""
+    return dict(zip((table.relation_id, *table.partition_ids), table.file_nodes, strict=False))
 
 
 def replaced(held: Sequence[Column], table: CatalogTable) -> str | None:
-    """A column that is another one in the catalogue, of the same name; None if there is none."""
+    """A column that is a later one in the catalogue, of the same name; None if there is none."""
     numbers = {one.name: one.number for one in table.columns}
     for one in held:
         number = numbers.get(one.name)
-        if not one.is_dropped and None not in (one.number, number) and number != one.number:
+        if one.number is not None and number is not None and number > one.number:
             return one.name
     return None
+
+
+def differs(held: Sequence[Column], table: CatalogTable) -> bool:
+    """Whether a table has other columns in the catalogue than a target has."""
+    published = {
+        (one.name, one.type_id, one.type_modifier) for one in table.columns if one.is_published
+    }
+    return {(one.name, one.type_id, one.type_modifier) for one in held} != published
+
+
+def relation_of(table: CatalogTable) -> bytes:
+    """The Relation frame that a server would send of a table, as the catalogue has it."""
+    is_whole = table.replica_identity == "f"
+    key = () if table.replica_identity == "n" else table.key
+    return encode_fields(
+        "R", relation_id=table.relation_id, namespace=table.namespace, name=table.name,
+        replica_identity=table.replica_identity,
+        columns=[
+            WireColumn(int(is_whole or one.name in key), one.name, one.type_id, one.type_modifier)
+            for one in table.columns if one.is_published
+        ],
+    )  # fmt: skip
 
 
 class Evolved(NamedTuple):
@@ -130,7 +189,7 @@ def turns_digits(held: Sequence[Column], version: Version) -> bool:
 
     One column of a change table can't tell the two apart.
     """
-    had = {one.name: one.form.endswith(DIGITS) for one in held if not one.is_dropped}
+    had = {one.name: one.form.endswith(DIGITS) for one in held}
     return any(had.get(one.name, one.is_digits) != one.is_digits for one in version.columns)
 
 
@@ -170,6 +229,7 @@ class _Evolution:
 
     def __init__(self, held: Sequence[Column], version: Version, known: Known) -> None:
         self.columns = list(held)
+        self._gone: list[Column] = []
         self.alterations: list[Alteration] = []
         self._version = version
         self._known = known
@@ -181,7 +241,7 @@ class _Evolution:
         if self._known.is_ambiguous(self._version):
             return "columns were dropped or renamed, and others have their names"
         names = [one.name for one in self._version.columns]
-        had = [one.name for one in self.columns if not one.is_dropped]
+        had = [one.name for one in self.columns]
         if (
             not self._numbers
             and self._known.table is not None
@@ -192,14 +252,14 @@ class _Evolution:
                 "was read says how"
             )
         follows = self._followed()
-        live = set(follows.values())
-        for i, held in enumerate(self.columns):
-            if not held.is_dropped and i not in live:
-                self.columns[i] = held._replace(is_dropped=True)
-        self._rename({i: name for name, i in follows.items() if self.columns[i].name != name})
+        self._gone = [one for one in self.columns if one.stored not in follows.values()]
+        unknown = self._remove()
+        if unknown is not None:
+            return unknown
+        names_of = {one.stored: one.name for one in self.columns}
+        self._rename({stored: name for name, stored in follows.items() if names_of[stored] != name})
         for column in self._version.columns:
-            at = next((i for i, one in enumerate(self.columns)
-                       if one.name == column.name and not one.is_dropped), None)  # fmt: skip
+            at = next((i for i, one in enumerate(self.columns) if one.name == column.name), None)
             unknown = self._add(column) if at is None else self._keep(at, column)
             if unknown is not None:
                 return unknown
@@ -211,53 +271,64 @@ class _Evolution:
         if before is None:
             return
         numbers = {(one.name, one.type_id): one.number for one in before.columns}
-        live = [one for one in self.columns if not one.is_dropped]
-        if all((one.name, one.type_id) in numbers for one in live):
+        if all((one.name, one.type_id) in numbers for one in self.columns):
             self.columns = [
                 one
-                if one.is_dropped or one.number is not None
+                if one.number is not None
                 else one._replace(number=numbers[one.name, one.type_id])
                 for one in self.columns
             ]
 
-    def _followed(self) -> dict[str, int]:
-        """For the columns that were there before: where they are."""
+    def _followed(self) -> dict[str, str]:
+        """For the columns that were there before: how they are stored."""
         found = {}
-        by_number = {one.number: i for i, one in enumerate(self.columns)
-                     if not one.is_dropped and one.number is not None}  # fmt: skip
-        by_name = {one.name: i for i, one in enumerate(self.columns) if not one.is_dropped}
+        by_number = {one.number: one for one in self.columns if one.number is not None}
+        by_name = {one.name: one for one in self.columns}
         for column in self._version.columns:
             number = self._numbers.get(column.name)
             if number is not None and number in by_number:
-                found[column.name] = by_number[number]
+                found[column.name] = by_number[number].stored
             elif column.name in by_name:
-                at = by_name[column.name]
+                one = by_name[column.name]
                 # One of another number is another column, under the name of one that was dropped.
-                if number is None or self.columns[at].number is None:
-                    found[column.name] = at
+                if number is None or one.number is None:
+                    found[column.name] = one.stored
         return found
 
-    def _rename(self, names: dict[int, str]) -> None:
-        """Have columns by their new names."""
-        moved = []
-        for i, name in names.items():  # all of them first, so that columns can change places
-            self._store(i, free_column(f"{self.columns[i].stored}~", self.columns))
-            moved.append((self.columns[i].stored, name))
-        for stored, name in moved:
-            self._remove(name)
-            at = next(i for i, one in enumerate(self.columns) if one.stored == stored)
-            self.columns[at] = self.columns[at]._replace(name=name)
-            self._store(at, free_column(name, self.columns))
-
-    def _store(self, at: int, name: str) -> None:
-        self.alterations.append(Renamed(self.columns[at].stored, name))
-        self.columns[at] = self.columns[at]._replace(stored=name)
-
-    def _remove(self, name: str) -> None:
-        """Remove a dropped column, as another one has its name."""
-        for one in [one for one in self.columns if one.is_dropped and one.name == name]:
+    def _remove(self) -> str | None:
+        """Remove the columns that the table has no more."""
+        for one in self._gone:
+            before = self._known.was(one)
+            if before is not None and one.name in before.key:
+                return f"column {one.name} of its key was dropped"
             self.columns.remove(one)
             self.alterations.append(Removed(one.stored))
+            _log.info(
+                "%s has no column %s any more: its values go from the table of rows, and stay in "
+                "the change table", self._version.table, one.name,
+            )  # fmt: skip
+        return None
+
+    def _rename(self, names: dict[str, str]) -> None:
+        """Have columns, by how they are stored, under their new names."""
+        moved = []
+        for stored, name in names.items():  # all of them first, so that columns can change places
+            moved.append((self._store(stored, f"{stored}~"), name))
+        for stored, name in moved:
+            at = self._at(stored)
+            self.columns[at] = self.columns[at]._replace(name=name)
+            self._store(stored, name)
+
+    def _at(self, stored: str) -> int:
+        return next(i for i, one in enumerate(self.columns) if one.stored == stored)
+
+    def _store(self, stored: str, wanted: str) -> str:
+        """Store a column under another name, which is free; the name."""
+        name = free_column(wanted, self.columns)
+        self.alterations.append(Renamed(stored, name))
+        at = self._at(stored)
+        self.columns[at] = self.columns[at]._replace(stored=name)
+        return name
 
     def _keep(self, at: int, column: ColumnVersion) -> str | None:
         """Go on with a column."""
@@ -268,6 +339,13 @@ class _Evolution:
                 f"the type of column {column.name} was altered (from {before[0]}, modifier "
                 f"{before[1]}, to {after[0]}, modifier {after[1]}), by which the server may have "
                 "made other values of those that there were"
+            )
+        if before != after and is_rewritten(
+            self._known.now(self._version.columns), self._known.was(old)
+        ):
+            return (
+                f"the type of column {column.name} was altered (from {before[0]}, modifier "
+                f"{before[1]}, to {after[0]}, modifier {after[1]}), and its rows were written anew"
             )
         made = _column(column, old.stored, self._numbers)
         if before == after and made.form != old.form:
@@ -284,11 +362,15 @@ class _Evolution:
 
     def _skips(self, table: CatalogTable, number: int | None) -> bool:
         """Whether a number between those of the columns and that of a new one is nobody's."""
-        had = [one.number for one in self.columns if one.number is not None]
-        if self._known.before is not None:
-            had += [one.number for one in self._known.before.columns if one.number is not None]
+        had = [one.number for one in (*self.columns, *self._gone) if one.number is not None]
         if number is None or not had:
             return False
+        had += [
+            one.number
+            for before in self._known.earlier()
+            for one in before.columns
+            if one.number is not None
+        ]
         there = {one.number for one in table.columns}
         return any(one not in there for one in range(max(had) + 1, number))
 
@@ -300,7 +382,7 @@ class _Evolution:
                 f"column {column.name} is new, and no catalogue that was read says what older rows "
                 "have in it"
             )
-        if any(one.is_dropped and one.number is None for one in self.columns):
+        if any(one.number is None for one in self._gone):
             return (
                 f"column {column.name} is new, and may be one that was renamed: the catalogue was "
                 "not read before"
@@ -318,7 +400,6 @@ class _Evolution:
                 f"column {column.name} is new, and the catalogue does not say what older rows have "
                 "in it, as a default was computed for each, or the table was rewritten since"
             )
-        self._remove(column.name)
         stored = free_column(column.name, self.columns)
         self.columns.append(_column(column, stored, self._numbers))
         value = self._known.value(column.name, values[column.name])

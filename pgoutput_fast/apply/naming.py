@@ -51,32 +51,30 @@ def free_column(name: str, columns: Sequence[Column]) -> str:
     return distinct_names([name], ["rowid", *(column.stored for column in columns)])[0]
 
 
-def renames(held: Mapping[int, Held], seen: Sequence[int]) -> list[tuple[int, str]]:
+def renames(held: Mapping[int, Held]) -> list[tuple[int, str]]:
     """How tables come to the names that they have now, one after the other.
 
-    A name belongs to the table that had it last: one that had it before was dropped or renamed, and
-    stays under another name. Tables whose names differ in case alone keep what they have.
+    A name belongs to the table that had it last: one that had it before was dropped, and is stored
+    under another name. Of names that differ in case alone, the one that is stored stays.
 
     Parameters
     ----------
     held : mapping of int to Held
-    seen : sequence of int
-        Relation ids of the tables that had changes, in the order in which they came first.
 
     Returns
     -------
     list of (int, str)
         Relation id and stored name; each name is free when its turn comes.
     """
+    last: dict[str, Held] = {}
+    for one in held.values():
+        other = last.setdefault(_wanted(one), one)
+        if (one.schema_lsn, one.relation_id) > (other.schema_lsn, other.relation_id):
+            last[_wanted(one)] = one
     owners: dict[str, int] = {}
-    for relation_id, one in held.items():
-        if one.stored == _wanted(one):
-            owners[one.stored.casefold()] = relation_id
-    for relation_id in seen:
-        folded = _wanted(held[relation_id]).casefold()
-        owner = owners.get(folded)
-        if owner is None or _wanted(held[owner]) == _wanted(held[relation_id]):
-            owners[folded] = relation_id
+    for name, one in last.items():
+        if one.stored == name or name.casefold() not in owners:
+            owners[name.casefold()] = one.relation_id
     final = {}
     for relation_id, one in held.items():
         wanted = _wanted(one)

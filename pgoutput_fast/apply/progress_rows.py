@@ -29,6 +29,7 @@ PROGRESS_SCHEMA = pa.schema(
         "paused": pa.string(),
         "paused_since": _MOMENT,
         "gaps": pa.string(),
+        "schema_lsn": pa.int64(),
     }
 )
 
@@ -43,7 +44,7 @@ def progress_rows(tables: Iterable[Held]) -> pa.RecordBatch:
             "columns": json.dumps(one.columns),
             "paused": None if one.paused is None else one.paused.reason,
             "paused_since": None if one.paused is None else int(one.paused.since * 1e6),
-            "gaps": json.dumps(one.gaps),
+            "gaps": json.dumps(one.gaps), "schema_lsn": one.schema_lsn,
         }
         for one in tables
     ]  # fmt: skip
@@ -68,4 +69,5 @@ def held_tables(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Held, dict[st
             row.get("gap"),
             None if paused is None else Pause(paused, row["paused_since"] / 1e6),
             tuple(Gap(*one) for one in json.loads(row.get("gaps") or "[]")),
+            row.get("schema_lsn") or 0,
         ), row  # fmt: skip

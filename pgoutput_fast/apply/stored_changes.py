@@ -39,7 +39,7 @@ class Form(NamedTuple):
     @classmethod
     def of(cls, changes: pa.Schema, columns: Sequence[Column]) -> Form:
         """The form of batches, by the columns that the target has for their table."""
-        known = {column.name: column.stored for column in columns if not column.is_dropped}
+        known = {column.name: column.stored for column in columns}
         names = {name: known[name] for name in known if known[name] != name}
         metadata = dict(changes.metadata)
         if names:
@@ -73,7 +73,8 @@ class Form(NamedTuple):
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-_SOME_COLUMN = pa.struct([pa.field("no columns", pa.bool_())])
+NO_COLUMN = "no columns"
+_SOME_COLUMN = pa.struct([pa.field(NO_COLUMN, pa.bool_())])
 """Of rows of a table without columns, which neither DuckDB nor Parquet has; it is null."""
 
 

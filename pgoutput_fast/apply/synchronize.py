@@ -25,7 +25,7 @@ from ..lsn import check_lsn
 from ..names import shown_table
 from ..policies import Policies
 from ..segments.listing import contents, has_begun
-from .continuity import lost_tables, origin_of
+from .continuity import consumer_name, lost_tables, origin_of
 from .departures import check_partitions, check_tables
 from .duckdb_file import LEAST_MEMORY
 from .embedded_capture import EmbeddedCapture, check_slot, libpq_keywords
@@ -33,7 +33,6 @@ from .syncing import (
     Engine,
     Syncing,
     SyncProgress,
-    consumer_name,
 )
 from .targets import Kept, Origin, StoppedError, Stored
 from .window_writer import PAUSE_BYTES, PAUSE_TIME, OnError, SyncOptions, Uncopied

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.copies import Tables
+from ..directory.history import Entry, entries
 from ..directory.known import how_to_copy
 from ..directory.looking import look
 from ..directory.reading import Position
@@ -162,11 +162,6 @@ class Engine(Protocol):
         """A writer for what is planned; `given` is what a `WindowWriter` takes."""
 
 
-def consumer_name(target: str) -> str:
-    """The name under which a sync into a target reads a directory."""
-    return f"sync_{hashlib.sha256(target.encode()).hexdigest()[:12]}"
-
-
 class Syncing:
     """A sync that goes on.
 
@@ -191,6 +186,9 @@ class Syncing:
     file : DuckdbFile, optional
         The target's file, for which other processes may have to be waited for.
     """
+
+    _followed: tuple[Entry, int] | None = None
+    """The newest entry of the schema history that tables follow, and up to which LSN they do."""
 
     def __init__(
         self,
@@ -444,6 +442,7 @@ class Syncing:
                 return True
         # Nothing in it counts; the position is stored with what comes next.
         self._looked = self._end_lsn
+        self._follow_catalog(source)
         self._departures.look(self._stored.tables)
         if self._is_unstored:
             self._store()
@@ -455,10 +454,7 @@ class Syncing:
         try:
             one = self._write(source, plan, stored)
         except PausedError as error:
-            self._fold(error.paused)
-            for outcome in error.paused:
-                self._apart.add(outcome.held.relation_id)
-            self._say_paused()
+            self._pause(error)
             return False
         self._is_unstored = False
         self._consumer.advance(end_of(plan))
@@ -467,7 +463,36 @@ class Syncing:
         self._tell(at_once=True)
         return True
 
+    def _follow_catalog(self, source: SegmentSource) -> None:
+        """Have names and columns follow the catalogue, where no change comes that tells them."""
+        found = entries(self._directory)
+        if not found or self._followed == (found[-1], self._end_lsn):
+            return
+        self._followed = found[-1], self._end_lsn
+        behind = {*self._held_back, *self._apart.tables}
+        at = Position(self._end_lsn, {one: self._consumer.position.of(one) for one in behind})
+        one = WindowWriter(*self._given(self._stored))
+        try:
+            if one.has_news(at):
+                with window(self._target):
+                    self._stored = one.write_catalog(source, at)
+                self._is_unstored = False
+                self._note(one)
+        except PausedError as error:
+            self._pause(error)
+
+    def _given(self, stored: Stored) -> tuple[Any, ...]:
+        """What a `WindowWriter` takes."""
+        return self._directory, self._target, stored, self._decoding, self._options, self._tell
+
     # --- tables that can't go on -----------------------------------------------------------------
+
+    def _pause(self, error: PausedError) -> None:
+        """Have tables that can't go on wait, and be read apart."""
+        self._fold(error.paused)
+        for outcome in error.paused:
+            self._apart.add(outcome.held.relation_id)
+        self._say_paused()
 
     def _fold(self, outcomes: Iterable[Outcome]) -> None:
         """Change what the target has of tables; it is stored with the next commit."""
@@ -568,7 +593,7 @@ class Syncing:
         return False
 
     def _written(self, source: SegmentSource, plan: Plan, stored: Stored) -> WindowWriter:
-        given = self._directory, self._target, stored, self._decoding, self._options, self._tell
+        given = self._given(stored)
         try:
             if self._engine is not None:
                 try:

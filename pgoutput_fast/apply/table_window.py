@@ -36,12 +36,16 @@ _TOGETHER = 4096
 
 
 class _Part(NamedTuple):
-    """Changes that are folded together, and what is altered before."""
+    """Changes that are folded together, and what is altered before.
+
+    Fields: alterations, folding, key, begins (an LSN), schema (of the first of the changes).
+    """
 
     alterations: list[Alteration]
     folding: Folding
     key: tuple[str, ...] | None
     begins: int
+    schema: pa.Schema
 
 
 _Layout = tuple["pa.Schema", Form, "Version"]
@@ -103,7 +107,11 @@ class TableWindow:
         held = self.held
         return Committed(held) if held.stale is None else Stale(held, held.stale)
 
-    def _stop(self, reason: str) -> None:
+    def is_beyond(self, lsn: int) -> bool:
+        """Whether the state table has changes beyond an LSN, of a window that was cut short."""
+        return self._state is not None and self._state.lsn > lsn
+
+    def stop(self, reason: str) -> None:
         """Do not keep the state up to date any more."""
         if not self._stops:
             raise IncompleteError(
@@ -160,7 +168,7 @@ class TableWindow:
     def _stop_by(self, error: IncompleteError) -> None:
         if not self._stops:
             raise error
-        self._stop(str(error))
+        self.stop(str(error))
 
     def _append(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows:
@@ -173,21 +181,8 @@ class TableWindow:
         """Go on with other columns, which a transaction brings that is committed at an LSN."""
         version = stored_version(schema)
         found = known(lsn)
-        alterations: list[Alteration] = []
         turns = turns_digits(self.held.columns, version)
-        if not self.held.columns:
-            self.held = self.held._replace(columns=new_columns(version, found))
-        else:
-            self._check_same(version)
-            evolved = evolve(self.held.columns, version, found)
-            if evolved.unknown is not None:
-                self._stop(evolved.unknown)
-                # Change tables go on with the columns that there are.
-                self.held = self.held._replace(columns=new_columns(version, found))
-            else:
-                self.held = self.held._replace(columns=evolved.columns)
-                alterations = evolved.alterations
-        self._check_marker()
+        alterations = self._evolve(version, found)
         form = Form.of(schema, self.held.columns)
         if turns or not self._writers[-1].fits(form.schema):
             self._next_version()
@@ -198,10 +193,44 @@ class TableWindow:
             self._fold_on(form, version, alterations, found.table, lsn)
         return schema, form, version
 
+    def _evolve(self, version: Version, known: Known) -> list[Alteration]:
+        """Have the state table follow other columns; what is altered."""
+        alterations: list[Alteration] = []
+        if not self.held.columns:
+            self.held = self.held._replace(columns=new_columns(version, known))
+        else:
+            self._check_same(version)
+            evolved = evolve(self.held.columns, version, known)
+            if evolved.unknown is not None:
+                self.stop(evolved.unknown)
+                # Change tables go on with the columns that there are.
+                self.held = self.held._replace(columns=new_columns(version, known))
+            else:
+                self.held = self.held._replace(columns=evolved.columns)
+                alterations = evolved.alterations
+        self._check_marker()
+        return alterations
+
+    def follow(self, schema: pa.Schema, known: Known) -> None:
+        """Have the state table follow the catalogue, as no change has its columns yet.
+
+        Parameters
+        ----------
+        schema : pyarrow.Schema
+            That of a batch of changes that would come now.
+        known : Known
+        """
+        self.take_gathered()
+        version = stored_version(schema)
+        alterations = self._evolve(version, known)
+        if self._state is not None:
+            form = Form.of(schema, self.held.columns)
+            self._fold_on(form, version, alterations, known.table, self._folded + 1)
+        self._last = None  # the next change begins with these columns
+
     def _check_same(self, version: Version) -> None:
         """Refuse a table that was altered, if its state table shall not follow."""
-        had = {(one.name, one.type_id, one.type_modifier)
-               for one in self.held.columns if not one.is_dropped}  # fmt: skip
+        had = {(one.name, one.type_id, one.type_modifier) for one in self.held.columns}
         has = {(one.name, one.type_id, one.type_modifier) for one in version.columns}
         if not self._evolves and had != has:
             raise PgOutputError(
@@ -237,8 +266,7 @@ class TableWindow:
         if not names and table is not None:
             names = table.key
         key = None if not names and table is None else tuple(
-            one.stored for name in names for one in self.held.columns
-            if one.name == name and not one.is_dropped
+            one.stored for name in names for one in self.held.columns if one.name == name
         )  # fmt: skip
         nothing = _empty(form.schema)
         # Of changes before, the columns' names mean what they did then.
@@ -248,9 +276,9 @@ class TableWindow:
             return
         if self._parts and lsn <= self._folded:
             what = "columns were" if renames else "key was"
-            self._stop(f"its {what} altered among a transaction's changes")
+            self.stop(f"its {what} altered among a transaction's changes")
             return
-        self._parts.append(_Part(alterations, Folding(key), key, lsn))
+        self._parts.append(_Part(alterations, Folding(key), key, lsn, form.schema))
         self._parts[-1].folding.add(nothing)
 
     def _goes_on(self, nothing: pa.RecordBatch) -> bool:
@@ -315,7 +343,8 @@ class TableWindow:
         if wants_changes and (turns or not self._writers[-1].fits(form.schema)):
             self._next_version()
         if begins:
-            self.held = self.held._replace(columns=columns, stale=None)
+            # What the catalogue says of a later time counts from here on.
+            self.held = self.held._replace(columns=columns, stale=None, schema_lsn=copy.lsn)
             self._check_marker()
             self._state, self._parts, self._is_new = state, [], False
         if wants_rows:

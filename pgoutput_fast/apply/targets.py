@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..segments.reader import Commit
     from .folding import NetChanges
 
-TARGET_FORMAT = 1
+TARGET_FORMAT = 2
 """Of what a target stores beside the tables."""
 
 
@@ -48,8 +48,6 @@ class Column(NamedTuple):
     form : str
         The type of its values in Arrow, as the target takes them; and what else they have in
         common, as of `ColumnVersion.form`.
-    is_dropped : bool
-        Whether the server has it no more. The values that were there stay.
     number : int or None
         Its number on the server, which stays when it is renamed; None: it was not known.
     """
@@ -59,7 +57,6 @@ class Column(NamedTuple):
     type_id: int
     type_modifier: int
     form: str
-    is_dropped: bool = False
     number: int | None = None
 
 
@@ -90,7 +87,7 @@ class Held(NamedTuple):
     ----------
     relation_id : int
     namespace, name : str
-        The newest that the stream told.
+        The newest that the stream or the schema history told.
     stored : str
         The name of its two tables in the target: ``public.accounts``.
     version : int
@@ -114,6 +111,8 @@ class Held(NamedTuple):
         Why its changes wait in the change log, until somebody has acted; None: they do not.
     gaps : tuple of Gap
         What its change table lacks for good.
+    schema_lsn : int
+        Its name and its columns are those that the server's table had at this LSN.
     """
 
     relation_id: int
@@ -129,6 +128,7 @@ class Held(NamedTuple):
     gap: int | None = None
     paused: Pause | None = None
     gaps: tuple[Gap, ...] = ()
+    schema_lsn: int = 0
 
 
 class Added(NamedTuple):
@@ -150,7 +150,7 @@ class Retyped(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """A dropped column is removed, as a new one has its name. Field: column."""
+    """A column is dropped, with the values that it had. Field: column."""
 
     column: str
 
@@ -299,7 +299,7 @@ class Kept(NamedTuple):
             if before == after or (before == "error" and after in ("null", "clamp", "replace")):
                 continue
             for column in held.columns:
-                if not column.is_dropped and _depends(column, name):
+                if _depends(column, name):
                     return f"the policy {name} was {before}, is {after}, and concerns {column.name}"
         return None
 

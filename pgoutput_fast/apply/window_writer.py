@@ -22,15 +22,14 @@ from ..history import Follower, history_of
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
 from .departures import departed
-from .evolution import Known, replaced
+from .evolution import Known, differs, relation_of, replaced
 from .naming import free_name, renames, stored_table
-from .outcomes import Paused, PausedError, Stale, fold_outcomes
+from .outcomes import Paused, PausedError, fold_outcomes
 from .stored_changes import as_taken
 from .table_window import TableWindow
 from .targets import (
     CHANGES_ALONE,
     Held,
-    IncompleteError,
     Stored,
     TableError,
     Target,
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from ..catalog import CatalogTable
     from ..directory.copies import Copy
     from ..directory.reading import Position
-    from ..history import HistoryPolicy
+    from ..history import HistoryPolicy, TablesAt
     from ..policies import Policies
     from ..segments.reader import Commit
 
@@ -155,8 +154,14 @@ class WindowWriter:
             Some tables can't go on, and the others may. Nothing of the window stands, but for what
             each table of a target that is not transactional says of itself.
         """
-        try:
+        with self._pausing_one():
             return self._write(source, plan)
+
+    @contextlib.contextmanager
+    def _pausing_one(self) -> Iterator[None]:
+        """Have an error that names its table pause that table."""
+        try:
+            yield
         except TableError as error:
             if self._options.on_error == "stop":
                 raise
@@ -166,6 +171,42 @@ class WindowWriter:
         begin = time.perf_counter()
         self._take_all(source, plan)
         after = end_of(plan)
+        self._follow_catalog(source, after)
+        self._write_open(after, begin)
+        tables = {
+            relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
+            for relation_id, held in self._held.items()
+        }
+        return self._commit(source, max(after.lsn, self._lsn), tables, self._newest_of(plan))
+
+    def has_news(self, at: Position) -> bool:
+        """Whether the catalogue says something of tables that no change has told."""
+        news = [*self._news(at)]
+        held = dict(self._held)
+        for relation_id, table, _ in news:
+            held[relation_id] = _renamed(held[relation_id], table, at.lsn)
+        return bool(renames(held)) or any(what is not None for _, _, what in news)
+
+    def write_catalog(self, source: SegmentSource, at: Position) -> Stored:
+        """Write what the catalogue says of tables that no change has told; errors as of `write`.
+
+        Parameters
+        ----------
+        source : SegmentSource
+        at : Position
+            What was committed before is there, of each table.
+        """
+        with self._pausing_one():
+            self._follow_catalog(source, at)
+            ends = {relation_id: max(at.of(relation_id), one.held.lsn)
+                    for relation_id, one in self._open.items()}  # fmt: skip
+            self._write_open(at, time.perf_counter())
+        tables = {relation_id: held._replace(lsn=ends.get(relation_id, held.lsn))
+                  for relation_id, held in self._held.items()}  # fmt: skip
+        return self._commit(source, self._lsn, tables, self._newest)
+
+    def _write_open(self, after: Position, begin: float) -> None:
+        """Write the tables that have something new."""
         # A window that is read again, as a process was killed behind its commit, may end before
         # what the target has: it never goes back, else what lies between would be taken twice.
         ends = {
@@ -180,7 +221,8 @@ class WindowWriter:
         self._each(self._commit_changes, ends)
         self._check_paused()
         for one in self._open.values():
-            self.counts[qualified(one.held)] = one.changes
+            if one.changes:
+                self.counts[qualified(one.held)] = one.changes
         changed = time.perf_counter()
         self.change_seconds = changed - begin
         self._finish_all(ends)
@@ -189,17 +231,12 @@ class WindowWriter:
         outcomes = [one.outcome for one in self._open.values()]
         self._held = fold_outcomes(self._held, outcomes, time.time())
         self._settle_names()
-        self._check_columns(after)
-        tables = {
-            relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
-            for relation_id, held in self._held.items()
-        }
-        stored = Stored(
-            max(after.lsn, self._lsn),
-            tables,
-            self._newest_of(plan),
-            number_of(source.metadata.slot),
-        )
+
+    def _commit(
+        self, source: SegmentSource, lsn: int, tables: dict[int, Held], newest: Commit | None
+    ) -> Stored:
+        """End the window."""
+        stored = Stored(lsn, tables, newest, number_of(source.metadata.slot))
         self._target.commit(stored)
         return stored
 
@@ -296,11 +333,12 @@ class WindowWriter:
         for changes, decoded in reader.changes(chunk):
             if changes.relation.relation_id in self._paused:
                 continue
-            held = self._held_of(changes.relation, decoded.column("commit_lsn")[0].as_py())
+            lsn = decoded.column("commit_lsn")[0].as_py()
+            held = self._held_of(changes.relation, lsn)
             with self._pausing(changes.relation):
                 batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
                 schema = self._schema(changes.layout, batch.schema)
-                one = self._table_of(changes.relation, held)
+                one = self._table_of(changes.relation, held, lsn)
                 known = functools.partial(self._known, changes.relation)
                 if copy is not None:
                     one.add_copied(schema, batch, known, copy)
@@ -318,7 +356,7 @@ class WindowWriter:
 
     def _table(self, relation: Any, lsn: int) -> TableWindow:
         """The table of a relation; its name is what the relation now says at an LSN."""
-        return self._table_of(relation, self._held_of(relation, lsn))
+        return self._table_of(relation, self._held_of(relation, lsn), lsn)
 
     def _held_of(self, relation: Any, lsn: int) -> Held:
         """What the target has of a table, or has of one that begins at an LSN."""
@@ -328,12 +366,18 @@ class WindowWriter:
         held = self._held.get(relation_id)
         return self._new(relation, lsn) if held is None or not held.version else held
 
-    def _table_of(self, relation: Any, held: Held) -> TableWindow:
-        relation_id = relation.relation_id
-        one = self._open.get(relation_id)
+    def _table_of(self, relation: Any, held: Held, lsn: int) -> TableWindow:
+        one = self._opened(held)
+        if lsn >= one.held.schema_lsn:
+            one.held = _renamed(one.held, relation, lsn)
+        return one
+
+    def _opened(self, held: Held) -> TableWindow:
+        """A table in the window."""
+        one = self._open.get(held.relation_id)
         if one is None:
-            before = self._held.get(relation_id)
-            one = self._table_window(
+            before = self._held.get(held.relation_id)
+            one = self._open[held.relation_id] = self._table_window(
                 self._target,
                 held,
                 is_new=before is None or not before.version,
@@ -341,9 +385,6 @@ class WindowWriter:
                 stops=self._options.on_error == "pause",
                 makes_null=_makes_null(self._decoding["policies"]),
             )
-            self._open[relation_id] = one
-        if (one.held.namespace, one.held.name) != (relation.namespace, relation.name):
-            one.held = one.held._replace(namespace=relation.namespace, name=relation.name)
         return one
 
     def _unbegun(self, relation: Any) -> Held:
@@ -385,72 +426,102 @@ class WindowWriter:
             and bool(departed(history, [relation_id]))
         )
 
-    def _check_columns(self, after: Position) -> None:
-        """Stop tables of which changes were taken by columns that were others by then.
+    def _catalog_at(self, lsn: int) -> TablesAt | None:
+        """The newest state of the catalogue at or before an LSN; None if none is known."""
+        if self._history is None:
+            return None
+        found = self._history.tables_at(lsn, "older")
+        return found if found.entry else None
 
-        Nothing in a stream tells that a column was dropped and another one made under its name. The
-        catalogue does, which may be read later than that.
+    def _news(self, at: Position) -> Iterator[tuple[int, CatalogTable, str | None]]:
+        """Tables of which the catalogue says something that no change has told.
+
+        Each with what is to be done to its state table: "follow", "stop", or None, if only its
+        name may be another one.
         """
-        history = history_of([self._directory])
-        if history is None or history.is_empty:
+        found = self._catalog_at(at.lsn)
+        published = {} if found is None else found.catalog.by_id()
+        start = 0 if found is None else min(found.start, at.lsn)
+        tables = {**self._held, **{key: one.held for key, one in self._open.items()}}
+        for relation_id, held in tables.items():
+            table = published.get(relation_id)
+            if table is None:
+                continue
+            # A table that is held back has its columns from what comes.
+            is_kept = held.stale is None and held.paused is None and held.columns
+            is_here = is_kept and relation_id not in self._paused and at.of(relation_id) >= at.lsn
+            # Nothing in a stream tells that a column was dropped and another one made under its
+            # name: whatever change came last.
+            if is_here and replaced(held.columns, table) is not None:
+                yield relation_id, table, "stop"
+            elif start > held.schema_lsn:
+                is_other = is_here and differs(held.columns, table)
+                yield relation_id, table, "follow" if is_other else None
+
+    def _follow_catalog(self, source: SegmentSource, after: Position) -> None:
+        """Have tables of which no change has told it follow the catalogue."""
+        found = self._catalog_at(after.lsn)
+        if found is None:
             return
-        catalog = history.newest_tables.by_id()
-        for relation_id, held in self._held.items():
-            table = catalog.get(relation_id)
-            if table is None or held.stale is not None or held.paused is not None:
-                continue
-            if after.of(relation_id) < history.newest_start:
-                continue
-            if (name := replaced(held.columns, table)) is not None:
-                reason = (
-                    f"column {name} was dropped or renamed, and another one has its name; changes "
-                    "since were taken as those of the former one"
-                )
-                if self._options.on_error == "stop":
-                    raise IncompleteError(f"{qualified(held)}: {reason}: copy it again")
-                self._held = fold_outcomes(self._held, [Stale(held, reason)], time.time())
+        lsn = min(found.start, after.lsn)
+        for relation_id, table, what in [*self._news(after)]:
+            if what is not None:
+                with self._pausing(self._held_now(relation_id)):
+                    one = self._opened(self._held_now(relation_id))
+                    if one.is_beyond(after.lsn):
+                        continue  # of a window that was cut short: it follows behind that
+                    if what == "stop":
+                        one.stop(
+                            f"column {replaced(one.held.columns, table)} was dropped or renamed, "
+                            "and another one has its name; changes since were taken as those of "
+                            "the former one"
+                        )
+                    else:
+                        schema, relation = self._foretold(source, table, after.lsn)
+                        one.follow(schema, self._known_by(relation, found))
+            held = _renamed(self._held_now(relation_id), table, lsn)
+            if relation_id in self._open:
+                self._open[relation_id].held = held
+            else:
+                self._held[relation_id] = held
+
+    def _held_now(self, relation_id: int) -> Held:
+        """What the target has of a table, with this window."""
+        one = self._open.get(relation_id)
+        return self._held[relation_id] if one is None else one.held
+
+    def _foretold(
+        self, source: SegmentSource, table: CatalogTable, lsn: int
+    ) -> tuple[pa.Schema, Any]:
+        """The schema of a change that would come of a table at an LSN, and its Relation."""
+        if self._follower is not None:
+            self._follower.go_to(lsn)
+        decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
+        nothing = [None for one in table.columns if one.is_published]
+        frames = [
+            relation_of(table),
+            encode_fields("I", relation_id=table.relation_id, new=nothing),
+        ]
+        (changes,) = decoder.decode(frames)
+        batch = as_taken(changes, pa.record_batch(changes), is_binary=source.metadata.is_binary)
+        return batch.schema, changes.relation
 
     def _settle_names(self) -> None:
         """Have each table under the name that it has now."""
-        for relation_id, name in renames(self._held, list(self._open)):
+        for relation_id, name in renames(self._held):
             held = self._held[relation_id]
             self._target.rename(held, name)
             self._held[relation_id] = held._replace(stored=name)
 
     def _known(self, relation: Any, lsn: int) -> Known:
         """What is known of a table when a transaction was committed."""
-
-        def value(name: str, text: str | None) -> pa.Array:
-            decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
-            sent = [
-                text if text is not None and column.name == name else None
-                for column in relation.columns
-            ]
-            frames = [
-                encode(relation),
-                encode_fields("I", relation_id=relation.relation_id, new=sent),
-            ]
-            (batch,) = decoder.decode(frames)
-            row = pa.record_batch(batch).column("after")
-            return stored(row.flatten()[row.type.get_field_index(name)])
-
-        def without(number: int | None) -> CatalogTable | None:
-            if self._history is None:
-                return None
-            return self._history.table_without(lsn, relation.relation_id, number)
-
         end = time.monotonic() + _CATALOG_TIMEOUT
         while True:
-            if self._history is None:
-                return Known(None, None, value, without)
-            at = self._history.tables_at(lsn)
-            table, before = (
-                one.by_id().get(relation.relation_id)
-                for one in (at.catalog, self._history.tables_before(lsn))
-            )
-            known = Known(table, before, value, without, at.is_certain)
+            at = None if self._history is None else self._history.tables_at(lsn)
+            known = self._known_by(relation, at)
             if (
-                lsn < self._history.confirmed
+                self._history is None
+                or lsn < self._history.confirmed
                 or known.now(relation.columns) is not None
                 or time.monotonic() > end
             ):
@@ -458,6 +529,36 @@ class WindowWriter:
             time.sleep(_CATALOG_WAIT)
             self._tell()
             self._history = history_of([self._directory])
+
+    def _known_by(self, relation: Any, at: TablesAt | None) -> Known:
+        """What is known of a table by a state of the catalogue."""
+        history, relation_id = self._history, relation.relation_id
+
+        def value(name: str, text: str | None) -> pa.Array:
+            decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
+            sent = [
+                text if text is not None and column.name == name else None
+                for column in relation.columns
+            ]
+            frames = [encode(relation), encode_fields("I", relation_id=relation_id, new=sent)]
+            (batch,) = decoder.decode(frames)
+            row = pa.record_batch(batch).column("after")
+            return stored(row.flatten()[row.type.get_field_index(name)])
+
+        def earlier() -> Iterator[CatalogTable]:
+            if history is not None and at is not None:
+                yield from history.table_before(at.entry, relation_id)
+
+        if at is None:
+            return Known(None, None, value, earlier)
+        table = at.catalog.by_id().get(relation_id)
+        before = table if at.entry < 2 else next(earlier(), None)
+        return Known(table, before, value, earlier, at.is_certain)
+
+
+def _renamed(held: Held, table: Any, lsn: int) -> Held:
+    """A table with the name that it has at an LSN, by its Relation or the catalogue."""
+    return held._replace(namespace=table.namespace, name=table.name, schema_lsn=lsn)
 
 
 def _makes_null(policies: Policies) -> bool:

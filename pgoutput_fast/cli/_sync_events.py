@@ -66,9 +66,11 @@ def _columns(old: Sequence[Column], new: Sequence[Column]) -> Iterator[str]:
         name, was = one.name, before.get(one.name)
         if was is None and one.number in renamed:
             yield f"has column {name}, which was {renamed[one.number].name} before"
-        elif was is None or (was.is_dropped and not one.is_dropped):
+        elif was is None:
             yield f"has a new column {name}"
-        elif one.is_dropped and not was.is_dropped:
-            yield f"has no column {name} any more; the values that were there stay"
         elif one.form != was.form:
             yield f"has column {name} as {one.form} now, and had it as {was.form}"
+    numbers = {one.number for one in new if one.number}
+    for one in old:
+        if one.name not in names and one.number not in numbers:
+            yield f"has no column {one.name} any more"

@@ -296,7 +296,7 @@ def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
     if held.gap is not None:
         stored += f"; another program changed its changes before {format_lsn(held.gap)}"
     cells = (
-        f"{sum(not column.is_dropped for column in held.columns):,}",
+        f"{len(held.columns):,}",
         # By name: another table may have that of one that has left.
         "–" if has_left else f"{progress.tables.get(name, 0):,}",
         "–" if has_left else f"{progress.seconds.get(name, 0.0):.2f}",

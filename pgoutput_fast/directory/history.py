@@ -9,7 +9,7 @@ either may hold.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import fsync_path, read_json_file, write_whole
@@ -344,6 +344,10 @@ class HistoryWriter:
         types, tables = json.loads(read.types.to_json()), json.loads(read.tables)
         stored = self._stored
         if stored is not None and (stored.types, _told(stored.tables)) == (types, _told(tables)):
+            if stored.tables != tables:
+                # A table was rewritten or truncated. What comes next is compared with its new file.
+                self._stored = replace(stored, tables=tables)
+                self._store_entry()
             self._take(mark)
             return False
         lower, exact, start = 0, False, read.after
@@ -351,12 +355,17 @@ class HistoryWriter:
             last = self._last_true(self._newest, read)
             lower, exact = last.position, last.trigger and read.trigger
             start = max(start, self._newest.start + 1)
-        entry = Entry(lower, start)
-        content = Stored(FORMAT_VERSION, exact, mark, types, tables)
-        _write(self._directory, entry.name, asdict(content))
-        self._newest, self._stored, self._marks = entry, content, ()
+        self._newest = Entry(lower, start)
+        self._stored = Stored(FORMAT_VERSION, exact, mark, types, tables)
+        self._store_entry()
+        self._marks = ()
         self._take(mark)
         return True
+
+    def _store_entry(self) -> None:
+        """Store the newest entry: durable when this returns."""
+        if self._newest is not None and self._stored is not None:
+            _write(self._directory, self._newest.name, asdict(self._stored))
 
     def _take(self, mark: Mark) -> None:
         """Add a mark, drop those that it makes useless, and store them."""

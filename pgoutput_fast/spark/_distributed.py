@@ -139,7 +139,9 @@ class TableOfFiles(TableWindow):
         ends = [*(part.begins for part in self._parts), lsn][1:]
         files = self._files + [[] for _ in range(len(self._parts) - len(self._files))]
         parts = [
-            FoldedPart(part.alterations, part.key, end, [one.committed() for one in of])
+            FoldedPart(
+                part.alterations, part.key, end, part.schema, [one.committed() for one in of]
+            )
             for part, end, of in zip(self._parts, ends, files, strict=True)
             if part.alterations or of
         ]

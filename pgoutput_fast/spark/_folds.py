@@ -43,12 +43,14 @@ class FoldedFile(NamedTuple):
 class FoldedPart(NamedTuple):
     """Changes that are folded together.
 
-    Fields: alterations (done before), key, end (the LSN before which they were committed), files.
+    Fields: alterations (done before), key, end (the LSN before which they were committed), schema
+    (of the first of them), files.
     """
 
     alterations: Sequence[Alteration]
     key: tuple[str, ...] | None
     end: int
+    schema: pa.Schema
     files: Sequence[FoldedFile]
 
 
@@ -135,6 +137,7 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
             state.create(task.first)
         for number, part in enumerate(task.parts, 1):
             folding = Folding(part.key)
+            folding.add(_empty(part.schema))
             for file in part.files:
                 folding.add(_empty(file.schema))
                 for rows in _rows(target, file):

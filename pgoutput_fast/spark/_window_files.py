@@ -162,8 +162,9 @@ class WriteTask(NamedTuple):
 
 def followed(columns: Sequence[Column], version: Version) -> tuple[Column, ...]:
     """The columns of a state table when its table has those of a version, if none was renamed."""
-    live = {one.name: i for i, one in enumerate(columns) if not one.is_dropped}
-    made = list(columns)
+    names = {one.name for one in version.columns}
+    made = [one for one in columns if one.name in names]
+    live = {one.name: i for i, one in enumerate(made)}
     for column in version.columns:
         if column.name in live:
             at = live[column.name]

@@ -28,7 +28,7 @@ from .opening import open_target
 from .result import Difference, Report, State, TableResult
 from .states import States
 from .targets import Target, Tell
-from .texts import NotComparable, may_be_changed
+from .texts import NotComparable, NotTheTable, may_be_changed
 
 if TYPE_CHECKING:
     from .distributed_states import Engine
@@ -392,7 +392,8 @@ class _Verification:
             try:
                 side = self._side(moment, table, tell)
             except NotComparable as error:
-                state: State = "unsettled" if table.is_moving else "not compared"
+                state: State = "different" if isinstance(error, NotTheTable) else "not compared"
+                state = "unsettled" if table.is_moving else state
                 self._results[table.table.relation_id] = TableResult(
                     table.table.namespace, table.table.name, state, str(error)
                 )

@@ -42,7 +42,8 @@ class TableResult:
     state : {"equal", "different", "not compared", "unsettled"}
     why : str
         Why it was not compared, or is unsettled; of tables that differ, what that may come from
-        where the values tell it; else "".
+        where the values tell it, or that a reader of its name sees another table or more columns;
+        else "".
     rows : int
         Rows of the server's table at P.
     target_rows : int

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..apply.delta_place import Place, directory_of, require_deltalake
+from ..apply.naming import free_name, stored_table
+from ..apply.stored_changes import NO_COLUMN
 from ..apply.targets import TARGET_FORMAT, Column
 from ..directory.copies import Tables
 from ..errors import PgOutputError
@@ -24,7 +26,7 @@ from ..segments.listing import contents, metadata_of
 from .databases import ATTACHED, Database, types_of
 from .sums import Sum
 from .targets import TargetTable, Tell, ignored
-from .texts import Held, NotComparable, Texts, TextsOf, literal, part, quoted
+from .texts import Held, NotComparable, NotTheTable, Texts, TextsOf, literal, part, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -195,9 +197,11 @@ class States:
             source = self._source()
             kept = source.tables.get(relation_id)
             self._check(relation_id, kept, source)
+            _check_name(table, kept, source)
             rows = None if kept is None else self._state(kept, source)
             held = {} if rows is None else types_of(self._connection.sql(f"FROM {rows}"))
             names = self._columns(table, kept)
+            _check_no_more({*held} - {*names.values(), source.soft_deletes, NO_COLUMN})
             texts, left_out = _texts(table, kept, names, held, self.policies or source.policies)
             self._names[relation_id] = names = {name: names[name] for name in texts}
             copied = ", ".join(quoted(name) for name in names.values() if name is not None)
@@ -239,7 +243,7 @@ class States:
     @staticmethod
     def _columns(table: ServerTable, kept: Kept | None) -> dict[str, str | None]:
         """The names in the target of the server's columns; None for those that it lacks."""
-        live = [] if kept is None else [one for one in kept.columns if not one.is_dropped]
+        live = () if kept is None else kept.columns
         by_number = {one.number: one.stored for one in live if one.number is not None}
         by_name = {one.name: one.stored for one in live if one.number is None}
         found: dict[str, str | None] = {}
@@ -380,6 +384,29 @@ class DeltaStates(States):
         raise NotComparable(f"the target has no table state/{directory_of(kept.stored)}")
 
 
+def _check_name(table: ServerTable, kept: Kept | None, source: Source) -> None:
+    """Whether a reader of a table's name sees that table."""
+    relation_id = table.table.relation_id
+    name = stored_table(table.table.namespace, table.table.name)
+    other = next((one for one in source.tables.values() if one.stored == name), None)
+    if other is not None and other.relation_id != relation_id:
+        raise NotTheTable(
+            f"the target has another table under {name}, of relation id {other.relation_id}; the "
+            f"server's table of this name has relation id {relation_id}"
+        )
+    own = (free_name(name, relation_id, ()), f"{name}~{relation_id}")
+    if kept is not None and kept.stored not in own:
+        raise NotTheTable(f"the target has it under its former name {kept.stored}")
+
+
+def _check_no_more(columns: set[str]) -> None:
+    """Whether a reader sees the columns of the server's table alone."""
+    if columns:
+        raise NotTheTable(
+            f"the target has column {min(columns)}, which the server's table does not publish"
+        )
+
+
 def _kept(row: Sequence[Any]) -> Kept:
     """A row of `_progress`, in the order of `_PROGRESS`."""
     return Kept._make([*row[:7], tuple(Column(*one) for one in json.loads(row[7]))])
@@ -413,8 +440,7 @@ def _texts(
     left_out: dict[str, str] = {}
     followed = set(names.values())
     is_renamed = kept is not None and any(
-        one.number is None and not one.is_dropped and one.stored not in followed
-        for one in kept.columns
+        one.number is None and one.stored not in followed for one in kept.columns
     )
     for column, name in names.items():
         is_known = column in table.table.added_values and not is_renamed

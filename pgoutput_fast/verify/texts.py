@@ -56,6 +56,10 @@ class NotComparable(PgOutputError):
     """No canonical text is known for a type as a target holds it. The message says why."""
 
 
+class NotTheTable(NotComparable):
+    """What a reader of a table's name sees is not that table, whatever its rows are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """One canonical text.

@@ -339,8 +339,7 @@ class IcebergTables(DeltaTables):
 
 
 def held_of(row: Any) -> Held:
-    # name, stored, type_id, type_modifier, form, is_dropped, number
-    columns = {one[0]: one[1] for one in json.loads(row[4]) if not one[5]}
+    columns = {one[0]: one[1] for one in json.loads(row[4])}  # as of `Column`
     return Held(*row[:4], columns)
 
 

@@ -1414,7 +1414,7 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         commit_time=5,
         stale="why",
         copy_lsn=0x50,
-        columns=(Column("id", "id_", 23, -1, "int32", True, 1),),
+        columns=(Column("id", "id_", 23, -1, "int32", 1),),
     )
     other = held._replace(relation_id=1 << 31, stored="public.other")
     stored = Stored(0x900, {held.relation_id: held, 1 << 31: other})
@@ -1426,12 +1426,9 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         "schema": "public", "table": "things", "relation_id": held.relation_id,
         "stored": "public.things", "version": 1, "lsn": 0x101, "copy_lsn": 0x50,
         "commit_time": datetime.datetime(1970, 1, 1, microsecond=5, tzinfo=datetime.timezone.utc),
-        "stale": "why", "columns": '[["id", "id_", 23, -1, "int32", true, 1]]', "moves": "[]",
+        "stale": "why", "columns": '[["id", "id_", 23, -1, "int32", 1]]', "moves": "[]",
         "own": "[[257, 0], [257, 0]]",
-        "gap": None,
-        "paused": None,
-        "paused_since": None,
-        "gaps": "[]",
+        "gap": None, "schema_lsn": 0, "paused": None, "paused_since": None, "gaps": "[]",
     }  # fmt: skip
     assert synced.reopen().stored._replace(policies=None) == stored
 

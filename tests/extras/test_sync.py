@@ -14,6 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_directory import OIDS, MadeDirectory, catalog_read
 from simulated_directory import Simulation
 from synced_tables import ALL_KINDS, TABLES, DeltaTables, DuckdbTables, Tables
@@ -895,7 +897,7 @@ def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:
         sync(made, tables)
     with contextlib.closing(duckdb.connect(str(path))) as connection:
         connection.execute("UPDATE _source SET format = 9")
-    with pytest.raises(pf.PgOutputError, match=r"has format 9, and this version knows 1"):
+    with pytest.raises(pf.PgOutputError, match=r"has format 9, and this version knows 2"):
         sync(made, tables)
 
 
@@ -936,7 +938,7 @@ def test_stored_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "seen", "after"),
+    ("before", "last", "after"),
     [
         # Renamed.
         ({1: ("b", "s.a")}, [1], {1: "s.b"}),
@@ -955,16 +957,41 @@ def test_stored_names() -> None:
     ],
 )  # fmt: skip
 def test_tables_come_to_their_names(
-    before: dict[int, tuple[str, str]], seen: list[int], after: dict[int, str]
+    before: dict[int, tuple[str, str]], last: list[int], after: dict[int, str]
 ) -> None:
-    tables = {number: held(number, *names) for number, names in before.items()}
+    """`last` has the tables whose names are of a later LSN."""
+    tables = {
+        number: held(number, *names)._replace(schema_lsn=1 + (number in last))
+        for number, names in before.items()
+    }
     now = {number: one.stored for number, one in tables.items()}
-    for number, name in renames(tables, seen):
+    for number, name in renames(tables):
         assert name.casefold() not in {one.casefold() for one in now.values()} - {now[number]}
         now[number] = name
     assert now == after
     renamed = {number: one._replace(stored=now[number]) for number, one in tables.items()}
-    assert renames(renamed, []) == []
+    assert renames(renamed) == []
+
+
+@given(st.permutations([1, 2, 3, 4]), st.sets(st.integers(1, 4)), st.permutations("abcd"))
+def test_tables_come_to_names_by_way_of_free_ones(
+    order: list[int], renamed: set[int], names: list[str]
+) -> None:
+    """Whatever tables were renamed to, rotated, or dropped under a name that another one has."""
+    before = dict(zip(order, "abcd", strict=True))
+    tables = {
+        number: held(number, names[number - 1] if number in renamed else name, f"s.{name}")
+        ._replace(schema_lsn=1 + (number in renamed))
+        for number, name in before.items()
+    }  # fmt: skip
+    now = {number: one.stored for number, one in tables.items()}
+    for number, name in renames(tables):
+        assert name not in now.values()
+        now[number] = name
+    taken = {tables[number].name for number in renamed}
+    for number, one in tables.items():
+        own = number in renamed or one.name not in taken
+        assert now[number] == (f"s.{one.name}" if own else f"s.{one.name}~{number}")
 
 
 @pytest.mark.parametrize(

@@ -288,11 +288,11 @@ def test_a_table_that_was_rewritten_before_another_one_was_altered(synced: Synce
     synced.database.execute(
         "ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t", "ALTER TABLE t ALTER c DROP DEFAULT"
     )
-    synced.sync()
+    reasons = [*synced.sync().stale.values()]
     synced.database.execute("ALTER TABLE bag ADD y int")
     synced.sync()
     synced.database.execute("UPDATE t SET n = 0 WHERE id = 1", "INSERT INTO bag VALUES (8)")
-    assert len(synced.settle()) == 1
+    assert len(reasons + synced.settle()) == 1
     assert synced.compare("t", "id, v, n, d, c") == 50
     synced.compare("bag", "a, b, y")
     # What was not rewritten needs no copy, whatever was altered since.
