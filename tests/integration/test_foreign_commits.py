@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,28 +51,37 @@ def server(pg18: EmbeddedServer) -> EmbeddedServer:
 
 
 @contextlib.contextmanager
-def repeated(do: Callable[[], Any]) -> Iterator[list[int]]:
-    """Do something again and again meanwhile; the list has how often it succeeded."""
+def repeated(do: Callable[[], Any]) -> Iterator[Callable[[], bool]]:
+    """Do something again and again meanwhile; what comes says whether it has succeeded."""
     stop, done = threading.Event(), [0]
+    errors: list[Exception] = []
 
     def run() -> None:
         while not stop.wait(0.05):
-            with contextlib.suppress(Exception):  # such as conflicts with the sync's commits
+            try:
                 do()
                 done[0] += 1
+            except Exception as error:  # noqa: BLE001 - such as conflicts with the sync's commits
+                errors.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield done
+        yield lambda: done[0] > 0
     finally:
         stop.set()
         thread.join()
+        assert done[0], [str(getattr(one, "java_exception", one))[:900] for one in errors]
 
 
-def follow(synced: Synced, windows: int) -> None:
-    """Sync window after window."""
-    for number in range(windows):
+def follow(synced: Synced, windows: int, is_done: Callable[[], bool]) -> None:
+    """Sync window after window, until another program was first at least once."""
+    for number in range(20):
+        if number >= windows:
+            for _ in range(100):  # Spark takes seconds for a commit, and loses to each of ours
+                if is_done():
+                    return
+                time.sleep(0.1)
         synced.database.execute(
             f"UPDATE t SET n = n + 1 WHERE id % 7 = {number % 7}",
             f"DELETE FROM t WHERE id = {number + 30}",
@@ -101,9 +111,8 @@ def test_a_loop_beside_a_sync(
     synced.options["maintenance"] = False
     synced.sync()
     path = str(synced.tables.path / "state" / "public.t")
-    with repeated(lambda: {**HARMLESS, **HARMFUL}[foreign](path)) as done:
-        follow(synced, 8)
-    assert done[0]
+    with repeated(lambda: {**HARMLESS, **HARMFUL}[foreign](path)) as is_done:
+        follow(synced, 8, is_done)
     check(synced, caplog.text, is_harmful=foreign in HARMFUL)
 
 
@@ -120,6 +129,7 @@ def test_a_loop_beside_a_sync_by_spark(
     from synced_database import synced_with
 
     from pgoutput_fast.spark import SparkEngine
+    from pgoutput_fast.spark._merges import _SETTINGS
 
     tables = DeltaTables(tmp_path)
     tables.given["engine"] = SparkEngine(delta_spark, driver_bytes=0, merge_by=merge_by)
@@ -133,9 +143,9 @@ def test_a_loop_beside_a_sync_by_spark(
     }
     if foreign in by_spark:
         session = delta_spark.newSession()
-        # As the sync's own sessions have it: delta-rs replaces files without their checksums.
-        session.conf.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
-        session.conf.set("fs.file.impl.disable.cache", "true")
+        for name, value in _SETTINGS.items():  # delta-rs replaces files without their checksums
+            session.conf.set(name, value)
+        session.conf.unset("spark.databricks.delta.maxCommitAttempts")
 
     def do() -> None:
         if foreign in by_spark:
@@ -143,9 +153,8 @@ def test_a_loop_beside_a_sync_by_spark(
         else:
             {**HARMLESS, **HARMFUL}[foreign](path)
 
-    with repeated(do) as done:
-        follow(synced, 4)
-    assert done[0]
+    with repeated(do) as is_done:
+        follow(synced, 4, is_done)
     check(synced, caplog.text, is_harmful=foreign in ("update by spark", "append"))
 
 
