@@ -171,7 +171,7 @@ def test_what_another_sync_has_in_the_target_stays(
     made.commit(1300, BAG.relation(), testing.insert(BAG, [8]))
     other = DeltaTarget(tables.target)
     other.claim()
-    staged = Path(tables.target, "_staged", "x", "net.parquet")
+    staged = Path(tables.target, "_staged", "1" * 32, f"1-{'0' * 32}.parquet")
     staged.parent.mkdir(parents=True)
     staged.touch()
     with pytest.raises(pf.PgOutputError, match="another sync"):
@@ -185,7 +185,9 @@ def test_what_another_sync_has_in_the_target_stays(
 def test_what_executors_refuse(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
     """The error is the one of this process, and Spark does not run the task again."""
     made.commit(1200, THINGS.relation(), testing.insert(THINGS, [b"no number", "a"]))
-    given: dict[str, Any] = {"segments": made.directory, "until": "now", "uncopied": "empty"}
+    given: dict[str, Any] = {
+        "segments": made.directory, "until": "now", "uncopied": "empty", "on_error": "stop",
+    }  # fmt: skip
     found = []
     for engine in ({"engine": SparkEngine(spark, driver_bytes=0)}, {}):
         with pytest.raises(pf.PgOutputError) as caught:
