@@ -91,12 +91,12 @@ def follow(synced: Synced, windows: int, is_done: Callable[[], bool]) -> None:
             synced.sync()
 
 
-def check(synced: Synced, log: str, *, is_harmful: bool) -> None:
+def check(synced: Synced, caplog: pytest.LogCaptureFixture, *, is_harmful: bool) -> None:
     """All tables are the server's; those that others have changed were stale by name."""
     synced.settle()
     # The snapshot may come within the call that asks for it.
-    assert (f"is not kept up to date: {CHANGED}: state/public.t" in log) == is_harmful
-    assert ("is not kept up to date" in log) == is_harmful
+    assert (f"is not kept up to date: {CHANGED}: state/public.t" in caplog.text) == is_harmful
+    assert ("is not kept up to date" in caplog.text) == is_harmful
     synced.compare("t", COLUMNS)
     report = verify(synced.database.dsn, publications=["p"], target=synced.tables.target)
     assert {one.state for one in report.tables} == {"equal"}, report
@@ -113,7 +113,7 @@ def test_a_loop_beside_a_sync(
     path = str(synced.tables.path / "state" / "public.t")
     with repeated(lambda: {**HARMLESS, **HARMFUL}[foreign](path)) as is_done:
         follow(synced, 8, is_done)
-    check(synced, caplog.text, is_harmful=foreign in HARMFUL)
+    check(synced, caplog, is_harmful=foreign in HARMFUL)
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_a_loop_beside_a_sync_by_spark(
 
     with repeated(do) as is_done:
         follow(synced, 4, is_done)
-    check(synced, caplog.text, is_harmful=foreign in ("update by spark", "append"))
+    check(synced, caplog, is_harmful=foreign in ("update by spark", "append"))
 
 
 @pytest.mark.slow
