@@ -611,7 +611,12 @@ class Table:
             )
             own = [path for path in found if _DATA.fullmatch(path.rpartition("/")[2])]
             with ThreadPoolExecutor(_DELETING) as pool:
-                list(pool.map(self.filesystem.delete_file, own))
+                list(pool.map(self._delete, own))
+
+    def _delete(self, path: str) -> None:
+        # delta-rs also lists files that an earlier vacuum has deleted.
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_file(path)
 
 
 def _add_actions(files: Sequence[Added], *, changes: bool = True) -> list[Any]:

@@ -276,7 +276,7 @@ def test_a_refused_frame_is_named_as_the_driver_has_it(
 
 def test_what_a_killed_driver_has_staged_is_deleted(tmp_path: Path) -> None:
     place = Place(str(tmp_path))
-    left = tmp_path / STAGED / "abc" / "history"
+    left = tmp_path / STAGED / ("a" * 32) / "history"
     left.mkdir(parents=True)
     (left / "seen.json").touch()
     (tmp_path / "changes").mkdir()
