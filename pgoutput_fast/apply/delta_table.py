@@ -480,6 +480,10 @@ class Table:
         """Have the table name those columns among some that can have bounds in a schema."""
         wanted = [name for name in bounded_columns(schema, self.partition_by) if name in names]
         there = self.delta.metadata().configuration.get(BOUNDED_COLUMNS)
+        if there is not None and "timestampNtz" in (self.delta.protocol().reader_features or ()):
+            # With a change of properties, delta-rs 1.6 gives such a table the feature variantType,
+            # which many readers lack. So the list of such a table only gets shorter.
+            wanted = [name for name in wanted if name in names_in(there)]
         if there is None or {*names_in(there)} != {*wanted}:
             self.delta.alter.set_table_properties({BOUNDED_COLUMNS: property_of(wanted)})
             self._update()
