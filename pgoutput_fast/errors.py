@@ -29,6 +29,8 @@ class PgOutputError(Exception):
         Index of the frame in the batch of frames that was decoded.
     path : str or None
         The file that the frame comes from.
+    column : str or None
+        The name of the column, where one value of a frame is refused.
     """
 
     code: str | None = None
@@ -36,6 +38,7 @@ class PgOutputError(Exception):
     tag: str | None = None
     frame: int | None = None
     path: str | None = None
+    column: str | None = None
 
     def locate(self, error: DecodeError, frame: int | None, path: str | None = None) -> Self:
         """Take the attributes of a refused frame.
@@ -52,6 +55,7 @@ class PgOutputError(Exception):
             This error.
         """
         self.code, self.offset, self.tag = error.code, error.offset, error.tag
+        self.column = error.column
         self.frame, self.path = frame, path
         return self
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from ..captured.changes import ChangeReader
+from ..captured.changes import ChangeReader, Refusal
 from ..captured.histories import newest_commit
 from ..captured.stored import stored
 from ..columnar.decoder import ColumnarDecoder
@@ -243,7 +243,7 @@ class WindowWriter:
     def _take_all(self, source: SegmentSource, plan: Plan) -> None:
         """Give all changes of a plan to their tables."""
         stops = self._options.on_error == "stop"
-        refused = None if stops else lambda relation, error, _: self._pause(relation, error)
+        refused = None if stops else self._pause_refused
         reader = ChangeReader(self._decoding, self._follower, refused=refused)
         for copy, units in itertools.groupby(plan.units, copy_of):
             for unit in units:
@@ -284,6 +284,11 @@ class WindowWriter:
             self._pause(table, error)
             if self._target.is_transactional:
                 raise PausedError(self._paused.values()) from error
+
+    def _pause_refused(self, _: Chunk, refusals: list[Refusal]) -> None:
+        """Pause the tables of which values are refused."""
+        for one in refusals:
+            self._pause(one.relation, one.error)
 
     def _pause(self, table: Any, error: Exception) -> None:
         """Note that a table, a relation or what is held of one, can't go on."""

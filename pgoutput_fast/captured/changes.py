@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..columnar.decoder import ColumnarDecoder
 from ..errors import VALUE_CODES, DecodeError, PgOutputError
@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from ..columnar.decoder import BadFrame
     from ..history import Follower
     from .units import Chunk
+
+
+class Refusal(NamedTuple):
+    """A table of which something is refused that counts.
+
+    Attributes
+    ----------
+    relation : Relation
+    error : PgOutputError
+    bad : BadFrame or None
+        The frame; None: not one frame alone.
+    """
+
+    relation: Any
+    error: PgOutputError
+    bad: BadFrame | None
 
 
 class ChangeReader:
@@ -32,9 +48,9 @@ class ChangeReader:
         errors; the part; and the places of the errors that count. If ``on_error`` is "raise", such
         an error is raised instead.
     refused : callable, optional
-        Called with a relation, the error and the frame (None: not one frame alone) where a value of
-        a table is refused that counts, in place of raising the error. The decoder goes on behind
-        the frame.
+        Called where values are refused that count, in place of raising an error: with the chunk,
+        or the part of it, and the refusals. The decoder goes on behind the frames. It is called
+        before the batch is given out that has the rows of these tables behind them.
     """
 
     def __init__(
@@ -42,7 +58,7 @@ class ChangeReader:
         decoding: dict[str, Any],
         follower: Follower | None = None,
         decoded: Callable[[ColumnarDecoder, Chunk, list[int]], None] | None = None,
-        refused: Callable[[Any, PgOutputError, BadFrame | None], None] | None = None,
+        refused: Callable[[Chunk, list[Refusal]], None] | None = None,
     ) -> None:
         self._decoding = decoding
         self._follower = follower
@@ -92,7 +108,10 @@ class ChangeReader:
     def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
         """Do this for frames whose types do not change."""
         decoder = self._decoder_for(chunk)
+        reported = 0
         for changes in decoder.decode(chunk.frames, lsns=given_lsns(chunk)):
+            if self._refused is not None:
+                reported = self._report(decoder, chunk, reported)
             batch = counted(changes, chunk)
             if not len(batch):
                 continue
@@ -102,34 +121,42 @@ class ChangeReader:
                 except PgOutputError as error:
                     if self._refused is None:
                         raise
-                    self._refused(changes.relation, error, None)
+                    self._refused(chunk, [Refusal(changes.relation, error, None)])
                     continue
             yield changes, batch
-        places = [i for i, bad in enumerate(decoder.errors) if frame_counts(chunk, bad)]
-        if places and self._decoding["on_error"] == "raise":
-            for i in places:
-                self._refuse(decoder, decoder.errors[i], chunk)
+        self._report(decoder, chunk, reported)
         if self._decoded is not None:
+            errors = decoder.errors
+            places = [i for i, bad in enumerate(errors) if frame_counts(chunk, bad)]
             self._decoded(decoder, chunk, places)
 
-    def _refuse(self, decoder: ColumnarDecoder, bad: BadFrame, chunk: Chunk) -> None:
-        """Raise the error of a frame, or tell that a value of its table is refused."""
-        relation_id = None
-        if bad.data[:1] in (b"I", b"U", b"D"):
-            relation_id = relation_id_of(bad.data, in_stream=False)
+    def _report(self, decoder: ColumnarDecoder, chunk: Chunk, first: int) -> int:
+        """Raise the errors that count from the one of an index on, or tell of them as refusals.
+
+        Returns how many errors there are.
+        """
+        errors = decoder.errors[first:] if self._decoding["on_error"] == "raise" else []
+        refusals = [self._refusal(bad, chunk) for bad in errors if frame_counts(chunk, bad)]
+        if self._refused is not None and refusals:
+            self._refused(chunk, refusals)
+        return first + len(errors)
+
+    def _refusal(self, bad: BadFrame, chunk: Chunk) -> Refusal:
+        """The refusal of a frame with a refused value; other errors are raised."""
         bad.error.frame = bad.frame
-        relation = decoder.state.relations.get(relation_id) if relation_id is not None else None
+        relation = None if bad.plan is None else bad.plan.relation
         try:
-            if self._follower is not None and relation_id is not None:
-                self._follower.check(relation_id, chunk.path)
+            if self._follower is not None and bad.data[:1] in (b"I", b"U", b"D"):
+                relation_id = relation_id_of(bad.data, in_stream=False)
+                if relation_id is not None:
+                    self._follower.check(relation_id, chunk.path)
         except PgOutputError as error:
             if self._refused is None or relation is None:
                 raise
-            self._refused(relation, error, bad)
-            return
+            return Refusal(relation, error, bad)
         if self._refused is None or relation is None or bad.error.code not in VALUE_CODES:
             raise bad.error
-        self._refused(relation, _located(bad.error, chunk), bad)
+        return Refusal(relation, _located(bad.error, chunk), bad)
 
     def _decoder_for(self, chunk: Chunk) -> ColumnarDecoder:
         """The decoder for the next frames. What it is made with may differ from unit to unit."""

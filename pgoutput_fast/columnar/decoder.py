@@ -28,6 +28,7 @@ from .selection import Selection
 
 if TYPE_CHECKING:
     from ..decoding._pure import Decoder
+    from ..decoding.plan import RelationPlan
     from ..protocol.messages import Message, Truncate
     from ._pure_batch import ChangeBatch
 
@@ -147,12 +148,15 @@ class BadFrame(NamedTuple):
         What is wrong with it.
     data : bytes
         The bytes of the frame.
+    plan : RelationPlan or None
+        Of a value that is refused: the version of the relation that its frame has.
     """
 
     frame: int
     lsn: int | None
     error: DecodeError
     data: bytes
+    plan: RelationPlan | None = None
 
     def __repr__(self) -> str:
         return f"BadFrame(frame={self.frame}, lsn={self.lsn}, error={self.error!r})"
@@ -559,9 +563,12 @@ class ColumnarDecoder:
             return False
         engine = self._engine
         frame = engine.frame()
-        self._bad.append(BadFrame(engine.position, engine.lsn(), error, frame))
         engine.sync()
         state = engine.state
+        plan = None
+        if error.column is not None:
+            plan = state.plan(relation_id_of(frame, state.open_xid is not None))
+        self._bad.append(BadFrame(engine.position, engine.lsn(), error, frame, plan))
         if error.tag in ("R", "Y"):
             self._forget_announced(state, frame)
         elif error.tag in ("C", "P") and state.open_xid is None:

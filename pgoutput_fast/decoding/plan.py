@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import ENCODING_HINT, SQL_ASCII_HINT, DecodeError, fail, printable
-from ..names import qualified
+from ..names import qualified, shown_name
 from ..settings import Settings
 from ..types import ColumnType, Converter, column_type, extension_by_name
 from ..values import CODES, Codec, NoTextForm, OutOfRange, codec_of, fields_of
@@ -228,4 +228,5 @@ def refuse_value(
             hint=SQL_ASCII_HINT if settings.is_sql_ascii else ENCODING_HINT,
         )  # fmt: skip
     except DecodeError as refused:
+        refused.column = None if plan is None else shown_name(plan.names[position])
         raise refused from error
