@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,11 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, HistoryPolicy, history_of
 
 from ._json_columns import base64_text, joined, json_column, json_name
+from ._refused_rows import ERRORS_TYPE, refused_rows
 
 if TYPE_CHECKING:
-    from pgoutput_fast.captured.units import Unit
+    from pgoutput_fast.captured.changes import Refusal
+    from pgoutput_fast.captured.units import Chunk, Unit
     from pgoutput_fast.history import History
     from pgoutput_fast.policies import Policies
     from pgoutput_fast.segments import SegmentMetadata
@@ -41,11 +43,12 @@ RECORD_SCHEMA = pa.schema(
         "xid": pa.int64(),
         "seq": pa.int64(),
         "part": pa.int32(),
+        "errors": ERRORS_TYPE,
     }
 )
 """The columns; `(commit_lsn, seq, part)` orders the records of all topics."""
 
-RECORD_DDL = "topic string, key string, value string, lsn bigint, commit_lsn bigint, commit_time timestamp_ltz, xid bigint, seq bigint, part int"  # noqa: E501
+RECORD_DDL = "topic string, key string, value string, lsn bigint, commit_lsn bigint, commit_time timestamp_ltz, xid bigint, seq bigint, part int, errors array<struct<code: string, column: string, message: string, raw: binary>>"  # noqa: E501
 
 PLACEHOLDER = "__debezium_unavailable_value"
 """What stands for a value that the server did not send."""
@@ -78,6 +81,7 @@ def envelopes(
     metadata: SegmentMetadata,
     directory: str,
     style: Style,
+    explain: Callable[[str], str],
     *,
     tables: tuple[str, ...] | None,
     policies: Policies,
@@ -93,13 +97,15 @@ def envelopes(
     directory : str
         Of the segments, whose history has the types.
     style : Style
+    explain : callable
+        Makes the text of an error that of the source, such as to name options.
     tables, policies, history
         As of the source's options.
 
     Raises
     ------
     PgOutputError
-        A frame or a value is refused, or a record is too large.
+        A frame is refused, or a record is too large.
     """
     known = history_of([directory])
     follower = None if known is None or known.is_empty else Follower(known, history)
@@ -109,12 +115,38 @@ def envelopes(
     }  # fmt: skip
     if follower is not None:
         decoding["registry"] = follower.registry
-    reader = ChangeReader(decoding, follower)
+    refused: dict[int, list[pa.RecordBatch]] = {}
+
+    def made(
+        relation: Any, batch: pa.RecordBatch, errors: list[Any] | None = None
+    ) -> pa.RecordBatch:
+        key = _primary_key(known, relation, batch)
+        return records(batch, metadata.database, style, key, errors)
+
+    def refuse(chunk: Chunk, refusals: list[Refusal]) -> None:
+        for relation, batch, errors in refused_rows(chunk, refusals, decoding):
+            waiting = refused.setdefault(relation.relation_id, [])
+            told = [[{**one, "message": explain(one["message"])} for one in row] for row in errors]
+            waiting.append(made(relation, batch, told))
+
+    reader = ChangeReader(decoding, follower, refused=refuse)
     for unit in units:
         for chunk in chunks(unit, metadata):
             for found, batch in reader.changes(chunk):
-                key = _primary_key(known, found.relation, batch)
-                yield records(batch, metadata.database, style, key)
+                waiting = refused.pop(found.relation.relation_id, [])
+                yield from _in_order([made(found.relation, batch), *waiting])
+            for waiting in refused.values():
+                yield from _in_order(waiting)
+            refused.clear()
+
+
+def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Records of a table in the order of the stream, of several batches that are each in it."""
+    if len(batches) == 1:
+        return batches
+    order = [(name, "ascending") for name in ("commit_lsn", "seq", "part")]
+    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).sort_by(order).to_batches()
+    return found
 
 
 def _primary_key(known: History | None, relation: Any, batch: pa.RecordBatch) -> tuple[str, ...]:
@@ -129,7 +161,11 @@ def _primary_key(known: History | None, relation: Any, batch: pa.RecordBatch) ->
 
 
 def records(
-    changes: pa.RecordBatch, database: str, style: Style, primary_key: Sequence[str] = ()
+    changes: pa.RecordBatch,
+    database: str,
+    style: Style,
+    primary_key: Sequence[str] = (),
+    errors: list[Any] | None = None,
 ) -> pa.RecordBatch:
     """The records of a batch of changes.
 
@@ -141,6 +177,8 @@ def records(
     style : Style
     primary_key : sequence of str
         The key of a table with REPLICA IDENTITY FULL or NOTHING, whose stream does not tell it.
+    errors : list, optional
+        Of each change, in the form of `ERRORS_TYPE`: the values that are refused.
 
     Raises
     ------
@@ -148,7 +186,7 @@ def records(
         The records of a batch do not fit into an Arrow array of texts.
     """
     try:
-        return _Table(changes.schema, database, style, primary_key).records(changes)
+        return _Table(changes.schema, database, style, primary_key).records(changes, errors)
     except pa.ArrowException as error:
         name = changes.schema.metadata[b"pgoutput.relation"].decode()
         raise PgOutputError(f"{name}: no JSON can be made of its changes: {error}") from error
@@ -172,7 +210,7 @@ class _Table:
         told = json.loads(metadata["pgoutput.key_columns"])
         self._key_names = told if tells_key else list(primary_key)
 
-    def records(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+    def records(self, changes: pa.RecordBatch, errors: list[Any] | None) -> pa.RecordBatch:
         """The records of changes."""
         columns = dict(zip(changes.schema.names, changes.columns, strict=True))
         op = columns["op"]
@@ -204,7 +242,8 @@ class _Table:
             ',"after":', pc.if_else(end, "null", after.take(at)),
             ',"source":', self._source(columns).take(at),
             ',"transaction":null,"op":"', letters,
-            '",', _times(columns["commit_time"]).take(at), "}",
+            '",', _times(columns["commit_time"]).take(at),
+            "" if errors is None else _errors_json(errors).take(at), "}",
         )  # fmt: skip
         key = pc.if_else(pc.or_(end, tomb), old_key.take(at), new_key.take(at))
         given = {
@@ -216,6 +255,7 @@ class _Table:
                 for name in ("lsn", "commit_lsn", "commit_time", "xid", "seq")
             },
             "part": pa.array(part, pa.int32()),
+            "errors": pa.array(errors or [None] * len(op), ERRORS_TYPE).take(at),
         }
         arrays = [given[field.name].cast(field.type) for field in RECORD_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
@@ -288,6 +328,14 @@ class _Table:
 def topic_of(prefix: str, namespace: str, table: str) -> str:
     """The topic of a table, in which Kafka allows ASCII letters, digits, and `.`, `_` and `-`."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", f"{prefix}.{namespace}.{table}")
+
+
+def _errors_json(errors: list[list[dict[str, str]]]) -> Any:
+    """The field `errors` of records. The bytes of values are in the columns themselves."""
+    names = ("code", "column", "message")
+    told = ([{name: one[name] for name in names} for one in row] for row in errors)
+    pieces = (json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in told)
+    return pa.array([f',"errors":{piece}' for piece in pieces], pa.string())
 
 
 def _object_of(entries: dict[str, str]) -> str:

@@ -20,6 +20,7 @@ import pgoutput_fast as pf
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.columnar.schema import Layout, head_fields, relation_metadata
 from pgoutput_fast.errors import DecodeError, PgOutputError, fail
+from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import (
     Relation,
@@ -424,6 +425,7 @@ class FrameReader:
         self.path = path
         self.follower = follower
         self.where = ""
+        self.lsns: pa.Array | None = None  # of the frames of a batch, where they are known
         self.is_read = read
         self.mappings: dict[Layout, _Mapping] = {}
         self.told = ""  # the relation of the batch before
@@ -486,6 +488,7 @@ class FrameReader:
         names = batch.schema.names
         frames = batch.column(names.index("data"))
         given = {name: batch.column(names.index(name)) for name in _GIVEN if name in names}
+        self.lsns = given.get("lsn")
         count = len(frames)
         if rows is not None:
             chosen, places = frames.take(pa.array(rows)), rows
@@ -540,6 +543,9 @@ class FrameReader:
             self.follower.check(self.target.version.relation_id, self.where)
         error.frame = None  # the place in the error names it already
         place = f"{self.target.table}: {self.where}, frame {frame}"
+        if self.lsns is not None and frame is not None:
+            lsn = self.lsns[frame].as_py()
+            place += "" if lsn is None or lsn < 0 else f", LSN {format_lsn(lsn)}"
         return explained(place, error, self.decoder.state, frame, self.path)
 
     @property

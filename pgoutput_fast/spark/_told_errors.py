@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MARK = "[pgoutput_fast error] "
-_FIELDS = ("code", "offset", "tag", "frame", "path")
+_FIELDS = ("code", "offset", "tag", "frame", "path", "column")
 _LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
 _TRACEBACK = "Traceback (most recent call last):"
 # The line that ends a traceback. Spark puts its own behind it, or in the next lines.
@@ -79,7 +79,8 @@ def error_of(exception: BaseException) -> PgOutputError | None:
         :func:`decode_frames`, :func:`decode_udf`, :func:`current_state` or the source `pgoutput`,
         as an object of its class. If it is about a frame, then `code` says what is wrong with it,
         `offset` is the byte from 0, `tag` the frame's first character, and `frame` its index in
-        its batch; `path` is the file that it comes from. Each is None where it is not known. Or
+        its batch; `path` is the file that it comes from, and `column` the one whose value is
+        refused. Each is None where it is not known. Or
         the one with which the source has refused a query or ended it, which has a message alone.
         None if the exception is of another origin.
     """

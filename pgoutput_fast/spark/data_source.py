@@ -207,7 +207,7 @@ def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, _Units) and partition.options.mode == "envelope":
         options = partition.options
         yield from envelopes(
-            partition.units, partition.metadata, str(options.segments), options.style,
+            partition.units, partition.metadata, str(options.segments), options.style, in_options,
             tables=options.tables, policies=options.policies, history=options.history,
         )  # fmt: skip
     elif isinstance(partition, _Units):

@@ -302,11 +302,15 @@ class MadeDirectory:
 
     def copy(self, table: testing.Table, lsn: int, *ranges: list[list[Any]]) -> None:
         """The rows of a table that waits, as of `lsn`; a file for each range."""
+        frames = [[testing.insert(table, row) for row in rows] for rows in ranges]
+        self.copy_frames(table, lsn, *frames)
+
+    def copy_frames(self, table: testing.Table, lsn: int, *ranges: list[bytes]) -> None:
+        """The same with the frames of the rows."""
         order = self.tables.read()[table.relation_id].copies[-1]
         made = CopyFiles(self.directory, order, self.metadata, lsn, TIME, [table.relation()])
         made.begin()
-        for number, rows in enumerate(ranges, 1):
-            frames = [testing.insert(table, row) for row in rows]
+        for number, frames in enumerate(ranges, 1):
             ends = [0, *itertools.accumulate(map(len, frames))]
             made.write(number, [(b"".join(frames), ends)])
         counts = made.finish()

@@ -1,0 +1,167 @@
+"""Rows of which a value is refused, with the bytes of that value in the value's place.
+
+Mode "envelope" of the source has them as records. So no row is lost, and no value of one is null
+without an error beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgoutput_fast.columnar.decoder import ColumnarDecoder
+from pgoutput_fast.columnar.fields import EPOCH_SHIFT, Field
+from pgoutput_fast.columnar.mapping import text_field
+from pgoutput_fast.columnar.schema import Layout, layout_of
+from pgoutput_fast.columnar.selection import Selection
+
+if TYPE_CHECKING:
+    from pgoutput_fast.captured.changes import Refusal
+    from pgoutput_fast.captured.units import Chunk
+    from pgoutput_fast.decoding.plan import RelationPlan
+    from pgoutput_fast.errors import DecodeError
+
+ERRORS_TYPE = pa.list_(
+    pa.struct(
+        {"code": pa.string(), "column": pa.string(), "message": pa.string(), "raw": pa.binary()}
+    )
+)
+"""What is told of the values of a row that are refused."""
+
+_TEXT, _BYTES = "text", "bytes"
+
+
+class RefusedRows(NamedTuple):
+    """Rows of one version of a table.
+
+    Attributes
+    ----------
+    relation : Relation
+    changes : pyarrow.RecordBatch
+        In the form of a ChangeBatch.
+    errors : list of list of dict
+        Of each row, in the form of `ERRORS_TYPE`.
+    """
+
+    relation: Any
+    changes: pa.RecordBatch
+    errors: list[list[dict[str, Any]]]
+
+
+class _Row(NamedTuple):
+    """A row, and what is known of it."""
+
+    data: bytes
+    frame: int
+    """The index of its frame in the chunk."""
+    plan: RelationPlan
+    forms: Mapping[str, str]
+    """In place of its type, the form in which a column is decoded."""
+    errors: list[dict[str, Any]]
+
+    def without(self, error: DecodeError) -> _Row:
+        """The same with one more column in another form, as its value is refused."""
+        column, errors = error.column or "", self.errors
+        if column not in self.forms:
+            told = {
+                "code": error.code, "column": column, "message": str(error.args[0]),
+                "raw": _raw(self.data, error.offset),
+            }  # fmt: skip
+            errors = [*errors, told]
+        form = _BYTES if column in self.forms or error.code == "bad_encoding" else _TEXT
+        return self._replace(forms={**self.forms, column: form}, errors=errors)
+
+
+def _raw(frame: bytes, offset: int) -> bytes:
+    """The value that begins at an offset, behind its length."""
+    return frame[offset : offset + int.from_bytes(frame[offset - 4 : offset], "big")]
+
+
+def refused_rows(
+    chunk: Chunk, refusals: Sequence[Refusal], decoding: Mapping[str, Any]
+) -> Iterator[RefusedRows]:
+    """Decode refused rows again, each refused value as its text, or else as its bytes.
+
+    Parameters
+    ----------
+    chunk : Chunk
+    refusals : sequence of Refusal
+        Of frames of the chunk.
+    decoding : dict
+        Arguments of the ColumnarDecoder that refused them.
+
+    Raises
+    ------
+    PgOutputError
+        More than a value is refused.
+    """
+    rows = []
+    for relation, error, bad in refusals:
+        del relation
+        if bad is None or bad.plan is None or bad.error.column is None:
+            raise error
+        rows.append(_Row(bad.data, bad.frame, bad.plan, {}, []).without(bad.error))
+    # Rows of which the same columns are refused are decoded together. Each time one more column
+    # of a row is known to be refused, so that it ends.
+    while rows:
+        groups: dict[tuple[int, frozenset[tuple[str, str]]], list[_Row]] = {}
+        for row in rows:
+            key = id(row.plan), frozenset(row.forms.items())
+            groups.setdefault(key, []).append(row)
+        rows = []
+        for group in groups.values():
+            decoder = _decoder(group[0], chunk, decoding)
+            frames = [group[0].plan.relation.frame, *(row.data for row in group)]
+            # The column lsn gets the place of each row in the group.
+            for changes in decoder.decode(frames, lsns=np.array([0, *range(len(group))])):
+                batch = pa.record_batch(changes)
+                taken = [group[i] for i in batch.column("lsn").to_pylist()]
+                yield RefusedRows(
+                    changes.relation, _placed(batch, chunk, taken), [row.errors for row in taken]
+                )
+            for bad in decoder.errors:
+                if bad.error.column is None:
+                    raise bad.error
+                rows.append(group[bad.frame - 1].without(bad.error))
+
+
+def _decoder(row: _Row, chunk: Chunk, decoding: Mapping[str, Any]) -> ColumnarDecoder:
+    """A decoder for rows like this one."""
+    plan = row.plan
+    natural = layout_of(plan, "spark", Selection())
+    columns = []
+    for field in natural.columns:
+        form = row.forms.get(field.name)
+        if form is not None:
+            made = Field("", "z", text=bytes, binary=bytes)
+            if form == _TEXT:
+                made = text_field(plan.column_types[field.position], plan.settings)
+            field = replace(made, name=field.name, position=field.position)
+        columns.append(field)
+    layout = Layout(plan, tuple(columns), natural.head, natural.metadata)
+    given = {name: value for name, value in decoding.items() if name != "tables"}
+    given |= {"on_error": "collect", "encoding": chunk.encoding, "layouts": lambda _: layout}
+    return ColumnarDecoder(**given)
+
+
+def _placed(batch: pa.RecordBatch, chunk: Chunk, rows: Sequence[_Row]) -> pa.RecordBatch:
+    """Changes with the values that stand beside their frames."""
+    at = pa.array([row.frame for row in rows])
+    beside = {
+        name: chunk.beside.column(name).take(at).combine_chunks()
+        for name in ("commit_lsn", "commit_time", "xid", "seq")
+    }
+    beside["commit_time"] = pc.add(beside["commit_time"], EPOCH_SHIFT)
+    beside["lsn"] = pa.array(chunk.lsns).take(at)
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if chunk.step is not None and chunk.step.copy is not None:
+        beside["lsn"] = beside["commit_lsn"]
+        columns["op"] = pa.array(["read"] * len(batch), pa.string())
+    for name, values in beside.items():
+        columns[name] = values.cast(columns[name].type)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
