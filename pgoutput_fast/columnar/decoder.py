@@ -563,6 +563,10 @@ class ColumnarDecoder:
             return False
         engine = self._engine
         frame = engine.frame()
+        # Tracebacks are not looked at here, and take 10 kB for each frame.
+        one: BaseException | None = error
+        while one is not None:
+            one.__traceback__, one = None, one.__context__
         engine.sync()
         state = engine.state
         plan = None

@@ -53,6 +53,9 @@ RECORD_DDL = "topic string, key string, value string, lsn bigint, commit_lsn big
 PLACEHOLDER = "__debezium_unavailable_value"
 """What stands for a value that the server did not send."""
 
+_REFUSED_ROWS = 4096
+"""Rows that are decoded again at once: what is told of each takes some kB in Python's objects."""
+
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "read": "r"}
 _NONE = pa.scalar(None, pa.string())
 
@@ -124,10 +127,11 @@ def envelopes(
         return records(batch, metadata.database, style, key, errors)
 
     def refuse(chunk: Chunk, refusals: list[Refusal]) -> None:
-        for relation, batch, errors in refused_rows(chunk, refusals, decoding):
-            waiting = refused.setdefault(relation.relation_id, [])
-            told = [[{**one, "message": explain(one["message"])} for one in row] for row in errors]
-            waiting.append(made(relation, batch, told))
+        for first in range(0, len(refusals), _REFUSED_ROWS):
+            some = refusals[first : first + _REFUSED_ROWS]
+            for relation, batch, errors in refused_rows(chunk, some, decoding, explain):
+                waiting = refused.setdefault(relation.relation_id, [])
+                waiting.append(made(relation, batch, errors))
 
     reader = ChangeReader(decoding, follower, refused=refuse)
     for unit in units:

@@ -6,7 +6,8 @@ without an error beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,7 +84,10 @@ def _raw(frame: bytes, offset: int) -> bytes:
 
 
 def refused_rows(
-    chunk: Chunk, refusals: Sequence[Refusal], decoding: Mapping[str, Any]
+    chunk: Chunk,
+    refusals: Sequence[Refusal],
+    decoding: Mapping[str, Any],
+    explain: Callable[[str], str],
 ) -> Iterator[RefusedRows]:
     """Decode refused rows again, each refused value as its text, or else as its bytes.
 
@@ -94,6 +98,8 @@ def refused_rows(
         Of frames of the chunk.
     decoding : dict
         Arguments of the ColumnarDecoder that refused them.
+    explain : callable
+        Makes the text of an error that of the source, such as to name options.
 
     Raises
     ------
@@ -121,9 +127,10 @@ def refused_rows(
             for changes in decoder.decode(frames, lsns=np.array([0, *range(len(group))])):
                 batch = pa.record_batch(changes)
                 taken = [group[i] for i in batch.column("lsn").to_pylist()]
-                yield RefusedRows(
-                    changes.relation, _placed(batch, chunk, taken), [row.errors for row in taken]
-                )
+                for one in itertools.chain.from_iterable(row.errors for row in taken):
+                    one["message"] = explain(one["message"])
+                errors = [row.errors for row in taken]
+                yield RefusedRows(changes.relation, _placed(batch, chunk, taken), errors)
             for bad in decoder.errors:
                 if bad.error.column is None:
                     raise bad.error
