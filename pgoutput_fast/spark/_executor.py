@@ -543,10 +543,12 @@ class FrameReader:
             self.follower.check(self.target.version.relation_id, self.where)
         error.frame = None  # the place in the error names it already
         place = f"{self.target.table}: {self.where}, frame {frame}"
+        found = explained(place, error, self.decoder.state, frame, self.path)
         if self.lsns is not None and frame is not None:
             lsn = self.lsns[frame].as_py()
-            place += "" if lsn is None or lsn < 0 else f", LSN {format_lsn(lsn)}"
-        return explained(place, error, self.decoder.state, frame, self.path)
+            if lsn is not None and lsn >= 0:
+                found.args = (f"{found.args[0]}; the frame has the LSN {format_lsn(lsn)}",)
+        return found
 
     @property
     def messages(self) -> dict[int, Message]:
