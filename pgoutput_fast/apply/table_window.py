@@ -38,7 +38,7 @@ _TOGETHER = 4096
 class _Part(NamedTuple):
     """Changes that are folded together, and what is altered before.
 
-    Fields: alterations, folding, key, begins (an LSN), schema (of the first of the changes).
+    Fields: alterations, folding, key, begins (an LSN), schema (of the columns at its end).
     """
 
     alterations: list[Alteration]
@@ -273,6 +273,7 @@ class TableWindow:
         renames = any(isinstance(one, (Removed, Renamed)) for one in alterations)
         if self._parts and self._parts[-1].key == key and not renames and self._goes_on(nothing):
             self._parts[-1].alterations.extend(alterations)
+            self._parts[-1] = self._parts[-1]._replace(schema=form.schema)
             return
         if self._parts and lsn <= self._folded:
             what = "columns were" if renames else "key was"

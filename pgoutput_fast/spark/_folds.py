@@ -44,7 +44,7 @@ class FoldedPart(NamedTuple):
     """Changes that are folded together.
 
     Fields: alterations (done before), key, end (the LSN before which they were committed), schema
-    (of the first of them), files.
+    (of the columns at its end), files.
     """
 
     alterations: Sequence[Alteration]
@@ -137,12 +137,12 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
             state.create(task.first)
         for number, part in enumerate(task.parts, 1):
             folding = Folding(part.key)
-            folding.add(_empty(part.schema))
             for file in part.files:
                 folding.add(_empty(file.schema))
                 for rows in _rows(target, file):
                     with as_incomplete(makes_null=True):  # then the driver decides
                         folding.add(since(rows, state.lsn))
+            folding.add(_empty(part.schema))
             alterations = [_stored(one) for one in part.alterations]
             with as_incomplete(makes_null=True):  # then the driver decides
                 net = with_added(folding.finish(), alterations)
