@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RetryableError
+from ..errors import PgOutputError, RetryableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,14 @@ def default_memory() -> int:
         except (OSError, ValueError):  # there is no such group, or it has no limit
             continue
     return min(max(total // _PART, _LEAST_DEFAULT), _MOST_MEMORY)
+
+
+def check_memory(memory: int | None) -> None:
+    """Refuse a memory limit that is no number of bytes, or too small."""
+    if memory is not None and type(memory) is not int:
+        raise TypeError(f"duckdb_memory must be an int, not {type(memory).__name__}")
+    if memory is not None and memory < LEAST_MEMORY:
+        raise PgOutputError(f"duckdb_memory must be {LEAST_MEMORY} bytes at least, not {memory}")
 
 
 def is_busy(error: Exception) -> bool:

@@ -131,10 +131,11 @@ class DuckdbTarget:
             if lacks_memory(error):
                 said = str(error).partition("\n")[0]
                 raise TargetError(
-                    f"can't write {self.path}: a window has more than a transaction of DuckDB "
-                    f"takes in duckdb_memory={self.file.memory} bytes ({said}). DuckDB holds long "
-                    "values, and new or altered tables, in memory until the commit. Give more; "
-                    "a smaller window_bytes= helps if the window has several transactions"
+                    f"can't write {self.path}: DuckDB can't write it within "
+                    f"duckdb_memory={self.file.memory} bytes ({said}). It needs memory for 2,048 "
+                    "rows of each table with long values, and for tables that a transaction makes "
+                    "or alters. Give more; nothing is lost. A smaller window_bytes= helps if a "
+                    "window has several transactions that make or alter tables"
                 ) from error
             whole = self._duckdb.IOException, self._duckdb.FatalException
             kind = TargetError if isinstance(error, whole) else PgOutputError

@@ -27,7 +27,7 @@ from ..policies import Policies
 from ..segments.listing import contents, has_begun
 from .continuity import consumer_name, lost_tables, origin_of
 from .departures import check_partitions, check_tables
-from .duckdb_file import LEAST_MEMORY
+from .duckdb_file import check_memory
 from .embedded_capture import EmbeddedCapture, check_slot, libpq_keywords
 from .syncing import (
     Engine,
@@ -492,12 +492,7 @@ def _opened(opened: OpenedTarget, engine: Engine | None) -> OpenedTarget:
 
 def _check_numbers(duckdb_memory: int | None, lock_timeout: float | None) -> None:
     """Refuse numbers that are none, or too small."""
-    if duckdb_memory is not None and type(duckdb_memory) is not int:
-        raise TypeError(f"duckdb_memory must be an int, not {type(duckdb_memory).__name__}")
-    if duckdb_memory is not None and duckdb_memory < LEAST_MEMORY:
-        raise PgOutputError(
-            f"duckdb_memory must be {LEAST_MEMORY} bytes at least, not {duckdb_memory}"
-        )
+    check_memory(duckdb_memory)
     if lock_timeout is not None and type(lock_timeout) not in (int, float):
         kind = type(lock_timeout).__name__
         raise TypeError(f"lock_timeout must be a number of seconds, not {kind}")

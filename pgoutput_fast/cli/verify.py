@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from ..apply.duckdb_file import LEAST_MEMORY
 from ..errors import PgOutputError, counted, printable, without_passwords
 from ..lsn import format_lsn
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
@@ -22,6 +23,7 @@ from ..watching.logs import Formatter, logged, write_line
 from ._dsn import dsn_options, given_dsn, publications_option
 from ._inspect_to import policies_option
 from ._named import in_options
+from ._quantities import ByteCount
 from ._spark_engine import check_options, running_engine, spark_options
 from ._style import Paint, paint_for
 
@@ -82,6 +84,13 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
     help="How many rows that differ are shown for each table.",
 )
 @policies_option("A policy with which a sync wrote the target, e.g. infinity=null.")
+@click.option(
+    "--duckdb-memory",
+    type=ByteCount(LEAST_MEMORY),
+    metavar="BYTES",
+    help="What DuckDB may take; by default a quarter of the memory of the machine or the "
+    "container, but 384MB at least and 4GB at most.",
+)
 @spark_options
 @click.option("--json", "as_object", is_flag=True, help="The result as one JSON object.")
 @click.pass_context

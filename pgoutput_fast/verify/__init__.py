@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..apply.duckdb_file import check_memory
 from ..connections import ConnectionParameters, check_publication_names
 from ..errors import PgOutputError
 from ..lsn import format_lsn
@@ -82,6 +83,7 @@ def verify(
     storage_options: Mapping[str, str] | None = None,
     engine: Engine | None = None,
     policies: Policies | None = None,
+    duckdb_memory: int | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
     **keywords: object,
 ) -> Report:
@@ -122,6 +124,9 @@ def verify(
     policies : Policies, optional
         Those of the sync that keeps the target: the server's values are changed as they say. An
         export has its own stored.
+    duckdb_memory : int, optional
+        The bytes of memory that DuckDB may take in this process, by default as of `sync`. A
+        directory of segments is read without DuckDB.
     progress : callable, optional
     **keywords
         Parameters of libpq by name.
@@ -146,6 +151,7 @@ def verify(
             raise PgOutputError(f"{name}={number!r}: expected a number")
     if type(timeout) not in (int, float) or not timeout > 0:
         raise PgOutputError(f"timeout={timeout!r}: expected a number of seconds above 0")
+    check_memory(duckdb_memory)
     if policies is not None and not isinstance(policies, Policies):
         raise TypeError(f"policies must be a Policies, not {type(policies).__name__}")
     parameters = ConnectionParameters(dsn, keywords)
@@ -155,7 +161,7 @@ def verify(
             return TypeRegistry.from_connection(connection)
 
     with contextlib.closing(
-        open_target(target, segments, types, storage_options, engine, policies)
+        open_target(target, segments, types, storage_options, engine, policies, duckdb_memory)
     ) as opened:
         run = _Verification(
             parameters, publications, opened, _Chosen(tables, exclude), timeout, shown, progress

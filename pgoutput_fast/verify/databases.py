@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..apply.duckdb_file import default_memory, lacks_memory
 from ..errors import PgOutputError
 from .texts import Held, literal
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 ATTACHED = "target"
 """The name that a target's database has while it is read."""
 
-_MEMORY = "512MB"
 _BUSY = 30.0
 """Seconds for which a database is tried that another process holds open."""
 _PAUSE = 0.005
@@ -34,6 +34,8 @@ class Database:
         What is read: a file of duckdb, or a directory.
     threads : int, optional
         By default as many as the machine has cores.
+    memory : int, optional
+        The bytes that duckdb may take; by default as those of a sync.
 
     Attributes
     ----------
@@ -42,7 +44,7 @@ class Database:
     connection : duckdb.DuckDBPyConnection
     """
 
-    def __init__(self, path: Path, threads: int | None = None) -> None:
+    def __init__(self, path: Path, threads: int | None = None, memory: int | None = None) -> None:
         try:
             import duckdb
         except ImportError as error:
@@ -54,8 +56,9 @@ class Database:
         self._held = contextlib.ExitStack()
         self.directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
         self._held.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        self._memory = default_memory() if memory is None else memory
         config: dict[str, Any] = {
-            "memory_limit": _MEMORY,
+            "memory_limit": f"{self._memory}B",
             "temp_directory": str(self.directory / "duckdb"),
             "autoinstall_known_extensions": False,
         }
@@ -67,12 +70,23 @@ class Database:
         """Delete what was made."""
         self._held.close()
 
+    def limit_memory(self, memory: int) -> None:
+        """Have duckdb take so many bytes at most from now on."""
+        self._memory = memory
+        self.connection.execute(f"SET memory_limit = '{memory}B'")
+
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
         """Raise duckdb's errors as this package's."""
         try:
             yield
         except self._duckdb.Error as error:
+            if lacks_memory(error):
+                said = str(error).partition("\n")[0]
+                raise PgOutputError(
+                    f"can't read {self.path} within duckdb_memory={self._memory} bytes ({said}). "
+                    "DuckDB reads up to 2,048 rows of a column at once: give more"
+                ) from error
             raise PgOutputError(f"can't read {self.path}: {error}") from error
 
     @contextlib.contextmanager

@@ -29,6 +29,8 @@ _TASK_BYTES = 256 << 20
 """Of files: larger tables have more tasks than there are cores."""
 _ROWS = 1 << 14
 """That are read at once."""
+_MEMORY = 512 << 20
+"""Bytes that DuckDB may take in a task."""
 
 
 class Engine(Protocol):
@@ -102,9 +104,10 @@ def ask_rows(task: StateTask) -> Any:
         The files can't be read.
     """
     place = Place(task.of.uri, task.of.options)
+    path = place.path or Path(place.uri)
     # Other tasks have the other cores.
     with (
-        contextlib.closing(Database(place.path or Path(place.uri), threads=1)) as database,
+        contextlib.closing(Database(path, threads=1, memory=_MEMORY)) as database,
         place.refusals("the tables"),
     ):
         database.connection.execute("SET preserve_insertion_order = false")

@@ -34,6 +34,7 @@ def open_target(
     storage_options: Mapping[str, str] | None = None,
     engine: Engine | None = None,
     policies: Policies | None = None,
+    duckdb_memory: int | None = None,
 ) -> Target:
     """Open the target that a text names.
 
@@ -53,6 +54,8 @@ def open_target(
         What reads the rows of Delta tables; by default this process.
     policies : Policies, optional
         Those with which a sync wrote the target.
+    duckdb_memory : int, optional
+        The bytes that DuckDB may take.
 
     Raises
     ------
@@ -76,6 +79,14 @@ def open_target(
                 "its own stored, and segments have the server's values: leave them out"
             )
         target.policies = policies
+    if duckdb_memory is not None:
+        if not isinstance(target, States | ExportTarget):
+            target.close()
+            raise PgOutputError(
+                f"{given} is a directory of segments, which is read without DuckDB: leave out "
+                "duckdb_memory="
+            )
+        target.limit_memory(duckdb_memory)
     return target
 
 

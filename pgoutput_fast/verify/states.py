@@ -150,6 +150,10 @@ class States:
 
     # --- the target ------------------------------------------------------------------------------
 
+    def limit_memory(self, memory: int) -> None:
+        """Have duckdb take so many bytes at most."""
+        self._database.limit_memory(memory)
+
     def identify(self) -> None:
         """See `Target`."""
         with self._reading():

@@ -190,6 +190,10 @@ class ExportTarget:
             found = connection.execute(f"FROM {ATTACHED}.pgoutput_fast.manifest").fetchone()
         return checked(found[0] if found else "", f"the manifest in {self._path}")
 
+    def limit_memory(self, memory: int) -> None:
+        """Have duckdb take so many bytes at most."""
+        self._database.limit_memory(memory)
+
     def identify(self) -> None:
         """See `Target`."""
         self._identify(self._manifest())

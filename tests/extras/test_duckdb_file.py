@@ -19,6 +19,10 @@ import pgoutput_fast as pf
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import duckdb_file, syncing
 from pgoutput_fast.errors import RetryableError
+from pgoutput_fast.verify import verify
+from pgoutput_fast.verify.databases import Database
+from pgoutput_fast.verify.opening import open_target
+from pgoutput_fast.verify.states import States
 
 duckdb = pytest.importorskip("duckdb")
 
@@ -179,3 +183,32 @@ def test_uuids_and_jsonb_have_duckdbs_types(made: MadeDirectory, tmp_path: Path)
         ).fetchall()
         assert row == (other, "1", invalid, f"[{one}]")
         connection.execute("SELECT after.b ->> 'a' FROM changes.\"public.own\"").fetchall()
+
+
+def test_verify_keeps_within_a_limit(made: MadeDirectory, tables: DuckdbTables) -> None:
+    """By default the limit is that of sync. An error names the limit."""
+    with contextlib.closing(open_target(tables.target, None, pf.TypeRegistry)) as opened:
+        assert isinstance(opened, States)
+        database = opened._database
+        assert _limit(database) == duckdb_file.default_memory()
+        opened.limit_memory(64 * MB)
+        assert _limit(database) == 64 * MB
+        with (
+            pytest.raises(pf.PgOutputError, match=f"duckdb_memory={64 * MB} bytes"),
+            database.refusals(),
+        ):
+            database.connection.execute(
+                "SELECT string_agg(repeat('x', 1000000) || i, '') FROM range(200) t(i)"
+            )
+    for memory, error in (("1GB", TypeError), (MB, pf.PgOutputError)):
+        with pytest.raises(error, match="duckdb_memory"):
+            verify(publications=["p"], target=tables.target, duckdb_memory=memory)  # type: ignore[arg-type]
+    with pytest.raises(pf.PgOutputError, match="duckdb_memory="):
+        open_target(str(made.directory), None, pf.TypeRegistry, duckdb_memory=GB)
+
+
+def _limit(database: Database) -> int:
+    """The limit of a database, which DuckDB shows in tenths of a MiB, or GiB."""
+    ((text,),) = database.connection.execute("SELECT current_setting('memory_limit')").fetchall()
+    number, unit = text.split()
+    return round(float(number) * {"MiB": MB, "GiB": GB}[unit])
