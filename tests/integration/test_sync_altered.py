@@ -161,7 +161,7 @@ def test_a_key_that_no_change_tells(
     ("version", "kind"), [(18, "delta"), pytest.param(18, "distributed", marks=pytest.mark.slow)]
 )
 def test_a_copy_without_the_column_of_partitions(synced: Synced) -> None:
-    synced.options["partition_by"] = {"public.t": ["v"]}
+    synced.options.update(partition_by={"public.t": ["v"]}, on_error="stop")
     synced.sync()
     synced.database.execute("ALTER TABLE t DROP v")
     ((relation_id,),) = synced.database.execute("SELECT 't'::regclass::oid::bigint")

@@ -862,7 +862,7 @@ def test_a_report_of_what_ends_by_an_error(published: Any, run: Running, tmp_pat
     given = arguments(published, file, "--until", "now", "--report", report)
     run(given)
     published.execute("ALTER TABLE t ADD day date", "INSERT INTO t VALUES (99, 'x', 'infinity')")
-    run(given, code=1)
+    run([*given, "--on-error", "stop"], code=1)
     (_, shown) = report.read_text().split("<body>")
     page = Page(shown).shown
     lsn = pf.format_lsn(_progress(file)[0]["lsn"])
@@ -876,7 +876,7 @@ def test_a_report_of_what_ends_by_an_error(published: Any, run: Running, tmp_pat
     assert "--policy infinity=..." in head
     assert "Policies(" not in page
     published.execute("UPDATE t SET day = NULL")
-    run([*given, "--policy", "infinity=null"])
+    run([*given, "--policy", "infinity=null", "--change-policies"])
     assert "All tables are kept up to date." in report.read_text()
 
 
