@@ -51,7 +51,8 @@ class Formatter(logging.Formatter):
         if self._kind == "text":
             lines = [f"{when} {record.levelname} {printable(message)}"]
             if failed is not None:
-                lines += map(printable, failed.splitlines())
+                parts = (line.split("\t") for line in failed.splitlines())
+                lines += ["\t".join(map(printable, line)) for line in parts]
             return "\n".join(lines)
         fields: dict[str, Any] = {
             "ts": when,

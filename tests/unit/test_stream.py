@@ -442,6 +442,7 @@ def test_it_comes_with_the_answer_that_the_stream_begins(begin, monkeypatch):
     made = walsender.ReplicationConnection()
     made._connection, made.left_out, made.wal_sender_timeout = connection, None, 0
     made._beside, made.in_recovery = None, False
+    made.settings = {"client_encoding": "UTF8"}
     made.start("s", 0, {})
     assert len(connection.messages) == 1
     stream = stream_of(made)
