@@ -252,9 +252,7 @@ def capture(
         return opened
 
     def begin() -> tuple[Members, CatalogRead | None, Begun]:
-        unless_stopped(
-            lambda: (warn_of_identities(parameters, publications),), lambda _: None, stop
-        )
+        unless_stopped(lambda: warn_of_identities(parameters, publications), lambda _: None, stop)
         # Asked before the slot is made: what changes later is seen as a change.
         members = read_members(parameters, publications) if copies else Members({}, 0)
         types = None

@@ -77,8 +77,13 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
     return Members({one.relation_id: one for one in found}, parse_lsn(lsn))
 
 
-def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[str]) -> None:
+def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[str]) -> int:
     """Warn of tables whose updates and deletes the server refuses, as they have no identity.
+
+    Returns
+    -------
+    int
+        The number of these tables.
 
     Raises
     ------
@@ -97,9 +102,9 @@ def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[
         raise
     except PgOutputError as error:
         _log.debug("%s", error)  # the stream says what it needs
-        return
+        return 0
     if not found:
-        return
+        return 0
     statements = []
     for table, identity in found[:_SHOWN]:
         name = sql.Identifier(table.namespace, table.name).as_string(None)
@@ -112,6 +117,7 @@ def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[
         f" And {more:,} more, which pgoutput-fast doctor names" if more > 0 else "",
         extra={"event": "identity"},
     )  # fmt: skip
+    return len(found)
 
 
 class Watch:
