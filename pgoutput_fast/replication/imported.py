@@ -21,8 +21,7 @@ from ..connections import (
 from ..errors import PgOutputError
 from ..names import qualified
 from ..transcode import inserts_of_copy
-from .waiter import COPY_NAP, IDLE_POLL, Waiter
-from .walsender import wait_for
+from .waiter import COPY_NAP, IDLE_POLL, Waiter, forget_notifications, take_input, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -254,6 +253,7 @@ class Reader:
             while length >= 0:
                 check()
                 length = pack(pgconn, data, max(_FRAMES_BYTES - len(data), 1))
+                forget_notifications(pgconn)
                 if length == 0:
                     self._waiter.wait(None, collects=bool(data), came=len(data) > came)
                     came = len(data)
@@ -310,7 +310,7 @@ class Reader:
         while pgconn.is_busy():
             check()
             wait_for(pgconn, select.POLLIN, IDLE_POLL)
-            pgconn.consume_input()
+            take_input(pgconn)
         return pgconn.get_result()
 
 

@@ -23,15 +23,15 @@ from .._impl import twin
 from ..connections import STREAM_ADVICE, result_error, server_error
 from ..errors import PgOutputError, RetryableError
 from ..protocol.copydata import parse_keepalive, status_update
-from .waiter import IDLE_POLL, Waiter
-from .walsender import (
-    ReplicationConnection,
+from .waiter import (
+    IDLE_POLL,
+    Waiter,
     forget_notifications,
-    left_out_error,
     next_result,
     take_input,
     wait_for,
 )
+from .walsender import ReplicationConnection, left_out_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

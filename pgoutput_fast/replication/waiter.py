@@ -95,9 +95,42 @@ class Waiter:
             self._poll.poll(min(_FIRST_TCP_POLL if self._was_idle else _TCP_POLL, left) * 1000)
             self._was_idle = False
         # This is done after a timeout too, as fewer bytes may be there than the poll waited for.
-        self._pgconn.consume_input()
+        take_input(self._pgconn)
 
     def _set_low_water(self, size: int) -> None:
         if not self._is_unix and size != self._low_water:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._low_water = size
+
+
+def take_input(pgconn: pq.abc.PGconn) -> None:
+    """Have libpq take what the socket has, and throw away notifications, which it would keep."""
+    pgconn.consume_input()
+    forget_notifications(pgconn)
+
+
+def forget_notifications(pgconn: pq.abc.PGconn) -> None:
+    """Throw away notifications, which libpq keeps until somebody asks for them."""
+    while pgconn.notifies() is not None:
+        pass
+
+
+def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
+    """The next result of a command, None behind the last; while it is waited for, Ctrl-C is heard.
+
+    Raises
+    ------
+    psycopg.Error
+        The connection is lost.
+    """
+    while pgconn.is_busy():
+        wait_for(pgconn, select.POLLIN, 1.0)
+        take_input(pgconn)
+    return pgconn.get_result()
+
+
+def wait_for(pgconn: pq.abc.PGconn, event: int, seconds: float) -> None:
+    """Wait until libpq's socket can be read (`select.POLLIN`) or written (`select.POLLOUT`)."""
+    poll = select.poll()  # which select() can't do for descriptors above 1023
+    poll.register(pgconn.socket, event)
+    poll.poll(seconds * 1000)

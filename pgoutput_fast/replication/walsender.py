@@ -29,6 +29,7 @@ from ..connections import (
 )
 from ..errors import MOST_SERVER_TEXT, PgOutputError, RetryableError, printable, shortened
 from ..lsn import format_lsn, parse_lsn
+from .waiter import next_result, take_input, wait_for
 
 if TYPE_CHECKING:
     import threading
@@ -736,39 +737,6 @@ class _Notices:
 
 
 _notices = _Notices()
-
-
-def take_input(pgconn: pq.abc.PGconn) -> None:
-    """Have libpq take what the socket has, and throw away notifications, which it would keep."""
-    pgconn.consume_input()
-    forget_notifications(pgconn)
-
-
-def forget_notifications(pgconn: pq.abc.PGconn) -> None:
-    """Throw away notifications, which libpq keeps until somebody asks for them."""
-    while pgconn.notifies() is not None:
-        pass
-
-
-def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
-    """The next result of a command, None behind the last; while it is waited for, Ctrl-C is heard.
-
-    Raises
-    ------
-    psycopg.Error
-        The connection is lost.
-    """
-    while pgconn.is_busy():
-        wait_for(pgconn, select.POLLIN, 1.0)
-        take_input(pgconn)
-    return pgconn.get_result()
-
-
-def wait_for(pgconn: pq.abc.PGconn, event: int, seconds: float) -> None:
-    """Wait until libpq's socket can be read (`select.POLLIN`) or written (`select.POLLOUT`)."""
-    poll = select.poll()  # which select() can't do for descriptors above 1023
-    poll.register(pgconn.socket, event)
-    poll.poll(seconds * 1000)
 
 
 def check_slot_name(name: str) -> None:
