@@ -308,7 +308,11 @@ class _Verification:
             changes = self._changes(moment, sides, position)
             for number, (relation_id, side) in enumerate(sides.items()):
                 self._tell("comparing", side.table, number, len(sides))
-                self._results[relation_id] = self._first_result(side, changes[relation_id])
+                try:
+                    result = self._first_result(side, changes[relation_id])
+                except NotComparable as error:
+                    result = _refused(side.table, error)
+                self._results[relation_id] = result
 
     def look_again(self) -> None:
         """Compare the rows that are pending, at a later moment."""
@@ -331,7 +335,11 @@ class _Verification:
             changes = self._changes(moment, sides, position)
             for number, (relation_id, side) in enumerate(sides.items()):
                 self._tell("looking again", side.table, number, len(sides))
-                self._again(relation_id, side, changes[relation_id])
+                try:
+                    self._again(relation_id, side, changes[relation_id])
+                except NotComparable as error:
+                    self._pending.pop(relation_id)
+                    self._unsettle(relation_id, str(error))
 
     def _moment(self, relation_ids: Collection[int] | None = None) -> Moment:
         self._tell("making a snapshot", None, 0, 0)
@@ -398,11 +406,7 @@ class _Verification:
             try:
                 side = self._side(moment, table, tell)
             except NotComparable as error:
-                state: State = "different" if isinstance(error, NotTheTable) else "not compared"
-                state = "unsettled" if table.is_moving else state
-                self._results[table.table.relation_id] = TableResult(
-                    table.table.namespace, table.table.name, state, str(error)
-                )
+                self._results[table.table.relation_id] = _refused(table, error)
             else:
                 found[table.table.relation_id] = side
         return found
@@ -505,6 +509,13 @@ class _Verification:
         result = self._results[relation_id]
         if result.state == "equal":
             self._results[relation_id] = dataclasses.replace(result, state="unsettled", why=why)
+
+
+def _refused(table: ServerTable, error: NotComparable) -> TableResult:
+    """The result for a table that can't be compared."""
+    state: State = "different" if isinstance(error, NotTheTable) else "not compared"
+    state = "unsettled" if table.is_moving else state
+    return TableResult(table.table.namespace, table.table.name, state, str(error))
 
 
 def _segments(target: Target) -> str:

@@ -17,12 +17,13 @@ import pyarrow.dataset as ds
 from ..apply.delta_place import Place, require_deltalake
 from ..errors import PgOutputError
 from .databases import Database
-from .states import STATE_ROWS, DeltaStates, Kept, Source, StateRows
+from .states import STATE_ROWS, DeltaStates, Source, StateRows
 from .sums import Rows, Sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from ..apply.targets import Held as Kept
     from ..spark._jobs import Jobs
 
 _TASK_BYTES = 256 << 20

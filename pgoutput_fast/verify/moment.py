@@ -14,7 +14,7 @@ import psycopg
 from .. import Begin, Decoder, Delete, Insert, Relation, Truncate, Update
 from ..catalog import CatalogTable, catalog_of
 from ..connections import ConnectionParameters, server_error
-from ..errors import PgOutputError
+from ..errors import DecodeError, PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from ..names import qualified
 from ..objects import UNCHANGED
@@ -26,7 +26,7 @@ from ..replication.snapshot import open_snapshot
 from ..replication.stream_options import StreamOptions
 from ..types import ColumnType, TypeRegistry, column_type
 from .sums import Sum
-from .texts import joined, literal, quoted
+from .texts import NotComparable, joined, literal, quoted
 
 if TYPE_CHECKING:
     from .texts import Texts
@@ -42,6 +42,10 @@ _PLANNING = (
     "enable_indexonlyscan",
     "enable_bitmapscan",
     "synchronize_seqscans",
+)
+_NO_TEXT = (
+    "it has text whose bytes are not UTF-8, as a database of SQL_ASCII may have: exclude the "
+    "column, or have the target hold such text as bytes (the policy invalid_text='binary')"
 )
 _AT_ONCE = 1000  # rows whose names are asked for in one statement
 
@@ -322,9 +326,13 @@ class _Collector:
     def take(self, message: Insert | Update | Delete | Relation) -> None:
         if isinstance(message, Relation):
             self._relation(message)
-            return
-        if self._why:
-            return
+        elif not self._why:
+            try:
+                self._take_row(message)
+            except DecodeError as error:
+                self._why = f"a row changed, and verify can't read its key: {error}"
+
+    def _take_row(self, message: Insert | Update | Delete) -> None:
         before = after = None
         known: set[int] = set()  # columns of the old row that were sent
         if not isinstance(message, Insert) and message.old is not None:
@@ -447,7 +455,12 @@ class ServerRows:
 
     def _run(self, query: str) -> Iterator[Any]:
         with refusals(f"can't read {qualified(self._table.table)}"):
-            yield from self._connection.execute(query.encode())
+            try:
+                with self._connection.transaction():  # the other tables are read after an error
+                    found = self._connection.execute(query.encode())
+            except psycopg.errors.CharacterNotInRepertoire as error:
+                raise NotComparable(_NO_TEXT) from error
+            yield from found
 
     def names_of(
         self, columns: Sequence[str], rows: Sequence[Sequence[str | None]]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..apply.delta_place import Place, directory_of, require_deltalake
 from ..apply.naming import free_name, stored_table
+from ..apply.progress_rows import held_tables
 from ..apply.stored_changes import NO_COLUMN
-from ..apply.targets import TARGET_FORMAT, Column
+from ..apply.targets import TARGET_FORMAT
 from ..directory.copies import Tables
 from ..errors import PgOutputError
 from ..lsn import format_lsn
@@ -31,6 +32,7 @@ from .texts import Held, NotComparable, NotTheTable, Texts, TextsOf, literal, pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from ..apply.targets import Held as Kept
     from ..directory.copies import TableState
     from .moment import ServerTable
     from .sums import Rows
@@ -38,29 +40,9 @@ if TYPE_CHECKING:
 _COPIED = "copied"
 _APP = "pgoutput_fast"
 """How commits of a sync are named in the log of a Delta table."""
-_PROGRESS = (
-    "relation_id", "schema", "table", "stored", "lsn", "copy_lsn", "stale", "columns",
-)  # fmt: skip
 STATE_ROWS = "state_rows"
 """What duckdb calls the rows of a Delta table."""
 _AT_ONCE = 1000  # rows that are taken from duckdb at once
-
-
-class Kept(NamedTuple):
-    """What a target says of one of its tables.
-
-    Fields: relation_id, namespace, name, stored, lsn, copy_lsn, stale, columns; see `Held` in
-    :mod:`pgoutput_fast.apply.targets`.
-    """
-
-    relation_id: int
-    namespace: str
-    name: str
-    stored: str
-    lsn: int
-    copy_lsn: int
-    stale: str | None
-    columns: tuple[Column, ...]
 
 
 class Source(NamedTuple):
@@ -220,6 +202,10 @@ class States:
 
     def _check(self, relation_id: int, kept: Kept | None, source: Source) -> None:
         """Whether the rows can be compared; note how far they are."""
+        if kept is not None and kept.paused is not None:
+            raise NotComparable(
+                f"it is paused, and its changes wait in the change log: {kept.paused.reason}"
+            )
         if kept is not None and kept.stale is not None:
             raise NotComparable(f"its rows are not kept up to date: {kept.stale}")
         state = self._states.get(relation_id)
@@ -309,12 +295,11 @@ class DuckdbStates(States):
         run = self._connection.execute
         (found,) = run(f"FROM {ATTACHED}._source").fetchall()
         self._check_format(found[0])
-        rows = run(
-            f"SELECT {', '.join(map(quoted, _PROGRESS))} FROM {ATTACHED}._progress"  # noqa: S608
-        ).fetchall()
+        rows = self._connection.sql(f"FROM {ATTACHED}._progress").to_arrow_table()
         chosen = None if found[5] is None else tuple(found[5])
         policies = policies_of((found[9] if len(found) > 9 else None) or ())
-        return Source._make([*found[1:5], chosen, {row[0]: _kept(row) for row in rows}, policies])
+        tables = {one.relation_id: one for one, _ in held_tables(rows)}
+        return Source._make([*found[1:5], chosen, tables, policies])
 
     def _state(self, kept: Kept, source: Source) -> str:
         return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}")
@@ -351,9 +336,9 @@ class DeltaStates(States):
         progress = self._open("_progress")
         described = json.loads(progress.metadata().description)
         self._check_format(described["format"])
-        rows = progress.to_pyarrow_dataset().to_table([*_PROGRESS, "moves"]).to_pylist()
-        self._moved = {row["relation_id"]: json.loads(row["moves"]) for row in rows}
-        tables = {row["relation_id"]: _kept([row[name] for name in _PROGRESS]) for row in rows}
+        found = [*held_tables(progress.to_pyarrow_dataset().to_table())]
+        self._moved = {one.relation_id: json.loads(row["moves"]) for one, row in found}
+        tables = {one.relation_id: one for one, _ in found}
         return Source(
             described["system_identifier"],
             described["database"],
@@ -409,11 +394,6 @@ def _check_no_more(columns: set[str]) -> None:
         raise NotTheTable(
             f"the target has column {min(columns)}, which the server's table does not publish"
         )
-
-
-def _kept(row: Sequence[Any]) -> Kept:
-    """A row of `_progress`, in the order of `_PROGRESS`."""
-    return Kept._make([*row[:7], tuple(Column(*one) for one in json.loads(row[7]))])
 
 
 def _copy_of(relation_id: int) -> str:
@@ -554,4 +534,4 @@ def _beginning(within: Sequence[str] | None) -> str:
     return f" WHERE substr(n, 1, {length}) IN (SELECT unnest(?::VARCHAR[]))"
 
 
-__all__ = ["STATE_ROWS", "DeltaStates", "DuckdbStates", "Kept", "Source", "StateRows", "States"]
+__all__ = ["STATE_ROWS", "DeltaStates", "DuckdbStates", "Source", "StateRows", "States"]

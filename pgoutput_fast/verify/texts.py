@@ -226,6 +226,15 @@ NOT_COMPARED: dict[str, str] = {
 SERVERS_TEXT = Form((), ("varchar",), _SERVERS_TEXT, "{c}", "{c}", "the server's text")
 """The canonical text of all types that a target holds as text, unless they are in `FORMS`."""
 
+RAW_TEXT = Form(
+    ("text",), ("blob",),
+    # To SQL_ASCII means without a conversion, so that no byte of the text is refused.
+    "CASE WHEN num_nulls({c}) = 0 THEN encode(convert_to(format('%s', {c}), 'SQL_ASCII'), 'hex') "
+    "END",
+    "lower(hex({c}))", "lower(hex({c}))", "hexadecimal digits",
+)  # fmt: skip
+"""The canonical text of texts of an SQL_ASCII database that a target holds as bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextsOf:
@@ -267,7 +276,7 @@ class TextsOf:
         if codec == "hstore" and held.kind == "map":
             return self._hstore(server, target)
         form = next(
-            (one for one in FORMS if codec in one.codecs and held.kind in one.kinds),
+            (one for one in (*FORMS, RAW_TEXT) if codec in one.codecs and held.kind in one.kinds),
             SERVERS_TEXT if held.kind == "varchar" else None,
         )
         if form is None:

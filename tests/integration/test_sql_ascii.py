@@ -11,6 +11,7 @@ import pytest
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, replication
+from pgoutput_fast.verify import verify
 
 duckdb = pytest.importorskip("duckdb")
 
@@ -118,3 +119,35 @@ def test_text_of_any_bytes_in_streams(database: Any) -> None:
         transaction = next(iter(stream.transactions()))
         (batch,) = transaction.batches()
         assert pa.record_batch(batch).column("after").to_pylist()[0]["v"] == RAW[4]
+
+
+@pytest.mark.parametrize("choice", ["error", "replace", "binary"])
+def test_verify_compares_bytes_and_refuses_one_table(
+    database: Any, tmp_path: Path, choice: str
+) -> None:
+    target = f"duckdb:{tmp_path}/t.duckdb"
+    policies = pf.Policies(invalid_text=choice)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"publications": ["p"], "target": target}
+    sync = {**given, "slot": f"s_{database.name}", "until": "now", "policies": policies}
+    apply.sync(database.dsn, **sync)
+    run(database, insert(4), insert(6), b"INSERT INTO other VALUES (1)")
+    paused = apply.sync(database.dsn, **sync).paused
+
+    def found(**more: Any) -> dict[str, Any]:
+        report = verify(database.dsn, **given, **more)
+        return {one.name: one for one in report.tables}
+
+    tables = found()
+    assert (tables["other"].state, tables["café"].state) == ("equal", "equal")
+    if choice != "binary":
+        assert tables["t"].state == "not compared"
+        assert paused.get("public.t", "exclude the column") in tables["t"].why
+        assert [*paused] == ["public.t"] * (choice == "error")
+        if choice == "replace":
+            assert found(exclude=["public.t.v", "public.t.w"])["t"].state == "equal"
+        return
+    assert (tables["t"].state, tables["t"].rows) == ("equal", 5)
+    with contextlib.closing(duckdb.connect(str(tmp_path / "t.duckdb"))) as connection:
+        connection.execute("UPDATE state.\"public.t\" SET v = '\\xFF'::BLOB WHERE id = 4")
+    (differing,) = found()["t"].differences
+    assert (differing.key, differing.columns) == ({"id": "4"}, {"v": ("636166e9", "ff")})
