@@ -192,7 +192,7 @@ test-pythons:
 # Versions of PySpark beside the one that all other tests run with, each in an environment of its own.
 # Those before 4.2 have no streaming source in Python that has limits, and leave their sockets open.
 sparks := 4.0.5 4.1.4 4.3.0
-older_spark_tests := $(addprefix tests/spark/test_,dataframes.py dataframes_schema.py frame_columns.py older_versions.py relation_ranges.py state_tables.py) \
+older_spark_tests := $(addprefix tests/spark/test_,dataframes.py dataframes_schema.py frame_columns.py older_versions.py state_tables.py) \
     -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 test-sparks:
 	@failed=; for version in $(sparks); do \

@@ -27,7 +27,6 @@ from ._told_errors import error_of
 from .arrow_frames import frames_dataframe
 from .dataframes import decode_frames, read_segments
 from .frame_columns import decode_udf
-from .relation_ranges import RelationRange, RelationRanges, relations_of
 from .state import current_state
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 __all__ = [
     "PgOutputDataSource",
     "PgOutputQueryListener",
-    "RelationRange",
-    "RelationRanges",
     "SparkEngine",
     "current_state",
     "decode_frames",
@@ -47,7 +44,6 @@ __all__ = [
     "error_of",
     "frames_dataframe",
     "read_segments",
-    "relations_of",
     "session",
     "sync",
 ]

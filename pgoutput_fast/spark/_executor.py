@@ -33,7 +33,6 @@ from pgoutput_fast.protocol.messages import (
 from pgoutput_fast.settings import Settings
 
 from ._column_types import column_ddl, column_field, policies_for
-from ._ranged import Held, with_relations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from pgoutput_fast.history import Follower, History, HistoryPolicy
     from pgoutput_fast.protocol.messages import Message
 
-    from .relation_ranges import RelationRange
 
 # A record batch is given out when it has this many rows or bytes, and at the end of each batch of
 # frames.
@@ -116,9 +114,6 @@ class Target:
     is_settled : bool
         Whether it was settled which table has the name when all of the frames were there, so that
         another table which has it among them had it before.
-    ranges : tuple of RelationRange
-        The Relations of the wanted table, which `version` tells, and the LSNs for which each holds,
-        in their order. If there are any, rows are decoded by these, and need an LSN.
     """
 
     table: str
@@ -133,7 +128,6 @@ class Target:
     since: int | None = None
     known: frozenset[str] = frozenset()
     is_settled: bool = False
-    ranges: tuple[RelationRange, ...] = ()
 
     def has(self, relation: Relation) -> bool:
         """Whether a relation is the wanted table."""
@@ -297,6 +291,12 @@ def explained(
             "frames of a partition need the relations of all tables among them: give relations=, "
             "those of the stream's decoder for example, or partitions that begin with the stream"
         )
+    if error.code == "column_count":
+        advice.append(
+            "the table was altered between this frame and its Relation: keep the Relations that "
+            "the stream has before the rows, or decode the frames before and after the alteration "
+            "in two calls, each with its own relations="
+        )
     if error.code == "out_of_range" and error.tag not in ("B", "b"):
         advice.append(_AS_STRING)
     return PgOutputError("; ".join([f"{place}: {error}", *advice])).locate(error, frame, path)
@@ -443,9 +443,6 @@ class FrameReader:
         # their rows were counted from the first one on; and whether the open chunk is of one.
         self.streamed: set[int] = set()
         self.counted = False
-        self.held: Held | None = None
-        if target.ranges and target.version is not None:
-            self.held = Held(target.table, target.version.relation_id, target.ranges)
 
     def layout(self, plan: RelationPlan) -> Layout | None:
         """The layout for a version of the wanted table; None for other tables."""
@@ -461,7 +458,7 @@ class FrameReader:
         version = self.target.version
         if version is None or relation.relation_id in self.given or self.target.is_settled:
             return
-        if version.newest and not self.target.ranges:
+        if version.newest:
             return
         if shown_table(relation) != self.target.table:
             return
@@ -496,10 +493,6 @@ class FrameReader:
             if frames.null_count:
                 count = pc.index(frames.is_null(), True).as_py()
             chosen, places = frames.slice(0, count), np.arange(count)
-        if self.held is not None:
-            lsns = given["lsn"].take(pa.array(places))
-            is_open = self.decoder.state.open_xid is not None
-            chosen, places = with_relations(chosen, lsns, places, self.held, where, is_open=is_open)
         for change in self.decoded(chosen, places.astype(np.uint64)):
             try:
                 found = self.finished(change, frames, given)

@@ -34,7 +34,6 @@ from ._executor import (
 )
 from ._planning import Item, Planned, item_batches
 from ._told_errors import telling
-from .relation_ranges import RelationRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -404,7 +403,7 @@ def catalogued(catalog: Catalog, table: str, settings: Settings) -> RelationPlan
 def decode_frames(
     frames: DataFrame,
     table: str,
-    relations: Relations | RelationRanges | None = None,
+    relations: Relations | None = None,
     schema: T.StructType | str | None = None,
     *,
     encoding: str = "utf-8",
@@ -415,10 +414,10 @@ def decode_frames(
 
     Within a partition the frames must be in the order of the stream. The Relation of each table
     among them must be known: from `relations`, or from a frame before its rows in the same
-    partition. Give `relations` with the LSNs for which they hold, which :func:`relations_of` has,
-    if the frames have LSNs: a row says nothing of the names of its columns, so one that is older
-    than its table's given Relation is decoded wrongly if both have the same number of columns, and
-    nothing can notice that.
+    partition. A row with another number of columns than its Relation is refused. A row says nothing
+    of the names of its columns: after ``DROP a, ADD c`` nothing can notice that an older row is
+    decoded by the newer Relation. So where a table was altered, keep the Relations that the stream
+    has before the rows, or decode the frames before and after the alteration in two calls.
 
     A partition need not begin with a Begin. The changes before its first Begin have `xid`,
     `commit_lsn`, `commit_time` and `seq` from the columns beside the frames, or null. All chunks of
@@ -434,11 +433,8 @@ def decode_frames(
     table : str
         ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
         had it last, is read under all of its names, if a Relation tells which one it is.
-    relations : RelationRanges, or mapping or iterable of Relation, optional
-        With :class:`RelationRanges`, each row of the table is decoded by the Relation that holds at
-        the LSN in the column `lsn`, which is needed then. A row outside of all ranges is an error.
-        Relations among the frames do not count.
-        Otherwise the stream's relations, such as ``decoder.relations``. Type messages, which tell
+    relations : mapping or iterable of Relation, optional
+        One Relation for each table, such as ``decoder.relations``. Type messages, which tell
         of domains, may be among them, and both may be given as frames. They hold for rows without a
         Relation before them in their own partition, so none of these may be older.
         Of tables that had the name one after the other, the last one is read.
@@ -449,7 +445,7 @@ def decode_frames(
     encoding : str
         The client_encoding of the session that sent the frames.
     registry, policies : optional
-        As in :func:`read_segments`. By default the types are those that `relations` has.
+        As in :func:`read_segments`; without `registry` users' types are strings.
 
     Returns
     -------
@@ -461,8 +457,8 @@ def decode_frames(
     Raises
     ------
     PgOutputError
-        The table is neither in `relations` nor in the frames, or there is no column `data`, or
-        `relations` has LSNs and the frames have none.
+        The table is neither in `relations` nor in the frames, `relations` has two versions of a
+        table, or there is no column `data`.
     """
     check_session(frames.sparkSession)
     if "data" not in frames.columns or frames.schema["data"].dataType != T.BinaryType():
@@ -472,13 +468,7 @@ def decode_frames(
                 f"{field.name} ({field.dataType.simpleString()})" for field in frames.schema
             )
         )
-    ranges = relations if isinstance(relations, RelationRanges) else None
-    if ranges is not None and "lsn" not in frames.columns:
-        raise PgOutputError(
-            "relations= has LSNs, and the frames have no column lsn: add it, with the LSN that "
-            "XLogData has of each frame; or give Relations without LSNs, if no frame is older"
-        )
-    settings = settings_of(registry or registry_of(relations), policies, encoding)
+    settings = settings_of(registry, policies, encoding)
     changes, target = frames_target(
         table, relations, schema, settings, lambda: _frames_of_relations(frames, table, encoding)
     )
@@ -497,14 +487,9 @@ def decode_frames(
     return frames.select(*names).mapInArrow(decode, changes)
 
 
-def registry_of(relations: Relations | RelationRanges | None) -> TypeRegistry | None:
-    """The users' types that are known with Relations."""
-    return relations.registry if isinstance(relations, RelationRanges) else None
-
-
 def frames_target(
     table: str,
-    relations: Relations | RelationRanges | None,
+    relations: Relations | None,
     schema: T.StructType | str | None,
     settings: Settings,
     among: Callable[[], Iterable[bytes]],
@@ -525,15 +510,9 @@ def frames_target(
     PgOutputError
         Nothing tells of them.
     """
-    ranges = relations if isinstance(relations, RelationRanges) else None
     known = _relation_frames(relations)
     plan = _announced(known, table, settings)
-    if plan is None and ranges is not None:
-        raise PgOutputError(
-            f"relations= has no range of LSNs of {table}; check the table's name, and whether the "
-            "files from which they were taken have a row of it"
-        )
-    newest = plan is None or ranges is not None
+    newest = plan is None
     if schema is None:
         if plan is None:
             plan = _announced(among(), table, settings)
@@ -544,13 +523,9 @@ def frames_target(
             )
         schema = _struct(column_types(plan, binary=False))
     version = Version.of(plan.relation, newest=newest) if plan is not None else None
-    changes, target = _target(
+    return _target(
         table, schema, settings=settings, relations=known, version=version, by_id=bool(version)
     )
-    if ranges is not None and version is not None:
-        found = ranges.by_relation()[version.relation_id]
-        target = replace(target, ranges=tuple(found))
-    return changes, target
 
 
 # --- schema --------------------------------------------------------------------------------------
@@ -701,24 +676,27 @@ def _announced(frames: Iterable[bytes], table: str, settings: Settings) -> Relat
 # --- frames --------------------------------------------------------------------------------------
 
 
-def _relation_frames(relations: Relations | RelationRanges | None) -> tuple[bytes, ...]:
-    """Frames of Types, and behind them of Relations."""
-    if relations is None:
-        return ()
-    if isinstance(relations, RelationRanges):
-        # In the order of their rows, so that the newest of each table is the last.
-        return (*relations.types, *(one.frame for one in sorted(relations.ranges)))
-    given = relations.values() if isinstance(relations, Mapping) else relations
+def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
+    """Frames of Types, and behind them of Relations, of each table one."""
+    given = relations.values() if isinstance(relations, Mapping) else relations or ()
     types: list[bytes] = []
-    others: list[bytes] = []
+    others: dict[int, bytes] = {}
     for item in given:
         message = pf.decode(item) if isinstance(item, bytes) else item
         if not isinstance(message, (Relation, Type)):
             raise PgOutputError(f"relations= takes Relation and Type messages, not {message!r}")
         if message.in_stream:
             message = published(message)
-        (types if isinstance(message, Type) else others).append(message.frame)
-    return (*types, *others)  # a Relation's types must be known when it is decoded
+        if isinstance(message, Type):
+            types.append(message.frame)
+        elif others.setdefault(message.relation_id, message.frame) != message.frame:
+            raise PgOutputError(
+                f"relations= has two versions of {shown_table(message)}, and a row does not tell "
+                "which of them it is of: give one Relation for each table, and decode the frames "
+                "before and after the alteration in two calls; or, for decode_frames, keep the "
+                "Relations before the rows"
+            )
+    return (*types, *others.values())  # a Relation's types must be known when it is decoded
 
 
 def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[bytes]:

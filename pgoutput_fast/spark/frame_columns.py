@@ -9,14 +9,13 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
-from pgoutput_fast.errors import PgOutputError
+import pgoutput_fast as pf
+from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.protocol.messages import Relation, Truncate
 
-from ._executor import FrameReader
-from ._frame_heads import ROW_TAGS, as_binary, heads
-from ._ranged import wanted_rows
+from ._executor import FrameReader, Version
 from ._told_errors import telling
-from .dataframes import check_session, frames_target, partition, registry_of, settings_of
-from .relation_ranges import RelationRanges
+from .dataframes import check_session, frames_target, partition, settings_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,24 +27,31 @@ if TYPE_CHECKING:
     from ._executor import Target
     from .dataframes import Relations
 
+_ROW_TAGS = [ord(tag) for tag in "IUD"]
+"""The tags of messages with one row, behind whose tag the relation id stands."""
+
+_XID_BYTES = 4
+
 _COLUMNS = ("op", "old_kind", "before", "after", "unchanged")
 
 
 def decode_udf(
     data: Column | str,
     table: str,
-    relations: Relations | RelationRanges,
+    relations: Relations,
     schema: T.StructType | str | None = None,
     *,
-    lsn: Column | str | None = None,
     encoding: str = "utf-8",
     registry: TypeRegistry | None = None,
     policies: Policies | None = None,
 ) -> Column:
     """One table's changes as a column, made of a column of frames.
 
-    Each frame stands alone, in any order and any partition: nothing is taken from other frames,
-    Relations neither. From Spark 4.1 on the function is given Arrow arrays; Spark 4.0 calls it for
+    Each frame stands alone, in any order and any partition. Every row of the table is decoded by
+    the Relation that `relations` has. A row with another number of columns is refused, and so is a
+    Relation of the table with other columns: where the table was altered, decode the frames before
+    and after the alteration in two columns. A row of a version with as many columns of other names
+    is not noticed. From Spark 4.1 on the function is given Arrow arrays; Spark 4.0 calls it for
     each row, which takes longer.
 
     Parameters
@@ -56,12 +62,10 @@ def decode_udf(
         protocol 1's form before.
     table : str
         ``namespace.name``, as of :func:`decode_frames`.
-    relations : RelationRanges, or mapping or iterable of Relation
-        As of :func:`decode_frames`. Relations without LSNs must hold for all frames.
+    relations : mapping or iterable of Relation
+        As of :func:`decode_frames`.
     schema : StructType or str, optional
-        The table's columns and their types; by default those of its last Relation.
-    lsn : Column or str, optional
-        The LSN of each frame, which XLogData has. It is needed with :class:`RelationRanges`.
+        The table's columns and their types; by default those of its Relation.
     encoding : str
         The client_encoding of the session that sent the frames.
     registry, policies : optional
@@ -78,32 +82,24 @@ def decode_udf(
     Raises
     ------
     PgOutputError
-        The table is not in `relations`, or has LSNs there and `lsn` is not given, or the other way
-        round. A frame that can't be decoded makes the query fail.
+        The table is not in `relations`, or in two versions. A frame that can't be decoded, or does
+        not fit the Relation, makes the query fail.
     """
     from pyspark.sql import SparkSession
 
     spark = SparkSession.getActiveSession()
     if spark is not None:
         check_session(spark)
-    if isinstance(relations, RelationRanges) != (lsn is not None):
-        raise PgOutputError(
-            "relations= has LSNs, so that each frame needs one: give lsn= too"
-            if lsn is None
-            else "lsn= is given, and relations= has no LSNs: give RelationRanges, which "
-            "relations_of() has, or leave lsn= out if these Relations hold for all frames"
-        )
-    settings = settings_of(registry or registry_of(relations), policies, encoding)
+    settings = settings_of(registry, policies, encoding)
     changes, target = frames_target(table, relations, schema, settings, lambda: ())
     if target.version is None:
         raise PgOutputError(f"no Relation of {table} is in relations=; check the table's name")
     returned = T.StructType([changes[name] for name in _COLUMNS])
     decoding = _Decoding(target, returned)
-    columns = [data] if lsn is None else [data, lsn]
     if hasattr(F, "arrow_udf"):
-        decoded: Column = F.arrow_udf(decoding.arrays, returned)(*columns)
+        decoded: Column = F.arrow_udf(decoding.arrays, returned)(data)
         return decoded
-    return F.udf(decoding.row, returned, useArrow=False)(*columns)
+    return F.udf(decoding.row, returned, useArrow=False)(data)
 
 
 class _Decoding:
@@ -122,34 +118,31 @@ class _Decoding:
         self._returned = returned
         self._reader: FrameReader | None = None
 
-    def arrays(self, data: pa.Array, *lsns: pa.Array) -> pa.Array:
+    def arrays(self, data: pa.Array) -> pa.Array:
         """The change of each frame, or null.
 
-        Spark reads the annotations: arrays are given, and an array comes back.
+        Spark reads the annotations: an array is given, and an array comes back.
         """
         with telling():
-            return self._decoded(as_binary(data), *lsns)
+            return self._decoded(data if data.type == pa.binary() else data.cast(pa.binary()))
 
-    def row(self, data: bytes | None, *lsns: int | None) -> Any:
+    def row(self, data: bytes | None) -> Any:
         """The change of a frame, or None, in the form that a function in Python gives to Spark."""
-        arrays = (pa.array([lsn], pa.int64()) for lsn in lsns)
-        found = self.arrays(pa.array([data], pa.binary()), *arrays)
+        found = self.arrays(pa.array([data], pa.binary()))
         return _value(found[0].as_py(), self._returned)
 
-    def _decoded(self, frames: pa.Array, *lsns: pa.Array) -> pa.Array:
+    def _decoded(self, frames: pa.Array) -> pa.Array:
         if self._reader is None:
             self._reader = FrameReader(self._target)
-        assert self._target.version is not None  # noqa: S101 - decode_udf has seen to it
-        tags, numbers = heads(frames)
-        relation_id = self._target.version.relation_id
-        wanted = wanted_rows(frames, tags, numbers, relation_id, damaged=True)
-        # These are refused when they are decoded: a frame that is too short to have a relation id,
-        # and one that has the table's behind an xid, as it has inside of a stream chunk.
-        wanted |= np.isin(tags, ROW_TAGS) & ((numbers == 0) | _behind_xid(frames, relation_id))
+        version = self._target.version
+        assert version is not None  # noqa: S101 - decode_udf has seen to it
+        tags, numbers = _heads(frames)
+        announced = (tags == ord("R")) & (numbers == version.relation_id)
+        for frame in np.flatnonzero(announced).tolist():
+            self._check(frames[frame].as_py(), version, frame)
+        wanted = _wanted(frames, tags, numbers, version.relation_id)
         # The frame's index is beside it as commit_lsn, so that each change is found to be its own.
         beside = {"data": frames, "commit_lsn": pa.array(np.arange(len(frames)))}
-        if lsns:
-            beside["lsn"] = lsns[0]
         given = pa.RecordBatch.from_pydict(beside)
         schema = self._target.schema
         fields = [schema.field(name) for name in _COLUMNS]
@@ -164,18 +157,87 @@ class _Decoding:
         indices[found] = np.arange(len(found))
         return pa.concat_arrays(changes).take(pa.array(indices, mask=indices < 0))
 
+    def _check(self, data: bytes, version: Version, frame: int) -> None:
+        """Refuse a Relation of the table with other columns than the one that was given."""
+        try:
+            relation = pf.decode(data)
+        except DecodeError:
+            return  # one from inside a stream chunk, whose columns can't be read alone
+        if not isinstance(relation, Relation):
+            return
+        if Version.of(relation, newest=True).columns != version.columns:
+            error = PgOutputError(
+                f"{self._target.table}: {partition()}, frame {frame} is a Relation of the table "
+                "with other columns than the one in relations=: the table was altered. Decode the "
+                "frames before and after the alteration in two columns, each with its relations="
+            )
+            error.code, error.frame, error.tag = "column_count", frame, "R"
+            raise error
 
-def _behind_xid(frames: pa.Array, relation_id: int) -> NDArray[np.bool_]:
-    """Which frames of rows are of a table, if they come from inside a stream chunk.
 
-    What stands there in other frames is the letter of a row's kind and the number of its columns.
-    A table whose OID begins with such a letter is not told from those.
+def _heads(frames: pa.Array, skipped: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    """The tag of each frame, and four bytes behind it, where some messages have a relation id.
+
+    Parameters
+    ----------
+    frames : pyarrow.BinaryArray
+        With n frames.
+    skipped : int
+        How many bytes stand between the tag and these four bytes.
+
+    Returns
+    -------
+    uint8[n]
+        The tags; 0 for a frame that is null or empty.
+    uint32[n]
+        The relation ids; 0 for a frame that is too short to have one.
     """
-    if relation_id >> 24 in b"NKO":
-        return np.zeros(len(frames), np.bool_)
-    _, numbers = heads(frames, np.ones(len(frames), np.bool_))
-    found: NDArray[np.bool_] = numbers == relation_id
-    return found
+    count = len(frames)
+    tags, numbers = np.zeros(count, np.uint8), np.zeros(count, np.uint32)
+    if not count:
+        return tags, numbers
+    _, offset_buffer, data_buffer = frames.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[frames.offset : frames.offset + count + 1]
+    if data_buffer is None or not data_buffer.size:
+        return tags, numbers
+    data = np.frombuffer(data_buffer, np.uint8)
+    starts = offsets[:-1].astype(np.int64)
+    lengths = np.diff(offsets)
+    if frames.null_count:
+        lengths = np.where(frames.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    has_tag = lengths > 0
+    tags[has_tag] = data[starts[has_tag]]
+    long = lengths >= 5 + skipped
+    places = (starts + 1 + skipped)[long]
+    found = np.zeros(len(places), np.uint32)
+    for i in range(4):
+        found = (found << np.uint32(8)) | data[places + i]
+    numbers[long] = found
+    return tags, numbers
+
+
+def _wanted(
+    frames: pa.Array, tags: NDArray[np.uint8], numbers: NDArray[np.uint32], relation_id: int
+) -> NDArray[np.bool_]:
+    """The frames that have rows of a table, or its TRUNCATE, and those that are to be refused.
+
+    Refused when they are decoded: a frame of a row that is too short to have a relation id or has
+    the table's behind an xid, as it has inside of a stream chunk, and a damaged TRUNCATE.
+    """
+    own = (numbers == relation_id) | (numbers == 0)
+    # What stands behind an xid's bytes in other frames is the letter of a row's kind and the number
+    # of its columns. A table whose OID begins with such a letter is not told from those.
+    if relation_id >> 24 not in b"NKO":
+        own |= _heads(frames, _XID_BYTES)[1] == relation_id
+    wanted: NDArray[np.bool_] = np.isin(tags, _ROW_TAGS) & own
+    for index in np.flatnonzero(tags == ord("T")).tolist():
+        try:
+            message = pf.decode(frames[index].as_py())
+        except DecodeError:
+            wanted[index] = True
+            continue
+        wanted[index] = isinstance(message, Truncate) and relation_id in message.relation_ids
+    return wanted
 
 
 def _value(value: Any, type_: T.DataType) -> Any:

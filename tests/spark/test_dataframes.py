@@ -404,6 +404,7 @@ def test_relations_inside_a_stream_without_its_start(spark):
         (streamed(77, truncate(1))[1:], "needs its Stream Start in the same partition"),
         (streamed(77, insert(9, "1"))[:2], "relation 9 was never announced.*give relations="),
         ([truncate(9)], "relation 9 was never announced.* give relations="),
+        ([insert(1, "1")], "has 2; .*decode the frames before and after the alteration"),
         ([*streamed(77)[:1], begin(100, 7)], "all chunks of a streamed transaction in one part"),
     ],
 )

@@ -33,14 +33,7 @@ from pgoutput_fast import testing
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.segments import SegmentReader, list_segments
-from pgoutput_fast.spark import (
-    RelationRanges,
-    decode_frames,
-    decode_udf,
-    error_of,
-    frames_dataframe,
-    relations_of,
-)
+from pgoutput_fast.spark import decode_frames, decode_udf, error_of, frames_dataframe
 from pgoutput_fast.spark.frame_columns import _value
 
 pytestmark = pytest.mark.spark
@@ -48,7 +41,6 @@ pytestmark = pytest.mark.spark
 OLD = relation(1, "t", {"id": INT4, "a": TEXT, "b": TEXT})
 NEW = relation(1, "t", {"id": INT4, "b": TEXT, "c": TEXT})
 OTHER = relation(2, "other", {"id": INT8})
-RANGES = RelationRanges(((1000, 1010, OLD), (1010, 1020, NEW), (0, 2000, OTHER)))
 
 
 def plain(row):
@@ -95,27 +87,6 @@ def test_each_frame_is_decoded_by_itself(spark):
         7: ("truncate", None, None, None, None),
         9: ("delete", "K", (1, None, None), None, None),
     }
-
-
-@pytest.mark.usefixtures("call")
-def test_rows_have_the_columns_of_their_lsn(spark):
-    rows = [(1015, insert(1, "2", "b2", "c2")), (1005, insert(1, "1", "a1", "b1"))]
-    rows += [(5000, begin(1, 1)), (None, None), (1009, testing.truncate([1]))]
-    found = partitions(spark, rows, columns="lsn bigint, data binary")
-    change = decode_udf(F.col("data"), "public.t", RANGES, lsn=F.col("lsn"))
-    assert [one[0] and plain(one[0]) for one in found.select(change).collect()] == [
-        ("insert", None, None, (2, "b2", "c2"), None),
-        ("insert", None, None, (1, "b1", None), ["c"]),
-        None,
-        None,
-        ("truncate", None, None, None, None),
-    ]
-    # A schema of the user's, with a column that only the older version has.
-    wanted = decode_udf("data", "public.t", RANGES, "id string, a string", lsn="lsn")
-    assert [plain(one[0].after) for one in found.select(wanted).take(2)] == [
-        ("2", None),
-        ("1", "a1"),
-    ]
 
 
 @pytest.mark.usefixtures("call")
@@ -166,49 +137,45 @@ def test_json_that_is_parsed(spark):
 
 @pytest.mark.usefixtures("call")
 def test_frames_that_can_not_be_decoded_are_refused(spark):
-    def error(*frames, relations=(NEW,), lsn=None):
-        rows = partitions(spark, list(frames), columns="lsn bigint, data binary")
+    def error(*frames):
         with pytest.raises(PySparkException) as raised:
-            rows.select(decode_udf("data", "public.t", relations, lsn=lsn)).collect()
+            partitions(spark, frames).select(decode_udf("data", "public.t", [NEW])).collect()
         return error_of(raised.value)
 
-    good = 1, insert(1, "1", "b", "c")
-    bad = error((1, begin(1, 1)), good, (2, insert(1, "x", "b", "c")))
+    good = insert(1, "1", "b", "c")
+    bad = error(begin(1, 1), good, insert(1, "x", "b", "c"))
     assert (bad.code, bad.offset, bad.tag) == ("bad_value", 13, "I")
-    short = error(good, (2, good[1][:4]))
+    short = error(good, good[:4])
     assert (short.code, short.tag) == ("truncated", "I")
     # What comes from inside a stream chunk is no null, which would lose the row.
-    for streamed, code in (good[1], "unknown_relation"), (testing.truncate([1]), "bad_count"):
-        found = error((2, testing.in_stream(streamed, 700)))
+    for streamed, code in (good, "unknown_relation"), (testing.truncate([1]), "bad_count"):
+        found = error(testing.in_stream(streamed, 700))
         assert (found.code, found.frame) == (code, 0)
         assert "if the frame comes from inside a stream chunk" in str(found)
-    outside = error((1005, good[1]), (1020, good[1]), relations=RANGES, lsn="lsn")
-    assert outside.code == "unknown_relation"
-    assert "no Relation is known that holds at LSN 0/3FC; " in str(outside)
+    # What is of another version of the table.
+    row, announced = error(good, insert(1, "1", "b")), error(good, OLD)
+    assert (row.code, row.tag) == ("column_count", "I")
+    assert (announced.code, announced.tag) == ("column_count", "R")
 
 
 @pytest.mark.skipif(not hasattr(F, "arrow_udf"), reason="Spark 4.0 gives frames one by one")
 def test_the_index_of_a_frame_is_that_in_its_batch(spark):
-    rows = [(1, begin(1, 1)), (1005, insert(1, "1", "a", "b")), (1, NEW)]
-    bads = (insert(1, "x", "b", "c"), 1015), (insert(1, "1", "b", "c"), 1020), (b"T\0\0", 1015)
-    for bad, lsn in bads:
-        frames = partitions(spark, [*rows, (lsn, bad)], columns="lsn bigint, data binary")
+    rows = [begin(1, 1), insert(1, "1", "a", "b"), NEW]
+    for bad in (insert(1, "x", "b", "c"), OLD, b"T\0\0"):
+        frames = partitions(spark, [*rows, bad])
         with pytest.raises(PySparkException) as raised:
-            frames.select(decode_udf("data", "public.t", RANGES, lsn="lsn")).collect()
+            frames.select(decode_udf("data", "public.t", [NEW])).collect()
         assert error_of(raised.value).frame == 3
         assert "partition 0, frame 3" in str(error_of(raised.value))
 
 
 def test_what_can_not_be_told_is_refused(spark):
     assert spark
-    with pytest.raises(PgOutputError, match="so that each frame needs one: give lsn= too"):
-        decode_udf("data", "public.t", RANGES)
-    with pytest.raises(PgOutputError, match="lsn= is given, and relations= has no LSNs"):
-        decode_udf("data", "public.t", [NEW], lsn="lsn")
     with pytest.raises(PgOutputError, match=r"no Relation of public\.u is in relations="):
         decode_udf("data", "public.u", [NEW], "id int")
-    with pytest.raises(PgOutputError, match=r"no range of LSNs of public\.u"):
-        decode_udf("data", "public.u", RANGES, lsn="lsn")
+    with pytest.raises(PgOutputError, match=r"two versions of public\.t"):
+        decode_udf("data", "public.t", [OLD, NEW])
+    assert decode_udf("data", "public.t", [NEW, NEW]) is not None
 
 
 def test_a_row_in_the_form_of_a_function_in_python():
@@ -244,14 +211,6 @@ def test_segments_by_way_of_arrow(spark, tmp_path):
     changes = decode_frames(frames, "public.t")
     known = [(n, None if n < 50 else "c") for n in range(100)]
     assert [(row.after.id, row.after.c) for row in changes.collect()] == known
-    ranged = decode_frames(frames, "public.t", relations_of(directory))
-    assert [(row.after.id, row.after.c) for row in ranged.collect()] == known
-    alone = frames.select(
-        decode_udf("data", "public.t", relations_of(directory), lsn="lsn").alias("c")
-    )
-    assert [
-        (row.id, row.c) for row in alone.where("c.op = 'insert'").select("c.after.*").collect()
-    ] == (known)
 
 
 def test_forms_of_arrow_frames(spark):

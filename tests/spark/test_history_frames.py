@@ -10,16 +10,7 @@ import pytest
 from made_history import NEW, OLD, captured, copied, read, written
 from pyspark.errors import PySparkException
 
-from pgoutput_fast import TypeRegistry
-from pgoutput_fast.segments import SegmentReader, list_segments
-from pgoutput_fast.spark import (
-    PgOutputDataSource,
-    decode_frames,
-    decode_udf,
-    frames_dataframe,
-    read_segments,
-    relations_of,
-)
+from pgoutput_fast.spark import PgOutputDataSource, read_segments
 
 pytestmark = pytest.mark.spark
 
@@ -52,25 +43,6 @@ def test_the_rows_of_a_copy_have_its_types(spark: Any, tmp_path: Path) -> None:
     written(snapshot, read(200, 210, OLD))
     found = read_segments(spark, snapshot, "public.t").where("op = 'read'")
     assert [row.after.p.asDict() for row in found.collect()] == [{"x": 1}]
-
-
-def test_relations_of_a_directory_have_its_types(spark: Any, tmp_path: Path) -> None:
-    captured(tmp_path, 1000, (140, 150, "(1)"))
-    relations = relations_of(tmp_path)
-    assert relations.registry is None
-    written(tmp_path, read(60, 70, OLD), read(200, 210, OLD))
-    relations = relations_of(tmp_path)
-    assert relations.registry == OLD
-    with SegmentReader(list_segments(tmp_path)[0].path) as reader:
-        frames = frames_dataframe(spark, [batch.select(["lsn", "data"]) for batch in reader])
-    changes = decode_frames(frames, "public.t", relations)
-    assert [row.after.p.asDict() for row in changes.collect()] == [{"x": 1}]
-    change = decode_udf("data", "public.t", relations, lsn="lsn").alias("change")
-    found = frames.select(change).where("change is not null")
-    assert [row.change.after.p.asDict() for row in found.collect()] == [{"x": 1}]
-    # Those that are given come first.
-    given = decode_frames(frames, "public.t", relations, registry=TypeRegistry())
-    assert [row.after.p for row in given.collect()] == ["(1)"]
 
 
 def test_the_source_takes_types_from_a_file(spark: Any, tmp_path: Path) -> None:
