@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._forms import MALFORMED, of_form
-from ..errors import MAX_FRAME_LENGTH, PgOutputError
+from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from .folders import SEGMENTS
 
@@ -39,7 +39,6 @@ ANNOUNCED_LSN = 0
 """The value of the column `lsn` for a Relation or Type, both for those that the server sends and
 for those that are repeated at the beginning of a file. They have no place in the server's log."""
 MAX_PART = 99999
-_PADDING = 16 * 64
 # Advice about a damaged file. It can't be captured again, as the server has forgotten what was
 # acknowledged.
 RESTORE = (
@@ -49,13 +48,6 @@ RESTORE = (
 
 _COUNT = struct.Struct("<q")
 _COUNTS = struct.Struct("<qq")
-
-
-def is_within_limits(rows: int, size: int) -> bool:
-    """Whether a record batch of a segment may have so many rows, in so many bytes of buffers."""
-    frames = BATCH_BYTES if rows > 1 else MAX_FRAME_LENGTH
-    # What stands beside a frame, with bitmaps; and what Arrow fills each buffer up with.
-    return 0 <= rows <= BATCH_FRAMES and 0 <= size <= frames + 64 * rows + _PADDING
 
 
 def require_pyarrow() -> Any:

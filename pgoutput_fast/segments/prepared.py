@@ -17,7 +17,6 @@ from .._forms import of_form
 from ..errors import PgOutputError, printable
 from .folders import PREPARED
 from .format import CRC_KEY, END_KEY, LAST_PART, checksum, require_pyarrow
-from .ipc import record_batch_blocks, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,12 +251,8 @@ def _read(path: Path, spill_directory: Path | None) -> Prepared:
             if header.format_version != _FORMAT_VERSION:
                 raise ValueError(f"it is of format version {header.format_version}")
             stage = Stage(spill_directory, in_stream=header.in_stream)
-            blocks = record_batch_blocks(file)
-            last = len(blocks) - 1
-            for index, block in enumerate(blocks):
-                # A few bytes that are compressed may claim to be terabytes.
-                if size_of(file, block).unpacked is not None:
-                    raise ValueError(f"record batch {index} is compressed, as no capture does it")
+            last = reader.num_record_batches - 1
+            for index in range(last + 1):
                 batch, custom = reader.get_batch_with_custom_metadata(index)
                 more = text + LAST_PART if index == last else b""
                 if (custom or {}).get(CRC_KEY) != (checksum(index, batch, more) or "").encode():

@@ -17,11 +17,9 @@ from .format import (
     Segment,
     SegmentMetadata,
     checksum,
-    is_within_limits,
     require_pyarrow,
     segment_schema,
 )
-from .ipc import record_batch_blocks, size_of
 from .structure import Structure
 
 if TYPE_CHECKING:
@@ -84,7 +82,6 @@ class SegmentReader:
             with self._errors():
                 self._reader = pa.ipc.open_file(self._file)
                 schema = self._reader.schema
-                self._blocks = record_batch_blocks(self._file)
                 found = (schema.metadata or {}).get(METADATA_KEY)
             if found is None or not schema.remove_metadata().equals(segment_schema()):
                 raise PgOutputError(
@@ -123,14 +120,6 @@ class SegmentReader:
 
     def _batch(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         with self._errors():
-            size = size_of(self._file, self._blocks[index])
-        # Before it is unpacked: a few bytes may claim to be terabytes.
-        if size.unpacked is not None and not is_within_limits(size.rows, size.unpacked):
-            raise PgOutputError(
-                f"record batch {index} of {self.path} claims {size.rows} rows in {size.unpacked} "
-                f"bytes, more than a segment's ever has: something has written it anew; {RESTORE}"
-            )
-        with self._errors():
             batch, custom = self._reader.get_batch_with_custom_metadata(index)
             return batch, dict(custom or {})
 
@@ -153,7 +142,7 @@ class SegmentReader:
         PgOutputError
             There is no end mark, or its checksum is not that of the file's metadata.
         """
-        last = len(self._blocks) - 1
+        last = self._reader.num_record_batches - 1
         if last < 0:
             raise self._damaged("its footer has no record batches, where each segment has one")
         batch, custom = self._batch(last)
