@@ -527,8 +527,9 @@ class Syncing:
         return True
 
     def _rejoin(self, relation_id: int) -> None:
-        """Have a table be read with the others again."""
+        """Have a table be read with the others again, and follow the catalogue."""
         self._apart.remove(relation_id)
+        self._followed = None
         if self._stored.tables[relation_id].paused is not None:
             self._fold([Committed(self._stored.tables[relation_id])])
 

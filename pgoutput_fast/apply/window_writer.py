@@ -452,9 +452,11 @@ class WindowWriter:
             table = published.get(relation_id)
             if table is None:
                 continue
-            # A table that is held back has its columns from what comes.
-            is_kept = held.stale is None and held.paused is None and held.columns
-            is_here = is_kept and relation_id not in self._paused and at.of(relation_id) >= at.lsn
+            is_paused = held.paused is not None or relation_id in self._paused
+            is_behind = held.stale is None and at.of(relation_id) < at.lsn
+            if is_paused or is_behind:
+                continue  # what comes tells its columns; it follows once it is at the end
+            is_here = held.stale is None and held.columns
             # Nothing in a stream tells that a column was dropped and another one made under its
             # name: whatever change came last.
             if is_here and replaced(held.columns, table) is not None:

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_directory import MadeDirectory
+from made_directory import MadeDirectory, catalog_read
 from synced_tables import ALL_KINDS, TABLES, DeltaTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import pauses, syncing
 from pgoutput_fast.apply.delta_table import Table
+from pgoutput_fast.apply.delta_target import DeltaState
+from pgoutput_fast.apply.duckdb_target import _State as DuckdbState
 from pgoutput_fast.apply.parquet_table import ParquetTable
+from pgoutput_fast.directory.history import HistoryWriter
 from pgoutput_fast.directory.requests import forget_request, requested
 
 pytest.importorskip("duckdb")
@@ -263,6 +266,55 @@ def test_a_table_whose_directory_cant_be_made(
     remove()
     assert sync(made, tables).paused == {}
     assert rows(tables, "public.days") == [("1", "2020-01-01")]
+
+
+@pytest.mark.parametrize("in_window", [False, True])
+@pytest.mark.parametrize("name", ["duckdb", pytest.param("delta", marks=pytest.mark.slow)])
+def test_a_table_that_cant_follow_the_catalogue(
+    name: str,
+    in_window: bool,
+    made: MadeDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No change of it comes: what is written is what the catalogue alone says."""
+    tables = TABLES[name](tmp_path)
+    history = HistoryWriter(made.directory, None)
+    history.note(catalog_read(1050, DAYS, OTHER))
+    begin(made, DAYS)
+    both(made, 2000, DAYS, [1, "2020-01-01"])
+    sync(made, tables)
+    writer: Any = DuckdbState if name == "duckdb" else DeltaState
+    original = writer.apply
+
+    def failing(self: Any, alterations: Any, net: Any, held: Any) -> None:
+        if held.name == "days":
+            raise pf.PgOutputError("permission denied")
+        original(self, alterations, net, held)
+
+    wider = [
+        testing.Table(one.name, {**columns, "n": "int4"}, one.relation_id, key=["id"])
+        for one, columns in (
+            (DAYS, {"id": "int4", "day": "date"}), (OTHER, {"id": "int4", "note": "text"}),
+        )
+    ]  # fmt: skip
+    history.note(catalog_read(2005, *wider, n="7"))
+    if in_window:
+        made.commit(3000)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "apply", failing)
+        for _ in range(2):
+            found = sync(made, tables)
+            assert ([*found.paused], found.stale) == (["public.days"], {})
+            assert tables.progress()[16390]["paused"] == found.paused["public.days"]
+            assert rows(tables, "public.days") == [("1", "2020-01-01")]
+        with pytest.raises(pf.PgOutputError, match="permission denied"):
+            sync(made, tables, on_error="stop")
+    found = sync(made, tables)
+    assert (found.paused, found.stale) == ({}, {})
+    assert rows(tables, "public.days") == [("1", "2020-01-01", "7")]
+    assert rows(tables, "public.other") == [(*one, "7") for one in others(2000)]
+    assert tables.progress()[16390]["paused"] is None
 
 
 # --- limits --------------------------------------------------------------------------------------
