@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
 from collections import deque
@@ -457,28 +458,30 @@ class _Changes:
         self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
         self._pending: list[pa.RecordBatch] = []
         self._bytes = 0
-        self._schema: pa.Schema | None = None  # the last one for which the table has all columns
+        # The fields of the table's rows once all that is pending is written, and their types.
+        self._fields: dict[str, str] | None = None
+        self._schema: pa.Schema | None = None  # the last one whose fields are among them
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
-        if self._pending and self._pending[-1].schema != schema:
-            self.flush()  # only then the table has the columns that were given last
-        with self._target.alone(self._held):
-            return self._fits(schema)
-
-    def _fits(self, schema: pa.Schema) -> bool:
-        if not self._target.has("changes", self._name):
-            return True
-        there, wanted = self._fields(), self._wanted(schema)
+        there, wanted = self._known(), self._wanted(schema)
         new = [name for name in wanted if name not in there]
-        if distinct_names(new, there) != new:
+        if there and distinct_names(new, there) != new:
             return False  # DuckDB takes two of them as one
         return all(there.get(name, type_) == type_ for name, type_ in wanted.items())
 
-    def _fields(self) -> dict[str, str]:
-        """The fields of the rows in the table, and their types."""
+    def _known(self) -> dict[str, str]:
+        if self._fields is None:
+            with self._target.alone(self._held):
+                self._fields = dict(self._stored_fields())
+        return self._fields
+
+    def _stored_fields(self) -> dict[str, str]:
+        """The fields of the rows in the table; none if there is no table yet."""
         known = self._target.fields
         if self._name not in known:
+            if not self._target.has("changes", self._name):
+                return {}
             rows = self._target.run(
                 f"DESCRIBE SELECT unnest(after) FROM {self._target.named('changes', self._name)}"
             ).fetchall()
@@ -486,12 +489,14 @@ class _Changes:
         return known[self._name]
 
     def _wanted(self, schema: pa.Schema) -> dict[str, str]:
-        return self._target.types_of(pa.schema(list(schema.field("after").type)))
+        with self._target.alone(self._held):
+            return self._target.types_of(pa.schema(list(schema.field("after").type)))
 
     def append(self, changes: pa.RecordBatch) -> None:
         """See `ChangeWriter`."""
-        if self._pending and self._pending[-1].schema != changes.schema:
-            self.flush()
+        if changes.schema != self._schema:
+            self._fields = {**self._known(), **self._wanted(changes.schema)}
+            self._schema = changes.schema
         self._pending.append(changes)
         self._bytes += changes.nbytes
         if self._bytes > _FLUSHED:
@@ -500,37 +505,36 @@ class _Changes:
     def flush(self) -> None:
         """Write what is kept in memory."""
         if self._pending:
-            rows = pa.Table.from_batches(self._pending)
+            parts = [
+                pa.Table.from_batches(batches)
+                for _, batches in itertools.groupby(self._pending, lambda one: one.schema)
+            ]
             self._pending, self._bytes = [], 0
-            self._target.later(functools.partial(self._write, rows))
+            self._target.later(functools.partial(self._write, parts, self._known()))
 
-    def _write(self, rows: pa.Table) -> None:
+    def _write(self, parts: list[pa.Table], fields: dict[str, str]) -> None:
         with self._target.telling(self._held):
-            self._insert(rows)
+            self._insert(parts, fields)
 
-    def _insert(self, rows: pa.Table) -> None:
+    def _insert(self, parts: list[pa.Table], fields: dict[str, str]) -> None:
         name = self._target.named("changes", self._name)
-        if not self._target.has("changes", self._name):
-            self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=rows)
+        there = {*self._stored_fields()}
+        if not there:
+            self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=parts[0])
             self._target.made("changes", self._name)
-            return
-        if rows.schema != self._schema:
-            there = self._fields()
-            new = {
-                field: type_
-                for field, type_ in self._wanted(rows.schema).items()
-                if field not in there
-            }
-            if new:
-                there.update(new)
-                fields = ", ".join(f"{quoted(field)} {type_}" for field, type_ in there.items())
-                # The cast finds fields by their names. ADD COLUMN before.field fails in duckdb
-                # 2.0.1 where the field is a struct and rows have no `before`.
-                for side in ("before", "after"):
-                    self._target.run(f"ALTER TABLE {name} ALTER {side} TYPE STRUCT({fields})")
-            self._schema = rows.schema
-        # duckdb takes the fields of structs by their names, and null for those that lack.
-        self._target.run(f"INSERT INTO {name} BY NAME FROM rows", rows=rows)
+            there = {field.name for field in parts[0].schema.field("after").type}
+            parts = parts[1:]
+        if fields.keys() - there:
+            # Once for all parts: until the commit DuckDB keeps the rows of before an alteration.
+            types = ", ".join(f"{quoted(field)} {type_}" for field, type_ in fields.items())
+            # The cast finds fields by their names. ADD COLUMN before.field fails in duckdb 2.0.1
+            # where the field is a struct and rows have no `before`.
+            for side in ("before", "after"):
+                self._target.run(f"ALTER TABLE {name} ALTER {side} TYPE STRUCT({types})")
+        self._target.fields[self._name] = fields
+        for rows in parts:
+            # duckdb takes the fields of structs by their names, and null for those that lack.
+            self._target.run(f"INSERT INTO {name} BY NAME FROM rows", rows=rows)
 
     def commit(self, held: Held) -> None:
         """See `ChangeWriter`."""

@@ -18,6 +18,7 @@ from synced_tables import DuckdbTables
 import pgoutput_fast as pf
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import duckdb_file, syncing
+from pgoutput_fast.apply.duckdb_target import DuckdbTarget
 from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.verify import verify
 from pgoutput_fast.verify.databases import Database
@@ -212,3 +213,33 @@ def _limit(database: Database) -> int:
     ((text,),) = database.connection.execute("SELECT current_setting('memory_limit')").fetchall()
     number, unit = text.split()
     return round(float(number) * {"MiB": MB, "GiB": GB}[unit])
+
+
+def test_a_change_table_is_altered_once_in_a_window(
+    made: MadeDirectory, tables: DuckdbTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB keeps the rows of before each alteration until the commit."""
+    sync(made, tables)
+    for number in range(30):
+        columns = {"id": "int4", "body": "text", f"c{number}": "int4", f"d{number % 2}": "text"}
+        docs = testing.Table("docs", columns, 16391)
+        row = testing.insert(docs, [10 + number, "a", number, "x"])
+        made.commit(1400 + 10 * number, docs.relation(), row)
+    statements = []
+    original = DuckdbTarget.run
+
+    def run(self: DuckdbTarget, statement: str, **given: Any) -> Any:
+        statements.append(statement)
+        return original(self, statement, **given)
+
+    monkeypatch.setattr(DuckdbTarget, "run", run)
+    sync(made, tables)
+    assert sum('"changes"' in one and one.startswith("ALTER") for one in statements) == 2
+    rows = [row["after"] for row in tables.changes("public.docs").to_pylist()[2:]]
+    assert [(row["id"], row[f"c{row['id'] - 10}"]) for row in rows] == [
+        (10 + number, number) for number in range(30)
+    ]
+    for row in rows:
+        assert {name for name, value in row.items() if value is not None} == {
+            "id", "body", f"c{row['id'] - 10}", f"d{row['id'] % 2}"
+        }  # fmt: skip
