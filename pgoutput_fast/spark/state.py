@@ -83,8 +83,9 @@ def current_state(
     registry, policies : optional
         As for the changes: by them the defaults of columns that were added are read.
     before : CatalogTable, optional
-        The same, read before columns were added. Where the server has written the table anew at
-        some time, it takes this to know that a column without a default is null in older rows.
+        The same, read before columns were added or altered. Where the server has written the table
+        anew at some time, it takes this to know that a column without a default is null in older
+        rows, and that values are as they were where a type was altered.
     rewritten : {"error", "keep"}
         What to do where the server has written rows anew as a type was altered. Nothing tells
         their values then, ``ALTER TYPE … USING`` can make any. That is an error, unless a snapshot
@@ -378,7 +379,7 @@ class _Told:
             found |= {name for name, type_ in here.items() if name not in there and type_ in gone}
         return found
 
-    def breaks(self, rewritten: Rewritten) -> list[Break]:
+    def breaks(self, rewritten: Rewritten, before: CatalogTable | None) -> list[Break]:
         """Where rows are not known any more that were there before."""
         last = self.last
         if last is None:
@@ -411,6 +412,7 @@ class _Told:
             if i and rewritten == "error":
                 try:
                     check_follows(versions[i - 1][1], version)
+                    _check_files(versions[i - 1][1], version, self._table, before)
                 except PgOutputError as error:
                     found.append(
                         Break(
@@ -420,6 +422,43 @@ class _Told:
                         )
                     )
         return found
+
+
+def _check_files(
+    old: Version, new: Version, table: CatalogTable, before: CatalogTable | None
+) -> None:
+    """Refuse a type or modifier that was altered, unless no file of the table was written anew.
+
+    ``ALTER TYPE … USING`` writes rows anew also where the new type could keep their values.
+    """
+    if _has_first_files(table):
+        return
+    types = {one.name: one[2:4] for one in old.columns}
+    for column in new.columns:
+        then = types.get(column.name)
+        if then is None or None in then or then == column[2:4]:
+            continue
+        was = () if before is None else before.columns
+        is_older = then in [
+            (one.type_id, one.type_modifier) for one in was if shown_name(one.name) == column.name
+        ]
+        if not is_older or is_rewritten(table, before):
+            raise PgOutputError(
+                f"the type of column {column.name} was altered, and the table's rows may have been "
+                "written anew with other values (USING). Take a new copy of the table after that, "
+                "or give before=, the table as a catalogue had it before"
+            )
+
+
+def _has_first_files(table: CatalogTable) -> bool:
+    """Whether the table and its partitions were never written anew.
+
+    A table's first file has the table's own number; a partitioned table has none.
+    """
+    ids = (table.relation_id, *table.partition_ids)
+    return len(table.file_nodes) == len(ids) and all(
+        node in (0, id_) for node, id_ in zip(table.file_nodes, ids, strict=True)
+    )
 
 
 def _where(position: Position | None) -> str:
@@ -501,7 +540,7 @@ class _Planned:
     def state(self, key: tuple[str, ...], lacking: set[str], rewritten: Rewritten) -> State:
         """What the tasks need to know."""
         kept, later = self._kept(), self._later()
-        breaks, born = self.told.breaks(rewritten), self.told.born()
+        breaks, born = self.told.breaks(rewritten, self.before), self.told.born()
         fields = {field.name: field for field in (*kept, *later)}
         wanted = (lacking | set(born)) & set(fields) | {field.name for field in later}
         values = self._values(wanted - set(key), fields)
@@ -554,12 +593,7 @@ class _Planned:
 
         Otherwise rows may have values that a default, which was dropped since, gave them.
         """
-        ids = (self.table.relation_id, *self.table.partition_ids)
-        nodes = self.table.file_nodes
-        # A table's first file has its own number; a partitioned table has none.
-        if len(nodes) == len(ids) and all(
-            node in (0, id_) for node, id_ in zip(nodes, ids, strict=True)
-        ):
+        if _has_first_files(self.table):
             return True
         older = itertools.takewhile(lambda one: shown_name(one.name) != name, self.table.columns)
         if not self.table.partition_ids and any(one.has_missing for one in older):

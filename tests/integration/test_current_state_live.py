@@ -56,6 +56,7 @@ CASES = [
     Case("shorter", ("ALTER TABLE t ALTER v TYPE varchar(3) USING left(v, 3)",), REWRITTEN),
     Case("key", ("ALTER TABLE t ALTER id TYPE bigint USING id * 10",), REWRITTEN),
     Case("longer", ("ALTER TABLE t ALTER s TYPE varchar(9)",)),
+    *altered("alike", "ALTER TABLE t ALTER s TYPE varchar(9) USING upper(s)", "with other values"),
     Case("to_text", ("ALTER TABLE t ALTER s TYPE text",), change=False),
     *altered("added", "ALTER TABLE t ADD c int DEFAULT 5", None),
     *altered("added_null", "ALTER TABLE t ADD c int", None),
