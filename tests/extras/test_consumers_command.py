@@ -43,6 +43,24 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     return Run(capsys, directory)
 
 
+def test_no_control_character_is_printed(run: Run) -> None:
+    """Neither in the table, nor in JSON, nor of what was given, in an error."""
+    with writer(run.directory) as out:
+        write(out, transaction(600, relation(1, "t\x1b[31m\x7f\x9b"), insert()))
+        out.flush()
+    run("add", "b")
+    Consumer(run.directory, "b").advance(Position(310, {1: 300}))
+    for options in ((), ("--json",)):
+        text = run("list", *options)
+        assert "[31m" in text
+        assert all(line.isprintable() for line in text.splitlines())
+    (found,) = map(json.loads, run("list", "--json").splitlines())
+    assert found["tables"][0]["table"] == "public.t\x1b[31m\x7f\x9b"
+    for command in ("add", "remove"):
+        error = run(command, "b\x1b[31m\x7f\x9b", code=1)
+        assert all(line.isprintable() for line in error.splitlines())
+
+
 def test_added_listed_and_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     header = "name  " + "position".rjust(17) + "bytes behind".rjust(18) + "moved, s ago".rjust(14)
     header += "  tables elsewhere"

@@ -341,6 +341,20 @@ def test_encoding_is_the_files(run: Run, tmp_path: Path) -> None:
     assert all(line.isprintable() for line in run("inspect", path))
 
 
+def test_no_control_character_is_printed(run: Run, tmp_path: Path) -> None:
+    """Neither of names nor of values, in lines, tables, JSON and errors."""
+    odd = "a\x1b[31m\x7f\x9b"
+    rows = [relation(1, odd, odd, (1, odd, 25)), testing.insert(1, [odd])]
+    path = recording(tmp_path / "a", [begin(1, 1), *rows, commit(1)])
+    for options in ((), ("--stats",), ("--json",), ("--stats", "--json")):
+        lines = run("inspect", *options, path)
+        assert all(line.isprintable() for line in lines)
+        assert any("[31m" in line for line in lines)
+    found = run.objects(path)
+    assert (found[2]["table"], found[2]["new"]) == (f"{odd}.{odd}", {odd: odd})
+    assert f"{odd}.{odd}" in run.objects("--stats", path)[0]["tables"]
+
+
 def test_frame_that_cannot_be_decoded_is_shown_and_counted(run: Run, tmp_path: Path) -> None:
     frames = [begin(1, 1), testing.insert(99, ["1"]), b"", b"?", commit(1)]
     path = recording(tmp_path / "a", frames)
