@@ -167,7 +167,7 @@ def test_a_change_table_of_iceberg(synced: Synced, foreign: str, caplog: Any) ->
     synced.sync()
     synced.database.execute("UPDATE t SET n = 99 WHERE id < 20")
     synced.sync()
-    table = synced.tables._opened().load_table(("changes", "public.t"))
+    table = synced.tables.opened().load_table(("changes", "public.t"))
     if foreign == "append":
         table.append(table.scan().to_arrow().slice(0, 1))
     elif foreign == "delete":

@@ -157,7 +157,7 @@ def test_a_change_table_that_was_deleted(synced: Synced) -> None:
         with contextlib.closing(duckdb.connect(str(tables.path))) as connection:
             connection.execute('DROP TABLE changes."public.t"')
     elif isinstance(tables, IcebergTables):
-        tables._opened().drop_table(("changes", "public.t"))
+        tables.opened().drop_table(("changes", "public.t"))
     else:
         shutil.rmtree(place_of(synced, "changes"))
     with pytest.raises(pf.PgOutputError, match=r"public\.t: its change table was deleted from"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ class Condition(NamedTuple):
 
 
 OPS = ("=", "<", ">", "in", "not", "is null", "is not null")
+_TOGETHER = 20
+"""Conditions in a query of Spark."""
 _PYTHON = {"=": operator.eq, "<": operator.lt, ">": operator.gt, "not": operator.ne}
 
 
@@ -91,7 +93,12 @@ def _sql(condition: Condition, column: str, literal: Callable[[pa.Scalar], str])
 
 
 def _text(value: pa.Scalar) -> str:
-    text = str(value.cast(pa.string())) if not pa.types.is_string(value.type) else value.as_py()
+    if pa.types.is_decimal(value.type):
+        text = f"{value.as_py():f}"  # not every reader takes exponents
+    elif pa.types.is_string(value.type):
+        text = value.as_py()
+    else:
+        text = str(value.cast(pa.string()))
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -107,10 +114,14 @@ class Reader:
     def computed(self, condition: Condition) -> Rows:
         raise NotImplementedError
 
-    def wrong(self, condition: Condition) -> str | None:
-        """How the two differ; None: they do not."""
-        found, truth = self.filtered(condition), self.computed(condition)
-        return None if found == truth else f"{condition}: {found}, should be {truth}"
+    def wrong(self, conditions: Sequence[Condition]) -> list[str]:
+        """Where the two differ, and how."""
+        answers = ((one, self.filtered(one), self.computed(one)) for one in conditions)
+        return [_difference(*one) for one in answers if one[1] != one[2]]
+
+
+def _difference(condition: Condition, found: Rows, truth: Rows) -> str:
+    return f"{condition}: {found}, should be {truth}"
 
 
 def _ids(column: Any) -> Rows:
@@ -322,15 +333,28 @@ class Spark(Reader):
         text = _text(value).replace("inf", "Infinity").replace("nan", "NaN")
         return f"CAST({text} AS {names[str(type_)]})"
 
-    def filtered(self, condition: Condition) -> Rows:
-        where = _sql(condition, quoted(condition.path, "`"), self._literal)
-        rows = self._frame.where(where).selectExpr(f"{self._key} AS k").collect()
-        return sorted((row.k for row in rows), key=repr)
+    def _where(self, condition: Condition) -> str:
+        return _sql(condition, quoted(condition.path, "`"), self._literal)
 
-    def computed(self, condition: Condition) -> Rows:
-        where = _sql(condition, quoted(condition.path, "`"), self._literal)
-        rows = self._frame.selectExpr(f"{self._key} AS k", f"({where}) AS m").collect()
-        return sorted((row.k for row in rows if row.m), key=repr)
+    def wrong(self, conditions: Sequence[Condition]) -> list[str]:
+        """As of `Reader`; a query asks for several conditions, as each costs much."""
+        named = [f"({self._where(one)}) AS m{i}" for i, one in enumerate(conditions)]
+        rows = self._frame.selectExpr(f"{self._key} AS k", *named).collect()
+        truth = [sorted((row.k for row in rows if row[f"m{i}"]), key=repr)
+                 for i in range(len(conditions))]  # fmt: skip
+        found: list[Rows] = [[] for _ in conditions]
+        for start in range(0, len(conditions), _TOGETHER):
+            parts = [
+                self._frame.where(self._where(one)).selectExpr(f"{self._key} AS k", f"{i} AS i")
+                for i, one in enumerate(conditions[start : start + _TOGETHER], start)
+            ]
+            for row in functools.reduce(lambda one, other: one.unionAll(other), parts).collect():
+                found[row.i].append(row.k)
+        return [
+            _difference(condition, sorted(one, key=repr), right)
+            for condition, one, right in zip(conditions, found, truth, strict=True)
+            if sorted(one, key=repr) != right
+        ]
 
 
 class Iceberg(Reader):
@@ -341,8 +365,12 @@ class Iceberg(Reader):
         self._whole = Dataset(pa.dataset.dataset(table.scan().to_arrow()), key)
 
     inexpressible = staticmethod(
-        # It has no literal for NaN.
-        lambda condition: any(str(one) == "nan" for one in condition.values)
+        # It has no literal for NaN, and can't select lists and maps by themselves.
+        lambda condition: (
+            any(str(one) == "nan" for one in condition.values)
+            or pa.types.is_list(condition.type)
+            or pa.types.is_map(condition.type)
+        )
     )
 
     def filtered(self, condition: Condition) -> Rows:
@@ -392,4 +420,16 @@ def parquet_readers(path: Path, key: tuple[str, ...]) -> dict[str, Reader]:
         "dataset": Dataset(pa.dataset.dataset(str(path), format="parquet"), key),
         "polars": Polars(pl.scan_parquet(files), key),
         "duckdb": DuckDB(f"read_parquet('{files}')", key),
+    }
+
+
+def iceberg_readers(table: Any, key: tuple[str, ...]) -> dict[str, Reader]:
+    """The readers of an Iceberg table; DuckDB reads the files that the table names."""
+    import polars as pl
+
+    files = ", ".join(_text(pa.scalar(one.file.file_path)) for one in table.scan().plan_files())
+    return {
+        "pyiceberg": Iceberg(table, key),
+        "polars": Polars(pl.scan_iceberg(table), key),
+        "duckdb": DuckDB(f"read_parquet([{files}], union_by_name = true)", key),
     }

@@ -166,19 +166,20 @@ class IcebergTables(DeltaTables):
         self.paths.append(root / "catalog.db")
         self.given["iceberg"] = self.catalog
 
-    def _opened(self) -> Any:
+    def opened(self) -> Any:
+        """The catalogue."""
         from pyiceberg.catalog import load_catalog
 
         return load_catalog("pgoutput_fast", **self.catalog)
 
     def changes(self, stored: str, version: int = 1) -> pa.Table:
-        table = self._opened().load_table(("changes", versioned(stored, version)))
+        table = self.opened().load_table(("changes", versioned(stored, version)))
         return table.scan().to_arrow()
 
     def has(self, kind: str, stored: str) -> bool:
         if kind == "state":
             return super().has(kind, stored)
-        catalog = self._opened()
+        catalog = self.opened()
         return bool(
             catalog.namespace_exists("changes") and catalog.table_exists(("changes", stored))
         )
