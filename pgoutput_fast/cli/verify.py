@@ -38,14 +38,13 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
     "--target",
     required=True,
     metavar="DIR|duckdb:FILE",
-    help="A directory of segments, of an export to Parquet or duckdb, or of a sync's Delta tables; "
-    "or the database of an export or of a sync.",
+    help="A directory of segments, or of a sync's Delta tables; or the database of a sync.",
 )
 @click.option(
     "--segments",
     metavar="DIR",
-    help="The segments from which the target was made; without them it is not known that nothing "
-    "was committed since its last transaction. Those beside a sync's tables are found.",
+    help="The segments from which a sync keeps the target; without them it is not known that "
+    "nothing was committed since its last transaction. Those beside the tables are found.",
 )
 @click.option(
     "--table",

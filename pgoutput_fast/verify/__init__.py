@@ -97,13 +97,12 @@ def verify(
     publications : list or tuple of str
         Those of the target's slot.
     target : str
-        A directory of segments, of an export to Parquet or duckdb, or of a sync's Delta tables,
-        which may be a URL such as ``s3://bucket/lake``; or ``duckdb:`` and the database of an
-        export or of a sync.
+        A directory of segments, or of a sync's Delta tables, which may be a URL such as
+        ``s3://bucket/lake``; or ``duckdb:`` and the database of a sync.
     segments : str, optional
-        The directory of segments from which the target was made. An export alone does not tell that
-        nothing was committed since its last transaction, nor does what a sync writes; that of a
-        sync is found if it is beside the target, as it is by default.
+        The directory of segments from which a sync keeps the target, which alone tells that nothing
+        was committed since the target's last transaction. One beside the target is found, where it
+        is by default.
     tables : iterable of str, optional
         Names with their schemas, as SQL has them: ``public.orders``, ``public."My Table"``; by
         default all published tables for which the target was made.
@@ -122,11 +121,9 @@ def verify(
         What reads the rows of Delta tables, such as a :class:`pgoutput_fast.spark.SparkEngine`,
         whose executors do; by default this process.
     policies : Policies, optional
-        Those of the sync that keeps the target: the server's values are changed as they say. An
-        export has its own stored.
+        Those of the sync that keeps the target: the server's values are changed as they say.
     duckdb_memory : int, optional
-        The bytes of memory that DuckDB may take in this process, by default as of `sync`. A
-        directory of segments is read without DuckDB.
+        The bytes of memory that DuckDB may take in this process, by default as of `sync`.
     progress : callable, optional
     **keywords
         Parameters of libpq by name.
@@ -389,7 +386,7 @@ class _Verification:
                     f"the target has {'nothing yet' if not position else 'everything up to '}"
                     f"{format_lsn(position) if position else ''}, and did not come to "
                     f"{format_lsn(moment.lsn)}, where the server was read, in {self._timeout:g} s; "
-                    f"let its capture or sync go on, or export again{_segments(target)}"
+                    f"let its capture or sync go on{_segments(target)}"
                 )
             # What is being read can't always be written, as a file of duckdb.
             time.sleep(max(_PAUSE, _PART * (time.monotonic() - begin)))

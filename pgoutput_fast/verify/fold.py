@@ -1,4 +1,4 @@
-"""The rows that tables hold after their changes, from the files of an export.
+"""The rows that tables hold after the changes of a change log.
 
 The changes of a table come in their order out of duckdb, which makes the parts of all values, and
 sorts if need be; SQLite keeps the rows. So memory does not grow with a table, nor with a
@@ -31,12 +31,11 @@ class Change(NamedTuple):
     old_kind: str | None
     after: tuple[str, ...]
     """Of a delete the old row. Columns that were not sent are unknown."""
-    before: tuple[str, ...] | None
-    """None if the files have no old rows."""
+    before: tuple[str, ...]
 
 
 class HistoryError(Exception):
-    """The files do not say what the table holds; the message says why."""
+    """The changes do not say what the table holds; the message says why."""
 
 
 class Store:
@@ -141,16 +140,12 @@ class FoldedRows:
         if change.op == "delete":
             self._delete(self._name(new))
             return
-        if change.old_kind is not None and old is None:
-            raise HistoryError(
-                "a row's old key is needed, and the files have no old rows; export with --before"
-            )
-        if old is not None and change.old_kind is not None:
+        if change.old_kind is not None:
             for i in self._key if change.old_kind == "K" else range(len(new)):
                 if new[i] == _UNKNOWN_PART:
                     new[i] = old[i]
         name = self._name(new)
-        was = self._name(old) if old is not None and change.old_kind is not None else name
+        was = name if change.old_kind is None else self._name(old)
         if _UNKNOWN_PART in new:
             found = self._run(
                 f"SELECT parts FROM {self._table} WHERE name = ?",  # noqa: S608
@@ -175,10 +170,10 @@ class FoldedRows:
     def _apply_to_multiset(self, change: Change) -> None:
         self._flush()
         old = change.after if change.op == "delete" else change.before
-        if old is None or change.old_kind != "O":
+        if change.old_kind != "O":
             raise HistoryError(
-                "a row of a table without a key changed, and the files do not have the whole old "
-                "row; it takes REPLICA IDENTITY FULL, and an export with --before"
+                "a row of a table without a key changed, and the change does not have the whole "
+                "old row; it takes REPLICA IDENTITY FULL"
             )
         self._run(self._put, (self._name(old), "".join(old), -1, _UNKNOWN_PART in old))
         self._run(

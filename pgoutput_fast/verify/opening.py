@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 from ..apply.delta_place import Place
 from ..directory.remote import refuse_secrets
 from ..errors import PgOutputError
-from ..files._manifest import NAME
-from ..files._write import DATABASE
 from ..segments.listing import has_begun
 from .databases import Database
 from .distributed_states import DistributedStates
 from .states import DeltaStates, DuckdbStates, States
-from .targets import DirectoryTarget, ExportTarget
+from .targets import DirectoryTarget
 
 if TYPE_CHECKING:
     from ..policies import Policies
@@ -41,11 +39,10 @@ def open_target(
     Parameters
     ----------
     given : str
-        A directory of segments, of an export, or of a sync's Delta tables; or ``duckdb:`` and the
-        database of an export or of a sync.
+        A change log, or the target of a sync: a directory of Delta tables, or ``duckdb:`` and a
+        file.
     segments : str, optional
-        The directory of segments from which the target was made. That of a sync is found by itself
-        if it is beside the target.
+        The change log from which a sync keeps the target; one beside the target is found.
     types : callable
         Reads the server's catalogue of types.
     storage_options : mapping of str to str, optional
@@ -75,17 +72,11 @@ def open_target(
         if not isinstance(target, States):
             target.close()
             raise PgOutputError(
-                f"{given} has no tables of a sync, to which alone policies= belong: an export has "
-                "its own stored, and segments have the server's values: leave them out"
+                f"{given} has no tables of a sync, to which alone policies= belong: a change log "
+                "has the server's values: leave them out"
             )
         target.policies = policies
     if duckdb_memory is not None:
-        if not isinstance(target, States | ExportTarget):
-            target.close()
-            raise PgOutputError(
-                f"{given} is a directory of segments, which is read without DuckDB: leave out "
-                "duckdb_memory="
-            )
         target.limit_memory(duckdb_memory)
     return target
 
@@ -107,14 +98,10 @@ def _opened(
         raise PgOutputError(f"target {given!r} is a file: give a directory, or {_DUCKDB}{path}")
     if not path.is_dir():
         raise PgOutputError(f"there is no directory {path}")
-    if (path / NAME).exists():
-        return ExportTarget(path, segments)
-    if (path / DATABASE).exists():
-        return ExportTarget(path / DATABASE, segments)
     if (path / "_progress" / "_delta_log").is_dir():
         return _delta(Place(str(path)), _segments_of(path.absolute(), segments), engine)
     if segments is not None:
-        raise PgOutputError(f"segments were given, and {path} is no export that was made of them")
+        raise PgOutputError(f"segments were given, and {path} is no target that a sync keeps")
     if has_begun(path):
         return DirectoryTarget(path, types)
     if any((path / name).is_dir() for name in ("changes", "state")):
@@ -123,8 +110,8 @@ def _opened(
             "restore that"
         )
     raise PgOutputError(
-        f"{path} has no segments and no export in it; the targets are a directory of segments, "
-        "one of an export or of Delta tables, and duckdb:FILE"
+        f"{path} has no segments and no tables of a sync in it; the targets are a directory of "
+        "segments, one of Delta tables, and duckdb:FILE"
     )
 
 
@@ -138,13 +125,9 @@ def _database(path: Path, segments: str | None) -> Target:
     if not path.is_file():
         raise PgOutputError(f"there is no database {path}")
     with closing(Database(path)) as database:
-        is_sync = database.has("main", "_source")
-        is_export = database.has("pgoutput_fast", "manifest")
-    if is_sync:
-        return DuckdbStates(path, _segments_of(path, segments))
-    if is_export:
-        return ExportTarget(path, segments)
-    raise PgOutputError(f"{path} was made by something else")
+        if not database.has("main", "_source"):
+            raise PgOutputError(f"{path} was made by something else")
+    return DuckdbStates(path, _segments_of(path, segments))
 
 
 def _segments_of(path: Path, segments: str | None) -> Path | None:

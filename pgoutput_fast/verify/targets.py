@@ -1,4 +1,4 @@
-"""What is compared with the server: the interface of a target, and targets that hold changes.
+"""What is compared with the server: the interface of a target, and a change log as a target.
 
 A target tells up to which position it has everything, and gives the rows that each table has there.
 """
@@ -6,34 +6,30 @@ A target tells up to which position it has everything, and gives the rows that e
 from __future__ import annotations
 
 import contextlib
-import re
-import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .._disk import read_json_file
-from ..errors import PgOutputError
 from ..files import export
 from ..files._manifest import NAME, checked
 from ..history import history_of
-from ..lsn import parse_lsn
+from ..lsn import format_lsn
 from ..policies import Policies
 from ..segments.listing import contents, metadata_of
-from .databases import ATTACHED, Database, types_of
+from .databases import Database, types_of
 from .fold import Change, FoldedRows, HistoryError, Store
 from .texts import UNKNOWN, Held, NotComparable, Texts, TextsOf, literal, part, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from ..segments import SegmentMetadata
     from ..types import TypeRegistry
     from .moment import ServerTable
     from .sums import Rows
 
-_FORMATS = ("parquet", "duckdb")  # of exports
+_POLICIES = Policies(infinity="text", out_of_range="text", special_values="text", arrays="text")
 _AT_ONCE = 100  # rows that are taken from duckdb at once; they may be long
 _TELL = 10_000  # changes after which it is told how many were read
 
@@ -92,7 +88,7 @@ class Target(Protocol):
         Raises
         ------
         PgOutputError
-            It can't be read, or the segments are not those of the export.
+            It can't be read.
         """
 
     def wants(self, table: ServerTable) -> bool:
@@ -149,25 +145,30 @@ class Target(Protocol):
             The target can't say what its rows are.
         """
 
+    def limit_memory(self, memory: int) -> None:
+        """Have DuckDB take so many bytes at most."""
+
     def close(self) -> None:
         """Delete what was made for the comparison."""
 
 
-class ExportTarget:
-    """The files or the database of an export, whose changes are folded; see `Target`."""
+class DirectoryTarget:
+    """A change log, whose changes are written to Parquet and folded; see `Target`.
 
-    def __init__(self, path: Path, segments: str | None = None) -> None:
+    All values that Arrow's types lack come as the server's text, so that nothing is lost.
+    """
+
+    def __init__(self, path: Path, types: Callable[[], TypeRegistry]) -> None:
         self._path = path
-        self._segments = None if segments is None else Path(segments)
+        self._types_of_server = types
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
         self._versions: dict[int, list[Any]] = {}
-        self._elsewhere: dict[int, str] = {}
-        self._policies = Policies()
-        self._chosen: tuple[bool, bool] = (False, False)
-        self._has_before = False
+        self._waiting: Mapping[int, int] = {}
+        self._options: dict[str, Any] | None = None
         self._held = contextlib.ExitStack()
         self._database = self._held.enter_context(contextlib.closing(Database(path)))
+        self._files = self._database.directory / "files"
         self._store = self._held.enter_context(
             contextlib.closing(Store(self._database.directory / "rows"))
         )
@@ -179,96 +180,64 @@ class ExportTarget:
         """See `Target`."""
         self._held.close()
 
-    def _manifest(self) -> dict[str, Any]:
-        if not self._path.is_file():
-            path = self._path / NAME
-            try:
-                return checked(read_json_file(path), str(path))
-            except OSError as error:
-                raise PgOutputError(f"can't read {path}: {error.strerror}") from error
-        with self._database.attached() as connection:
-            found = connection.execute(f"FROM {ATTACHED}.pgoutput_fast.manifest").fetchone()
-        return checked(found[0] if found else "", f"the manifest in {self._path}")
-
     def limit_memory(self, memory: int) -> None:
-        """Have duckdb take so many bytes at most."""
+        """See `Target`."""
         self._database.limit_memory(memory)
 
     def identify(self) -> None:
         """See `Target`."""
-        self._identify(self._manifest())
+        self._identify(metadata_of(self._path))
 
-    def _identify(self, manifest: dict[str, Any]) -> None:
-        if manifest["format"] not in _FORMATS:
-            raise PgOutputError(
-                f"{self._path} is an export in the format {manifest['format']!r}, which can't be "
-                f"compared: export to {' or '.join(_FORMATS)}, or compare the directory of segments"
-            )
-        source = manifest["source"]
-        if source["kind"] != "segments":
-            raise PgOutputError(
-                f"{self._path} is the export of a recorded stream, which has no position"
-            )
-        self.system_identifier, self.database = source["system_identifier"], source["database"]
-        if self._segments is None:
-            return
-        self.slot = source["slot"]
-        metadata = metadata_of(self._segments)
-        for name in ("system_identifier", "database", "slot"):
-            if metadata is not None and getattr(metadata, name) != source[name]:
-                raise PgOutputError(
-                    f"{self._path} was not made of the segments in {self._segments}: its "
-                    f"{name.replace('_', ' ')} is {source[name]!r}, theirs "
-                    f"{getattr(metadata, name)!r}"
-                )
+    def _identify(self, metadata: SegmentMetadata | None) -> None:
+        if metadata is not None:
+            self.system_identifier, self.database = metadata.system_identifier, metadata.database
+            self.slot = metadata.slot
 
     def wants(self, table: ServerTable) -> bool:  # noqa: ARG002
         """See `Target`."""
         return True
 
-    def refresh(self, confirmed: int, tell: Tell = ignored) -> int:  # noqa: ARG002
+    def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
         """See `Target`."""
-        begin = end = 0
-        if self._segments is not None:
-            found = contents(self._segments)
-            begin, end = (found.segments[-1].end_lsn if found.segments else 0), found.end
-            end = max(end, confirmed)
-        manifest = self._manifest()
-        self._identify(manifest)
-        options = manifest["options"]
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in options["policies"].items()
-        }
-        self._policies = Policies(**given)
-        self._has_before = options["before"]
-        self._chosen = options["tables"] is not None, options["columns"] is not None
-        if manifest["errors"]:
-            raise PgOutputError(
-                f"{self._path} has a table of frames that were refused, so it lacks changes"
-            )
+        found = contents(self._path)
+        if self._options is None:
+            metadata = metadata_of(self._path)
+            if metadata is None:
+                return 0
+            self._identify(metadata)
+            self._options = self._chosen(metadata)
+        result = export(
+            self._path,
+            self._files,
+            before=True,
+            policies=_POLICIES,
+            progress=lambda done: tell(done.rows),
+            **self._options,
+        )
+        self._position = result.position or 0
+        self._waiting = result.elsewhere
         self.tables, self._versions = {}, {}
-        for table in manifest["tables"]:
+        path = self._files / NAME
+        for table in checked(read_json_file(path), str(path))["tables"] if path.exists() else ():
             for version in table["versions"]:
                 self.tables[table["namespace"], table["name"]] = version["relation_id"]
                 self._versions.setdefault(version["relation_id"], []).append(version)
-        # Tables that are at another position, as they wait for a snapshot.
-        self._elsewhere = {int(key): lsn for key, lsn in manifest["elsewhere"].items()}
-        position = manifest["position"]
-        self._position = 0 if position is None else parse_lsn(position)
-        if self._segments is not None and self._position >= begin:
-            # It has all segments, and nothing came between the last one and their end.
-            self._position = max(self._position, end)
-        self.furthest = self._position
-        return self._position
+        self.furthest = max(self._position, found.end, confirmed)
+        return self.furthest
+
+    def _chosen(self, metadata: SegmentMetadata) -> dict[str, Any]:
+        # Users' types come as text without a catalogue; from binary only a catalogue has it.
+        is_binary = metadata.options.get("binary") == "true"
+        lacks_types = is_binary and history_of([self._path]) is None
+        return {
+            "registry": self._types_of_server() if lacks_types else None,
+            # What may have been altered is compared with what the server has now.
+            "history": "newer",
+        }
 
     def _source(self, version: Any) -> str:
         """The rows of a version of a table, in a FROM."""
-        if "table" in version:
-            return f"{ATTACHED}." + ".".join(map(quoted, version["table"]))
-        # duckdb takes a path for a pattern.
-        path = re.sub(r"([\[*?])", r"[\1]", str(self._path))
-        files = ", ".join(literal(f"{path}/{one['file']}") for one in version["parts"])
+        files = ", ".join(literal(str(self._files / one["file"])) for one in version["parts"])
         return f"read_parquet([{files}])"
 
     def _types(self, connection: Any, version: Any) -> dict[str, Held]:
@@ -276,29 +245,24 @@ class ExportTarget:
 
     def table(self, table: ServerTable) -> TargetTable:
         """See `Target`."""
-        waits = self._elsewhere.get(table.table.relation_id)
+        waits = self._waiting.get(table.table.relation_id)
         if waits is not None:
-            raise NotComparable(f"it waits for its snapshot since {waits}")
+            raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
         versions = self._versions.get(table.table.relation_id)
-        if versions is None and self._chosen[0]:
-            raise NotComparable("the export was made of chosen tables, and has nothing of it")
-        newest = versions[-1] if versions else None
         held: dict[str, Held] = {}
-        if newest:
-            with self._database.attached() as connection:
-                held = self._types(connection, newest)
-        names = _names(newest, "after") if newest else {}
+        names: dict[str, str] = {}
+        if versions:
+            with self._database.refusals():
+                held = self._types(self._database.connection, versions[-1])
+            names = _names(versions[-1], "after")
         texts: dict[str, Texts] = {}
         left_out: dict[str, str] = {}
         for column in table.columns:
             name = names.get(column)
-            if name is None and newest and self._chosen[1]:
-                left_out[column] = "the export was made of chosen columns"
-                continue
             try:
                 # Without a value in the target any form will do.
                 kind = Held("varchar") if name is None else held[name]
-                texts[column] = TextsOf(self._policies).column(
+                texts[column] = TextsOf(_POLICIES).column(
                     table.types[column], kind, quoted(column), quoted(name or column)
                 )
             except NotComparable as error:
@@ -367,18 +331,19 @@ class ExportTarget:
             rows.apply(_counting(self._changes(table, compared, versions, 0, part_of, order), tell))
 
     def _range(self, version: Any, done: int) -> str:
-        """The rows of a version from an LSN on; an export may have added more by now."""
+        """The rows of a version from an LSN on."""
         return (
             f"FROM {self._source(version)} "
             f"WHERE commit_lsn >= {done} AND commit_lsn < {self._position}"
         )
 
     def _count(self, versions: list[Any], done: int) -> int:
-        with self._database.attached() as connection:
-            return sum(
-                connection.execute(f"SELECT count(*) {self._range(version, done)}").fetchone()[0]
-                for version in versions
+        with self._database.refusals():
+            counts = " UNION ALL ".join(
+                f"SELECT count(*) {self._range(version, done)}" for version in versions
             )
+            found = self._database.connection.execute(counts).fetchall()
+        return sum(count for (count,) in found)
 
     def _changes(
         self,
@@ -390,7 +355,8 @@ class ExportTarget:
         order: str,
     ) -> Iterator[Change]:
         width = len(compared.texts)
-        with self._database.attached() as connection:
+        with self._database.refusals():
+            connection = self._database.connection
             selects = [
                 self._select(
                     table, compared, version, self._types(connection, version), done, part_of
@@ -404,8 +370,7 @@ class ExportTarget:
                     if (commit_lsn, seq) < latest:
                         raise _UnorderedError
                     latest = commit_lsn, seq
-                    before = tuple(parts[width:]) if self._has_before else None
-                    yield Change(op, old_kind, tuple(parts[:width]), before)
+                    yield Change(op, old_kind, tuple(parts[:width]), tuple(parts[width:]))
 
     def _select(
         self,
@@ -423,7 +388,7 @@ class ExportTarget:
         # column had another name then.
         renamed = set(after) - set(now)
         selected = []
-        for side in ("after", "before") if self._has_before else ("after",):
+        for side in ("after", "before"):
             names = _names(version, side)
             for column, texts in compared.texts.items():
                 name = names.get(column)
@@ -435,7 +400,7 @@ class ExportTarget:
                         selected.append(literal(part_of(column, added[column])))
                     continue
                 try:
-                    own = TextsOf(self._policies).column(
+                    own = TextsOf(_POLICIES).column(
                         table.types[column], held[name], quoted(column), quoted(name)
                     )
                 except NotComparable:
@@ -466,84 +431,4 @@ def _names(version: Any, side: str) -> dict[str, str]:
     return {one["column"]: one["name"] for one in version["columns"] if one["part"] == side}
 
 
-class DirectoryTarget:
-    """A directory of segments, folded by an export of its own; see `Target`.
-
-    All values that Arrow's types lack come as the server's text, so that nothing is lost.
-    """
-
-    def __init__(self, path: Path, types: Callable[[], TypeRegistry]) -> None:
-        self._path = path
-        self._types = types
-        self.system_identifier = self.database = self.slot = ""
-        self.tables: dict[tuple[str, str], int] = {}
-        self._directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
-        self._export = ExportTarget(self._directory / "export")
-        self._options: dict[str, Any] | None = None
-        self.furthest = 0
-
-    def close(self) -> None:
-        """See `Target`."""
-        self._export.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def identify(self) -> None:
-        """See `Target`."""
-        self._identify(metadata_of(self._path))
-
-    def _identify(self, metadata: SegmentMetadata | None) -> None:
-        if metadata is not None:
-            self.system_identifier, self.database = metadata.system_identifier, metadata.database
-            self.slot = metadata.slot
-
-    def wants(self, table: ServerTable) -> bool:  # noqa: ARG002
-        """See `Target`."""
-        return True
-
-    def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
-        """See `Target`."""
-        found = contents(self._path)
-        if self._options is None:
-            metadata = metadata_of(self._path)
-            if metadata is None:
-                return 0
-            self._identify(metadata)
-            self._options = self._chosen(metadata)
-        path = self._directory / "export"
-        export(
-            self._path, path, before=True, progress=lambda done: tell(done.rows), **self._options
-        )
-        position = self._export.refresh(0) if (path / NAME).exists() else 0
-        self.tables = self._export.tables
-        self.furthest = max(position, found.end, confirmed)
-        return self.furthest
-
-    def _chosen(self, metadata: SegmentMetadata) -> dict[str, Any]:
-        # Users' types come as text without a catalogue; from binary only a catalogue has it.
-        is_binary = metadata.options.get("binary") == "true"
-        text: Any = "text"
-        return {
-            "policies": Policies(
-                infinity=text, out_of_range=text, special_values=text, arrays=text
-            ),
-            "registry": self._types() if is_binary and history_of([self._path]) is None else None,
-            # What may have been altered is compared with what the server has now.
-            "history": "newer",
-        }
-
-    def table(self, table: ServerTable) -> TargetTable:
-        """See `Target`."""
-        return self._export.table(table)
-
-    def rows(
-        self,
-        table: ServerTable,
-        compared: TargetTable,
-        part_of: Callable[[str, str | None], str],
-        tell: Tell = ignored,
-    ) -> FoldedRows:
-        """See `Target`."""
-        return self._export.rows(table, compared, part_of, tell)
-
-
-__all__ = ["DirectoryTarget", "ExportTarget", "Target", "TargetTable"]
+__all__ = ["DirectoryTarget", "Target", "TargetTable"]

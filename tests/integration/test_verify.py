@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,14 +23,14 @@ from pgoutput_fast.catalog import catalog_of
 from pgoutput_fast.cli import verify as command_module
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.files._manifest import NAME
 from pgoutput_fast.replication import ReplicationConnection, capture, slots
 from pgoutput_fast.verify import Report, TableResult, VerifyProgress, moment, targets, verify
 from pgoutput_fast.verify.moment import Moment, ServerRows, ServerTable
-from pgoutput_fast.verify.opening import open_target
-from pgoutput_fast.verify.targets import Target
+from pgoutput_fast.verify.targets import DirectoryTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pgoutput_fast.embedded import EmbeddedServer
 
@@ -84,17 +85,15 @@ CHANGES = (
 
 
 class Made(NamedTuple):
-    """A database, its segments, and exports of them."""
+    """A database, and its segments."""
 
     dsn: str
     segments: Path
-    parquet: Path
-    duckdb: Path
 
-    def verify(self, target: Path | str, **options: Any) -> Report:
-        if str(target) != str(self.segments):
-            options.setdefault("segments", str(self.segments))
-        return verify(self.dsn, publications=["p"], target=str(target), timeout=10, **options)
+    def verify(self, **options: Any) -> Report:
+        return verify(
+            self.dsn, publications=["p"], target=str(self.segments), timeout=10, **options
+        )
 
 
 def run(dsn: str, *statements: str) -> None:
@@ -121,22 +120,47 @@ def made(pg16: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     land(dsn, path / "segments")
     run(dsn, *CHANGES)
     land(dsn, path / "segments")
-    files.export(path / "segments", path / "p[a]*rquet", before=True)
-    files.export(path / "segments", path / "duckdb", "duckdb", before=True)
-    yield Made(dsn, path / "segments", path / "p[a]*rquet", path / "duckdb")
+    yield Made(dsn, path / "segments")
     slots.drop(dsn, "verified")
 
 
+def spoil(directory: Path, table: str, statement: str) -> None:
+    """Change the rows of a file that a verification folds."""
+    path = directory / f"public.{table}.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(f"CREATE SCHEMA public; CREATE TABLE public.{table} AS FROM '{path}'")
+        connection.execute(statement)
+        connection.execute(f"COPY public.{table} TO '{path}'")
+
+
+Spoiling = Callable[..., None]
+"""Has the files of the next verification changed by a statement; the table is public.a if none is
+named."""
+
+
 @pytest.fixture
-def broken(made: Made, tmp_path: Path) -> Callable[..., TableResult]:
-    """Change the database of an export, and verify it: the result of the table that differs."""
+def spoiling(monkeypatch: pytest.MonkeyPatch) -> Spoiling:
+    def spoiling(statement: str, table: str = "a") -> None:
+        pending = [statement]
+
+        def export(source: Any, directory: Path, **options: Any) -> Any:
+            result = files.export(source, directory, **options)
+            if pending:
+                spoil(directory, table, pending.pop())
+            return result
+
+        monkeypatch.setattr(targets, "export", export)
+
+    return spoiling
+
+
+@pytest.fixture
+def broken(made: Made, spoiling: Spoiling) -> Callable[..., TableResult]:
+    """Change what the target has, and verify it: the result of the table that differs."""
 
     def result(statement: str, name: str = "a") -> TableResult:
-        path = tmp_path / "changes.duckdb"
-        shutil.copy(made.duckdb / "changes.duckdb", path)
-        with duckdb.connect(str(path)) as connection:
-            connection.execute(statement)
-        report = made.verify(f"duckdb:{path}")
+        spoiling(statement, name)
+        report = made.verify()
         assert report.exit_code == 1
         assert [one.name for one in report.tables if one.state != "equal"] == [name]
         (found,) = (one for one in report.tables if one.name == name)
@@ -161,13 +185,15 @@ def test_a_lock_that_others_wait_for(made: Made, monkeypatch: pytest.MonkeyPatch
         return catalog_of(*given)
 
     monkeypatch.setattr(moment, "catalog_of", beside)
-    report = made.verify(made.segments)
+    report = made.verify()
     assert (report.exit_code, len(report.tables)) == (0, 6)
     writer.join(30)
     assert not writer.is_alive()
 
 
-def test_all_tables_are_locked_while_the_target_is_waited_for(made: Made) -> None:
+def test_all_tables_are_locked_while_the_target_is_waited_for(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As docs/verify.md says, also those that are not compared; no longer than that."""
     lock, refused = "BEGIN; LOCK TABLE a IN ACCESS EXCLUSIVE MODE NOWAIT; END", []
 
@@ -177,12 +203,12 @@ def test_all_tables_are_locked_while_the_target_is_waited_for(made: Made) -> Non
                 run(made.dsn, lock)
             refused.append(raised.value)
 
-    # An export alone does not tell that nothing came since.
+    monkeypatch.setattr(targets.DirectoryTarget, "refresh", lambda *_: 1)
     with pytest.raises(pf.PgOutputError, match="did not come to"):
         verify(
             made.dsn,
             publications=["p"],
-            target=str(made.parquet),
+            target=str(made.segments),
             tables=["public.parts"],
             timeout=0.1,
             progress=look,
@@ -191,13 +217,10 @@ def test_all_tables_are_locked_while_the_target_is_waited_for(made: Made) -> Non
     run(made.dsn, lock)
 
 
-@pytest.mark.parametrize(
-    "kind", ["segments", "parquet", pytest.param("duckdb", marks=pytest.mark.slow)]
-)
-def test_what_is_equal(made: Made, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_equal(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where the sums are equal no row is looked at.
     monkeypatch.setattr(ServerRows, "digests", lambda *_: pytest.fail("a range differs"))
-    report = made.verify(getattr(made, kind))
+    report = made.verify()
     assert report.exit_code == 0
     found = {one.name: (one.state, one.rows, one.target_rows) for one in report.tables}
     assert found == {
@@ -233,7 +256,7 @@ def test_an_empty_text_is_not_null(broken: Callable[..., TableResult]) -> None:
 
 
 def test_the_sign_of_zero(broken: Callable[..., TableResult]) -> None:
-    # duckdb does not store a value that is equal to the one that is there.
+    # DuckDB does not store a value that is equal to the one that is there.
     (one,) = broken(
         "UPDATE public.a SET f = 1 WHERE id = 4 AND op = 'update';"
         "UPDATE public.a SET f = 0 WHERE id = 4 AND op = 'update'"
@@ -273,46 +296,17 @@ def test_many_rows(broken: Callable[..., TableResult]) -> None:
     assert (found.differing, len(found.differences)) == (50, 10)
 
 
-def test_rows_of_a_file_in_another_order(made: Made, tmp_path: Path) -> None:
-    path = tmp_path / "changes.duckdb"
-    shutil.copy(made.duckdb / "changes.duckdb", path)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(
-            "CREATE TEMP TABLE held AS FROM public.a; DELETE FROM public.a;"
-            "INSERT INTO public.a FROM held ORDER BY commit_lsn DESC, seq DESC"
-        )
-    (found,) = made.verify(f"duckdb:{path}", tables=["public.a"]).tables
+def test_rows_of_a_file_in_another_order(made: Made, spoiling: Spoiling) -> None:
+    spoiling(
+        "CREATE TEMP TABLE held AS FROM public.a; DELETE FROM public.a;"
+        "INSERT INTO public.a FROM held ORDER BY commit_lsn DESC, seq DESC"
+    )
+    (found,) = made.verify(tables=["public.a"]).tables
     assert (found.state, found.rows, found.target_rows) == ("equal", 299, 299)
 
 
-def test_an_export_alone_does_not_tell_its_end(made: Made) -> None:
-    with pytest.raises(
-        pf.PgOutputError, match=r"nothing was committed since, .* give segments=, with"
-    ):
-        verify(made.dsn, publications=["p"], target=str(made.parquet), timeout=0.1)
-
-
-@pytest.mark.parametrize("kind", ["arrow", "csv"])
-def test_an_export_in_another_format(made: Made, tmp_path: Path, kind: Any) -> None:
-    files.export(made.segments, tmp_path / "out", kind)
-    said = f"an export in the format '{kind}', which can't be compared: export to parquet or duckdb"
-    with pytest.raises(pf.PgOutputError, match=said):
-        made.verify(tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_an_export_without_old_rows_can_miss_keys(made: Made, tmp_path: Path) -> None:
-    files.export(made.segments, tmp_path / "out")
-    report = made.verify(tmp_path / "out")
-    states = {one.name: one.state for one in report.tables}
-    assert report.exit_code == 2
-    assert states.pop("a") == states.pop("m") == states.pop("whole") == "not compared"
-    why = {one.name: one.why for one in report.tables}
-    assert "--before" in why["a"]
-
-
 def test_chosen_tables_and_columns(made: Made) -> None:
-    report = made.verify(made.parquet, tables=["public.a"], exclude=["public.a.f"])
+    report = made.verify(tables=["public.a"], exclude=["public.a.f"])
     assert [(one.name, one.state, one.excluded) for one in report.tables] == [
         ("a", "equal", ("f",))
     ]
@@ -325,10 +319,10 @@ def test_chosen_tables_and_columns(made: Made) -> None:
         ({"tables": ["a"]}, "'a' is no name of the form schema.table"),
     ):  # fmt: skip
         with pytest.raises(pf.PgOutputError, match=re.escape(said)):
-            made.verify(made.parquet, **options)
-    report = made.verify(made.parquet, tables=['Public."a"'], exclude=['"public".a."f"'])
+            made.verify(**options)
+    report = made.verify(tables=['Public."a"'], exclude=['"public".a."f"'])
     assert [(one.name, one.excluded) for one in report.tables] == [("a", ("f",))]
-    report = made.verify(made.parquet, exclude=["public.a.id"])
+    report = made.verify(exclude=["public.a.id"])
     assert report.tables[0].why == "its key has id, which can't be compared"
 
 
@@ -341,23 +335,10 @@ def test_another_database(
     for dsn, what in ((pg16.dsn("other"), "database"), (pg18.dsn(), "system identifier")):
         run(dsn, "CREATE PUBLICATION p")
         try:
-            for target in (made.parquet, made.segments):
-                with pytest.raises(pf.PgOutputError, match=f"another server: its {what}"):
-                    verify(dsn, publications=["p"], target=str(target), timeout=1)
+            with pytest.raises(pf.PgOutputError, match=f"another server: its {what}"):
+                verify(dsn, publications=["p"], target=str(made.segments), timeout=1)
         finally:
             run(dsn, "DROP PUBLICATION p")
-
-
-def test_segments_of_another_slot(made: Made, tmp_path: Path) -> None:
-    """Nothing is made on the server, and nothing is read from the target, before it is said."""
-    land(made.dsn, tmp_path / "segments", "another")
-    try:
-        said = "was not made of the segments in .*: its slot is 'verified', theirs 'another'"
-        for target in (made.parquet, made.duckdb):
-            with pytest.raises(pf.PgOutputError, match=said):
-                made.verify(target, segments=str(tmp_path / "segments"))
-    finally:
-        slots.drop(made.dsn, "another")
 
 
 def test_a_table_that_waits_for_its_snapshot(made: Made, tmp_path: Path) -> None:
@@ -417,21 +398,19 @@ def test_values_that_no_change_brings(
 
 
 @contextlib.contextmanager
-def opened(made: Made, target: str) -> Iterator[tuple[Moment, Target, dict[str, ServerTable]]]:
+def opened(made: Made) -> Iterator[tuple[Moment, DirectoryTarget, dict[str, ServerTable]]]:
     with (
         contextlib.closing(Moment(ConnectionParameters(made.dsn), ["p"], 10.0)) as moment,
-        contextlib.closing(open_target(target, None, pf.TypeRegistry)) as found,
+        contextlib.closing(DirectoryTarget(made.segments, pf.TypeRegistry)) as found,
     ):
         found.refresh(0)
         yield moment, found, {one.table.name: one for one in moment.tables}
 
 
 @pytest.mark.slow
-def test_changes_that_come_late_with_an_earlier_place(made: Made, tmp_path: Path) -> None:
+def test_changes_that_come_late_with_an_earlier_place(made: Made) -> None:
     """As those of a snapshot do, which was taken after other changes were there."""
-    path = tmp_path / "changes.duckdb"
-    shutil.copy(made.duckdb / "changes.duckdb", path)
-    with opened(made, f"duckdb:{path}") as (moment, target, tables):
+    with opened(made) as (moment, target, tables):
         table = tables["a"]
 
         def rows() -> int:
@@ -442,26 +421,23 @@ def test_changes_that_come_late_with_an_earlier_place(made: Made, tmp_path: Path
             return sum(one.rows for one in found.values())
 
         assert [rows(), rows()] == [299, 299]
-        with duckdb.connect(str(path)) as connection:
-            (text,) = connection.execute("FROM pgoutput_fast.manifest").fetchone() or ("",)
-            manifest = json.loads(text)
-            (one,) = [one for one in manifest["tables"] if one["name"] == "a"]
-            one["versions"][0]["rows"] += 1
-            connection.execute(
-                "UPDATE pgoutput_fast.manifest SET manifest = ?", [json.dumps(manifest)]
-            )
-            connection.execute("INSERT INTO public.a FROM public.a WHERE id = 7")
+        spoil(target._files, "a", "INSERT INTO public.a FROM public.a WHERE id = 7")
+        path = target._files / NAME
+        manifest = json.loads(path.read_text())
+        (one,) = [one for one in manifest["tables"] if one["name"] == "a"]
+        one["versions"][0]["rows"] += 1
+        path.write_text(json.dumps(manifest))
         assert rows() == 300
 
 
 @pytest.mark.slow
 def test_tables_that_change_although_they_are_locked(
-    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, made: Made
+    pg16: EmbeddedServer, make_database: Callable[..., Any], made: Made
 ) -> None:
     """The stream tells it, too: of tables whose lock was lost with its connection."""
     database = make_database(pg16)
     database.execute(*SCHEMA, "INSERT INTO unlike VALUES (1, 'a')")
-    with opened(made._replace(dsn=database.dsn), str(made.parquet)) as (moment, target, tables):
+    with opened(made._replace(dsn=database.dsn)) as (moment, target, tables):
         sides = {}
         for name in ("m", "unlike", "a"):
             texts = target.table(tables[name]).texts
@@ -497,18 +473,17 @@ def command(
 
 
 def test_verify_as_a_command(
-    made: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    made: Made, capsys: pytest.CaptureFixture[str], spoiling: Spoiling
 ) -> None:
-    code, out, err = command(made, capsys, "--target", str(made.segments))
+    target = ["--target", str(made.segments)]
+    code, out, err = command(made, capsys, *target)
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "public.a       equal, 299 rows"
-    shutil.copy(made.duckdb / "changes.duckdb", tmp_path / "x.duckdb")
-    with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
-        connection.execute("UPDATE public.a SET t = 'T7' WHERE id = 7")
-    target = ["--target", f"duckdb:{tmp_path / 'x.duckdb'}", "--segments", str(made.segments)]
+    spoiling("UPDATE public.a SET t = 'T7' WHERE id = 7")
     code, out, _ = command(made, capsys, *target)
     assert code == 1
     assert "    id='7': t: server 't7', target 'T7'" in out.splitlines()
+    spoiling("UPDATE public.a SET t = 'T7' WHERE id = 7")
     code, out, _ = command(made, capsys, *target, "--json")
     found = json.loads(out)
     assert (code, found["exit_code"], found["tables"][0]["differing"]) == (1, 1, 1)

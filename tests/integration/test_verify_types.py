@@ -1,12 +1,13 @@
 """The canonical texts of verify: equal for equal values, on the server and in each kind of target.
 
-The server has the values, a capture and an export make the target. That values which differ have
+The server has the values, a capture or a sync makes the target. That values which differ have
 texts that differ is asked of the server, whose own texts tell which values differ.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from servers import found_servers
 from type_values import NEWER, TYPES, VALUES
 
 import pgoutput_fast as pf
-from pgoutput_fast import cli, files
+from pgoutput_fast import cli
 from pgoutput_fast.apply import sync
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.embedded import EmbeddedServer
@@ -88,9 +89,13 @@ class Made:
             if one.state != "equal"
         }
 
-    def verify(self, target: str) -> Report:
-        segments = None if target == str(self.segments) else str(self.segments)
-        return verify(self.dsn, publications=["p"], target=target, segments=segments, timeout=5)
+    def verify(self, target: str, **options: Any) -> Report:
+        return verify(self.dsn, publications=["p"], target=target, timeout=5, **options)
+
+    def sync(self, target: str, policies: pf.Policies | None = None) -> None:
+        """Write the rows into a target, beside which a change log of its own comes to be."""
+        sync(self.dsn, slot="made", publications=["p"], target=target, until="now",
+             policies=policies)  # fmt: skip
 
     def registry(self) -> pf.TypeRegistry:
         with psycopg.connect(self.dsn) as connection:
@@ -128,20 +133,6 @@ def test_a_directory_of_every_type_is_equal(
     assert made.of(made.verify(str(made.segments))) == {}
 
 
-@pytest.mark.parametrize("format", ["parquet", pytest.param("duckdb", marks=pytest.mark.slow)])
-def test_an_export_of_every_type_is_equal(
-    pg18: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path, format: Any
-) -> None:
-    made = made_of(pg18, make_database, tmp_path, binary=False)
-    policies = TEXT if format == "duckdb" else NULLS
-    files.export(
-        made.segments, tmp_path / "out", format, policies=policies, registry=made.registry()
-    )
-    assert made.of(made.verify(str(tmp_path / "out"))) == {}
-    if format == "duckdb":
-        assert made.of(made.verify(f"duckdb:{tmp_path / 'out' / 'changes.duckdb'}")) == {}
-
-
 def distinct(made: Made, target: str) -> dict[str, tuple[int, int, int]]:
     """Of each type: how many texts the server prints, how many canonical ones, and how many rows.
 
@@ -169,14 +160,13 @@ def test_values_that_differ_have_texts_that_differ(
     pg18: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
 ) -> None:
     made = made_of(pg18, make_database, tmp_path, binary=False)
-    for target, policies in (("text", TEXT), ("null", NULLS)):
-        files.export(
-            made.segments, tmp_path / target, "parquet", policies=policies,
-            registry=made.registry(),
-        )  # fmt: skip
-        for type_, (printed, canonical, rows) in distinct(made, str(tmp_path / target)).items():
+    target = f"duckdb:{tmp_path / 'null.duckdb'}"
+    made.sync(target, NULLS)
+    assert made.of(made.verify(target)) == {}
+    for one in (str(made.segments), target):
+        for type_, (printed, canonical, rows) in distinct(made, one).items():
             assert canonical == printed > 0, type_
-            if target == "text":
+            if one != target:
                 expected = len(VALUES[type_]) + len(NEWER.get(type_, ()))
                 assert rows == expected, type_
 
@@ -205,8 +195,6 @@ def test_types_of_extensions_are_equal(name: str, tmp_path: Path) -> None:
     with server_with(f"CREATE EXTENSION {extension}") as one:
         made = Made(one.dsn(), tmp_path, {name: values}, binary=False)
         assert made.of(made.verify(str(made.segments))) == {}
-        files.export(made.segments, tmp_path / "out", registry=made.registry())
-        assert made.of(made.verify(str(tmp_path / "out"))) == {}
 
 
 @pytest.mark.slow
@@ -217,11 +205,11 @@ def test_xml_is_compared(tmp_path: Path, binary: bool) -> None:
         given = {"xml": XML, "xml[]": ["{<a/>,NULL}", "{}"]}
         made = Made(one.dsn(), tmp_path, given, binary=binary)
         assert made.of(made.verify(str(made.segments))) == {}
-        files.export(made.segments, tmp_path / "out", "duckdb", registry=made.registry())
-        path = tmp_path / "out" / "changes.duckdb"
+        path = tmp_path / "tables.duckdb"
+        made.sync(f"duckdb:{path}")
         assert made.of(made.verify(f"duckdb:{path}")) == {}
         with duckdb.connect(str(path)) as connection:
-            connection.execute("UPDATE public.t0 SET v = '<a />' WHERE id = 0")
+            connection.execute("UPDATE state.\"public.t0\" SET v = '<a />' WHERE id = 0")
         (found,) = (one for one in made.verify(f"duckdb:{path}").tables if one.state != "equal")
         (difference,) = found.differences
         assert (found.name, found.state, difference.key) == ("t0", "different", {"id": "0"})
@@ -256,11 +244,11 @@ def test_texts_are_compared_by_bytes_whatever_their_collation(tmp_path: Path) ->
             connection.execute("CREATE TABLE k (id text COLLATE ci PRIMARY KEY, v int)")
         made = Made(one.dsn(), tmp_path, COLLATED, binary=False)
         assert made.of(made.verify(str(made.segments))) == {}
-        files.export(made.segments, tmp_path / "out", "duckdb", registry=made.registry())
-        path = tmp_path / "out" / "changes.duckdb"
+        path = tmp_path / "tables.duckdb"
+        made.sync(f"duckdb:{path}")
         assert made.of(made.verify(f"duckdb:{path}")) == {}
         with duckdb.connect(str(path)) as connection:
-            connection.execute("UPDATE public.t0 SET v = 'A,b' WHERE id = 0")
+            connection.execute("UPDATE state.\"public.t0\" SET v = 'A,b' WHERE id = 0")
         assert list(made.of(made.verify(f"duckdb:{path}"))) == ["text COLLATE ci"]
 
         state = {"publications": ["p"], "target": f"duckdb:{tmp_path / 'kept.duckdb'}"}
@@ -315,13 +303,13 @@ def test_values_that_a_policy_changed_are_equal(
     policies = pf.Policies(
         infinity=choice, out_of_range=choice, special_values=choice, arrays=2, numeric=(38, 9)
     )
-    files.export(made.segments, tmp_path / "out", policies=policies)
-    assert made.of(made.verify(str(tmp_path / "out"))) == {}
+    target = f"duckdb:{tmp_path / 'tables.duckdb'}"
+    made.sync(target, policies)
+    assert made.of(made.verify(target)) == {}
     # Another policy makes other values of them.
     other: Any = {"clamp": "null", "null": "clamp"}[choice]
-    path = tmp_path / "out" / "_manifest.json"
-    path.write_text(path.read_text().replace(f'"infinity": "{choice}"', f'"infinity": "{other}"'))
-    differing = made.of(made.verify(str(tmp_path / "out")))
+    report = made.verify(target, policies=dataclasses.replace(policies, infinity=other))
+    differing = made.of(report)
     assert set(differing) == {"date", "timestamp", "timestamptz", "tsrange", "date[]"}
 
 
