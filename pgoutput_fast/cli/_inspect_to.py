@@ -180,12 +180,7 @@ def _lines(result: ExportResult, directory: Path) -> Iterator[str]:
     names = [printable(_name(one)) for one in result.tables]
     width = max(map(len, names), default=0) + 2
     for name, one in zip(names, result.tables, strict=True):
-        where = (
-            ".".join(map(printable, one.table))
-            if one.table is not None
-            else ", ".join(path.name for path in one.files)
-        )
-        yield f"{name:<{width}}{one.rows:>12,}  {where}"
+        yield f"{name:<{width}}{one.rows:>12,}  {', '.join(path.name for path in one.files)}"
     parts = [f"{counted(result.rows, 'row')} added to {directory}"]
     if result.position is not None:
         parts.append(f"it has everything up to {format_lsn(result.position)}")

@@ -1,4 +1,4 @@
-"""Write changes as typed files: Parquet, Arrow or CSV, one or more per table, or a duckdb database.
+"""Write changes as typed files: Parquet or Arrow, one or more per table.
 
 >>> from pgoutput_fast import files
 >>> files.export("segments", "tables", "parquet")  # doctest: +SKIP
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
-Format = Literal["parquet", "arrow", "csv", "duckdb"]
+Format = Literal["parquet", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -66,9 +66,7 @@ class ExportedTable(NamedTuple):
     rows: int
     """All rows of this version, those of earlier calls included."""
     files: tuple[Path, ...]
-    """Its files in the order of the stream; with the format duckdb, the database."""
-    table: tuple[str, str] | None
-    """Schema and table in the database; None with the other formats."""
+    """Its files in the order of the stream."""
     relation_id: int
     """The table's OID. A table that is renamed keeps it; one that is made anew gets another."""
 
@@ -110,7 +108,7 @@ def export(
     progress: Callable[[ExportProgress], None] | None = None,
     consumer: str | None = None,
 ) -> ExportResult:
-    """Write the changes of segments, or of a recorded stream, to one file or table per relation.
+    """Write the changes of segments, or of a recorded stream, to one file per relation.
 
     Parameters
     ----------
@@ -119,7 +117,7 @@ def export(
         follow each other, or one recorded stream.
     directory : path
         A new or empty directory, or one that an export of the same source made, which is continued.
-    format : {"parquet", "arrow", "csv", "duckdb"}
+    format : {"parquet", "arrow"}
     before : bool
         Whether to write the old row too, as columns ``before_…``.
     tables, columns, policies, registry
@@ -134,8 +132,8 @@ def export(
     part_bytes : int
         After this many bytes of input a table gets a new part, at the next end of a segment. If the
         process is killed, at most so much work has to be done again. The export needs about as much
-        disk space for a temporary file in `directory`; but rows of copies need none, except with
-        the format "duckdb" or if `on_error` is "collect".
+        disk space for a temporary file in `directory`; but rows of copies need none, except if
+        `on_error` is "collect".
     progress : callable
         Called after each batch of frames, and each table that is written.
     consumer : str, optional
@@ -261,7 +259,7 @@ class _Export:
         consumer: Registered | None,
     ) -> None:
         from ._manifest import TEMPORARY, new_manifest
-        from ._write import open_store
+        from ._write import Store
 
         self._directory = directory
         self._source = source
@@ -272,8 +270,8 @@ class _Export:
         self._consumer = consumer
         self._counts = dict.fromkeys(("rows", "errors", "rolled_back", "undecided"), 0)
         self._bytes = self._total_bytes = self._rows_decoded = 0
-        self._check_contents(format)
-        self._store = open_store(directory, format)
+        self._check_contents()
+        self._store = Store(directory, format)
         found = self._store.load()
         if found is not None:
             self._check(found, format, options)
@@ -281,24 +279,17 @@ class _Export:
         self._manifest = found or new_manifest(format, options, source.identity)
         TEMPORARY.make(directory)
 
-    def _check_contents(self, format: str) -> None:
-        """Refuse a directory that is not an export's, of this format."""
+    def _check_contents(self) -> None:
+        """Refuse a directory that is not an export's."""
         from ._manifest import NAME, TEMPORARY
-        from ._write import DATABASE
 
         found = {path.name for path in self._directory.iterdir()} - {TEMPORARY.name}
-        if format == "duckdb":
-            if found - {DATABASE, f"{DATABASE}.wal"}:
-                raise self._refused(found - {DATABASE, f"{DATABASE}.wal"})
-        elif found and NAME not in found:
-            raise self._refused(found)
-
-    def _refused(self, names: set[str]) -> PgOutputError:
-        shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
-        return PgOutputError(
-            f"{self._directory} has other things in it ({shown}); give a new or empty directory, "
-            f"or one that an export in this format has made"
-        )
+        if found and NAME not in found:
+            shown = ", ".join(sorted(found)[:3]) + (", …" if len(found) > 3 else "")
+            raise PgOutputError(
+                f"{self._directory} has other things in it ({shown}); give a new or empty "
+                "directory, or one that an export has made"
+            )
 
     def _check(self, found: dict[str, Any], format: str, options: dict[str, Any]) -> None:
         """Refuse to continue an export that was begun with other options or of another source."""
@@ -369,18 +360,14 @@ class _Export:
         )
 
     def _tables(self) -> Iterator[ExportedTable]:
-        from ._write import DATABASE
-
         for table in self._manifest["tables"]:
             for version in table["versions"]:
-                names = {part.get("file", DATABASE): None for part in version["parts"]}
                 yield ExportedTable(
                     table["namespace"],
                     table["name"],
                     version["version"],
                     version["rows"],
-                    tuple(self._directory / name for name in names),
-                    tuple(version["table"]) if "table" in version else None,
+                    tuple(self._directory / part["file"] for part in version["parts"]),
                     version["relation_id"],
                 )
 
@@ -402,18 +389,12 @@ class _Export:
         with (
             refusals(str(self._directory)),
             contextlib.closing(
-                Step(
-                    path,
-                    self._decoding,
-                    before=self._before,
-                    fold=self._store.fold,
-                    follower=self._follower,
-                )
+                Step(path, self._decoding, before=self._before, follower=self._follower)
             ) as step,
         ):
             try:
                 for unit in plan.units:
-                    if not (self._store.raises and step.put_off(unit)):
+                    if not step.put_off(unit):
                         for chunk in self._chunks(unit, step):
                             step.add(chunk)
             except PgOutputError:

@@ -43,8 +43,6 @@ class Shape:
         The schema of a ChangeBatch.
     before : bool
         Whether the old row is wanted too.
-    fold : bool
-        Whether names that differ only in case are the same, as in duckdb.
 
     Attributes
     ----------
@@ -52,15 +50,13 @@ class Shape:
     relation_id : int
     digest : str
         Of the schema without the table's name, which may change.
-    named_digest : str
-        Of all of it: version 1 of the manifest has this.
     columns : list of FileColumn
     """
 
-    def __init__(self, changes: Any, *, before: bool, fold: bool) -> None:
+    def __init__(self, changes: Any, *, before: bool) -> None:
         fields = {field.name: field for field in changes}
         after = list(fields["after"].type)
-        names = column_names([field.name for field in after], fold=fold)
+        names = column_names([field.name for field in after])
         self._before = before
         self._names = {
             field.name: name for field, name in zip(after, names, strict=True) if field.name != name
@@ -84,9 +80,9 @@ class Shape:
         for field, name in zip(after, names, strict=True):
             add(field, name, "after", field.name)
         if before:
-            taken = {_key(name, fold=fold) for name in (*CHANGE_COLUMNS, *names)}
+            taken = {*CHANGE_COLUMNS, *names}
             for field in after:
-                add(field, _free(f"before_{field.name}", taken, fold=fold), "before", field.name)
+                add(field, _free(f"before_{field.name}", taken), "before", field.name)
         add(fields["unchanged"], "unchanged", "change", None)
         told = [
             {"name": one.name, "part": one.part, "column": one.column}
@@ -101,7 +97,6 @@ class Shape:
             key: value for key, value in self.schema.metadata.items() if key not in _NAME_KEYS
         }
         self.digest = schema_digest(self.schema.with_metadata(unnamed))
-        self.named_digest = schema_digest(self.schema)
 
     def rows(self, batch: Any) -> Any:
         """The rows of a batch.
@@ -151,32 +146,26 @@ def chosen(one: Any, other: Any, from_other: Any) -> Any:
     )
 
 
-def column_names(columns: list[str], *, fold: bool) -> list[str]:
+def column_names(columns: list[str]) -> list[str]:
     """The names that a table's columns have in a file.
 
     They are the table's own. A column that is named like one of :data:`CHANGE_COLUMNS` gets
     ``after_`` before its name, and a name that is still taken gets ``_`` behind it.
     """
-    reserved = {_key(name, fold=fold) for name in CHANGE_COLUMNS}
-    taken = set(reserved)
+    taken = set(CHANGE_COLUMNS)
     found: dict[int, str] = {}
     for i, name in enumerate(columns):
-        if _key(name, fold=fold) not in taken:
-            found[i] = _free(name, taken, fold=fold)
+        if name not in taken:
+            found[i] = _free(name, taken)
     for i, name in enumerate(columns):
         if i not in found:
-            is_reserved = _key(name, fold=fold) in reserved
-            found[i] = _free(f"after_{name}" if is_reserved else name, taken, fold=fold)
+            found[i] = _free(f"after_{name}", taken)
     return [found[i] for i in range(len(columns))]
 
 
-def _key(name: str, *, fold: bool) -> str:
-    return name.casefold() if fold else name
-
-
-def _free(name: str, taken: set[str], *, fold: bool) -> str:
+def _free(name: str, taken: set[str]) -> str:
     """The name with as many ``_`` behind it as make it new; it is added to `taken`."""
-    while _key(name, fold=fold) in taken:
+    while name in taken:
         name += "_"
-    taken.add(_key(name, fold=fold))
+    taken.add(name)
     return name

@@ -25,34 +25,24 @@ from pgoutput_fast.errors import PgOutputError
 
 from ._flatten import Shape
 
-FORMAT_VERSION = 2
-_READ_VERSIONS = (1, 2)
-"""Version 1 knows no snapshots, and tells tables apart by their names."""
+FORMAT_VERSION = 3
 NAME = "_manifest.json"
 _STEM = r"[\w%~-]+\.[\w%~-]+|[\w%~-]+~[0-9a-f]{12}"
 _FILES = (
-    r"_manifest\.json|changes\.duckdb(?:\.wal)?"
-    rf"|(?:_events|_errors|{_STEM})(?:\.v[0-9]+)?(?:\.part[0-9]+)?\.(?:parquet|arrow|csv)"
+    r"_manifest\.json"
+    rf"|(?:_events|_errors|{_STEM})(?:\.v[0-9]+)?(?:\.part[0-9]+)?\.(?:parquet|arrow)"
 )
 EXPORTED = Folder("", _FILES)
 TEMPORARY = Folder(".pgoutput_fast.tmp", rf"rows|{_FILES}")
 """Where the files of a step are until it is whole."""
-SPILLED = Folder(f"{TEMPORARY.name}/duckdb", r"duckdb_temp_[\w-]+\.(?:tmp|block)")
-"""Where duckdb has what does not fit into its memory."""
 _LONGEST = 180  # most bytes of a file's name before the version, part and suffix
 
 
-class _PartOfFiles(TypedDict, total=False):
+class Part(TypedDict):
+    """A file of a table, of the events or of the errors."""
+
     file: str
     bytes: int
-
-
-class Part(_PartOfFiles):
-    """A file of a table, of the events or of the errors.
-
-    In a database, the rows that one step inserted.
-    """
-
     rows: int
 
 
@@ -73,12 +63,8 @@ class ColumnEntry(_ColumnOfTable):
     arrow: str
 
 
-class _VersionInDatabase(TypedDict, total=False):
-    table: list[str]
-
-
-class Version(_VersionInDatabase):
-    """A version of a table's schema. In a database, `table` has its table's schema and name."""
+class Version(TypedDict):
+    """A version of a table's schema."""
 
     version: int
     schema: str
@@ -90,21 +76,21 @@ class Version(_VersionInDatabase):
     parts: list[Part]
 
 
-class _TableOfFiles(TypedDict, total=False):
-    files: str
-    relation_id: int
+class _TableRenamed(TypedDict, total=False):
     first: list[str]
 
 
-class TableEntry(_TableOfFiles):
-    """A table. If the export makes files, `files` is what their names begin with.
+class TableEntry(_TableRenamed):
+    """A table. `files` is what the names of its files begin with.
 
     `namespace` and `name` are those that it had last. `first` has those that it had first, by which
-    its files, or tables in a database, are named, if they are others.
+    its files are named, if they are others.
     """
 
+    relation_id: int
     namespace: str
     name: str
+    files: str
     versions: list[Version]
 
 
@@ -116,13 +102,7 @@ class Copying(TypedDict):
     files: int
 
 
-class _ManifestOfFiles(TypedDict, total=False):
-    publishing: list[str]
-    elsewhere: dict[str, str]
-    copying: Copying | None
-
-
-class Manifest(_ManifestOfFiles):
+class Manifest(TypedDict):
     """The whole manifest.
 
     `publishing` has the names of the files that the last step made. `elsewhere` has the positions
@@ -131,10 +111,13 @@ class Manifest(_ManifestOfFiles):
 
     pgoutput_fast_files: int
     format: str
+    publishing: list[str]
     options: dict[str, Any]
     source: dict[str, Any]
     start: str | None
     position: str | None
+    elsewhere: dict[str, str]
+    copying: Copying | None
     rolled_back: int
     undecided: int
     tables: list[TableEntry]
@@ -147,6 +130,7 @@ def new_manifest(format: str, options: dict[str, Any], source: dict[str, Any]) -
     return {
         "pgoutput_fast_files": FORMAT_VERSION,
         "format": format,
+        "publishing": [],
         "options": options,
         "source": source,
         "start": None,
@@ -167,36 +151,25 @@ def checked(text: str | bytes, where: str) -> dict[str, Any]:
     Raises
     ------
     PgOutputError
-        The text is no manifest, is of a newer version, or names files outside the directory.
+        The text is no manifest, is of another version, or names files outside the directory.
     """
     try:
         found = json.loads(text)
         version = found["pgoutput_fast_files"]
-        if version in _READ_VERSIONS:
+        if version == FORMAT_VERSION:
             manifest: dict[str, Any] = of_form(found, Manifest)
-            _bring_forward(manifest)
             if manifest["position"] not in (None, "end"):
                 Progress.of(manifest)
-            stems = [table["files"] for table in manifest["tables"] if "files" in table]
-            for name in (*manifest.get("publishing", ()), *stems, *file_names(manifest)):
+            stems = [table["files"] for table in manifest["tables"]]
+            for name in (*manifest["publishing"], *stems, *file_names(manifest)):
                 _check_file_name(name)
             return manifest
     except (ValueError, KeyError, TypeError, RecursionError, PgOutputError) as error:
         raise PgOutputError(f"{where} is damaged, or no manifest ({error!r})") from error
     raise PgOutputError(
-        f"{where} is of version {version!r}, this version of pgoutput_fast writes "
-        f"{FORMAT_VERSION}; update pgoutput_fast"
+        f"{where} is of version {version!r}, and this pgoutput_fast reads {FORMAT_VERSION}: begin "
+        "again with a new directory"
     )
-
-
-def _bring_forward(manifest: dict[str, Any]) -> None:
-    """Give a manifest of version 1 what version 2 has."""
-    manifest["pgoutput_fast_files"] = FORMAT_VERSION
-    manifest.setdefault("elsewhere", {})
-    manifest.setdefault("copying", None)
-    for table in manifest["tables"]:
-        # Of several tables that had one name, the last one goes on there.
-        table.setdefault("relation_id", table["versions"][-1]["relation_id"])
 
 
 def file_names(manifest: dict[str, Any]) -> Iterator[str]:
@@ -205,7 +178,7 @@ def file_names(manifest: dict[str, Any]) -> Iterator[str]:
     for table in manifest["tables"]:
         for version in table["versions"]:
             parts += version["parts"]
-    yield from (part["file"] for part in parts if "file" in part)
+    yield from (part["file"] for part in parts)
 
 
 def _check_file_name(name: str) -> None:
@@ -265,13 +238,13 @@ def file_stem(namespace: str, name: str) -> str:
 
 
 def first_names(table: dict[str, Any]) -> tuple[str, str]:
-    """Schema and name that a table had first, by which its output is named."""
+    """Schema and name that a table had first, by which its files are named."""
     namespace, name = table.get("first") or (table["namespace"], table["name"])
     return namespace, name
 
 
 def folded(name: str) -> str:
-    """A text that is equal for names that a file system or duckdb may take for the same."""
+    """A text that is equal for names that a file system may take for the same."""
     return unicodedata.normalize("NFKC", name).casefold()
 
 
@@ -324,7 +297,7 @@ class Tables:
             table.setdefault("first", [table["namespace"], table["name"]])
             table.update(zip(("namespace", "name"), newest, strict=True))
         for version in table["versions"]:
-            if version["schema"] in (shape.digest, shape.named_digest):
+            if version["schema"] == shape.digest:
                 return table, version
         described = {one["name"]: one for one in json.loads(metadata["pgoutput.columns"])}
         version = {
@@ -380,9 +353,8 @@ def clear(directory: Path) -> None:
     PgOutputError
         Their folder is a symbolic link.
     """
-    for folder in (SPILLED, TEMPORARY):
-        with contextlib.suppress(OSError):  # something else is there, which makes it fail later
-            for name in folder.listed(directory):
-                if folder.is_own(name):
-                    folder.delete(directory, name)
-            folder.path(directory).rmdir()
+    with contextlib.suppress(OSError):  # something else is there, which makes it fail later
+        for name in TEMPORARY.listed(directory):
+            if TEMPORARY.is_own(name):
+                TEMPORARY.delete(directory, name)
+        TEMPORARY.path(directory).rmdir()

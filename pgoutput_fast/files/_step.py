@@ -50,13 +50,12 @@ class Step:
         decoding: dict[str, Any],
         *,
         before: bool,
-        fold: bool,
         follower: Follower | None = None,
     ) -> None:
         self._spill = Spill(path)
         self._reader = ChangeReader(decoding, follower, self._take_rest)
         self._on_error = decoding["on_error"]
-        self._before, self._fold = before, fold
+        self._before = before
         # Id of a batch's layout and its format → the layout, and the number of its shape, which is
         # its key in the spill. The layout is kept here so that no other one gets its id.
         self._known: dict[tuple[int, Any], tuple[Any, int]] = {}
@@ -136,7 +135,7 @@ class Step:
         """The number of the shape of a batch's rows; batches of one shape are kept together."""
         known = id(changes.layout), changes.binary
         if known not in self._known:
-            shape = Shape(pa.schema(changes), before=self._before, fold=self._fold)
+            shape = Shape(pa.schema(changes), before=self._before)
             number = self._numbers.setdefault(shape.digest, len(self._shapes))
             if number == len(self._shapes):
                 self._shapes.append(shape)

@@ -72,7 +72,7 @@ def test_errors_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             "--timeout nan: expected a number of seconds above 0",
         ),
         (
-            ["inspect", __file__, "--to", "csv", str(target), "--consumer", "c"],
+            ["inspect", __file__, "--to", "parquet", str(target), "--consumer", "c"],
             1,
             "--consumer needs one directory of segments",
         ),

@@ -184,7 +184,7 @@ def test_marks_of_older_versions_are_read(made: MadeDirectory) -> None:
     mark(lake).write_text(json.dumps(fields))
     result = files.export(lake, lake.with_name("out"), "arrow")
     (orders,) = (one for one in result.tables if one.name == "orders")
-    rows = [row for row in rows_of(orders.files[0].parent, orders) if row[0] == "read"]
+    rows = [row for row in rows_of(orders) if row[0] == "read"]
     assert sorted(row[8] for row in rows) == [1, 2, 3, 4, 5]
     shutil.rmtree(lake.with_name("out"))
     snapshot(lake, 2).unlink()
@@ -203,7 +203,7 @@ def test_what_is_read_already_is_not_needed(made: MadeDirectory) -> None:
     made.commit(1500, testing.insert(ORDERS, [11, "y"]))
     new = files.export(made.directory, made.directory.with_name("new"), "arrow")
     (orders,) = (one for one in new.tables if one.name == "orders")
-    assert [row[0] for row in rows_of(orders.files[0].parent, orders)] == [
+    assert [row[0] for row in rows_of(orders)] == [
         "truncate", "read", "insert",
     ]  # fmt: skip
 

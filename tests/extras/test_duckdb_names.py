@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from made_directory import MadeDirectory
 
-from pgoutput_fast import files, testing
+from pgoutput_fast import testing
 from pgoutput_fast.apply import sync
-from pgoutput_fast.files._write import DATABASE
 
 duckdb = pytest.importorskip("duckdb")
 
@@ -49,20 +48,6 @@ def test_a_target_may_have_any_name(tmp_path: Path, stem: str) -> None:
             assert rows == [(1, "b"), (2, "c")]
             changes = connection.execute(f'SELECT op FROM there.changes."{schema}.t"').fetchall()
             assert len(changes) == 4
-
-
-def test_an_export_takes_schemas_of_any_name(tmp_path: Path) -> None:
-    captured(tmp_path / "log", *tables_of_schemas())
-    for _ in range(2):
-        result = files.export(tmp_path / "log", tmp_path / "out", "duckdb")
-    with duckdb.connect() as connection:
-        connection.execute(f"ATTACH '{tmp_path / 'out' / DATABASE}' AS there (READ_ONLY)")
-        for one in result.tables:
-            assert one.table is not None
-            name = ".".join(f'"{part}"' for part in one.table)
-            ((count,),) = connection.execute(f"SELECT count(*) FROM there.{name}").fetchall()
-            assert count == one.rows > 0
-    assert len(result.tables) == len(SCHEMAS)
 
 
 @pytest.mark.parametrize("key", [".id", "a.b", "id ", '"', "$[0]", "é"])

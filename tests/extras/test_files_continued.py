@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import signal
@@ -11,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from columnar import IMPLEMENTATIONS, chosen
 from exporting import (
@@ -27,25 +25,10 @@ from pgoutput_fast import files
 from pgoutput_fast.captured import units as _units
 from pgoutput_fast.files import _manifest, _write
 
-csv.field_size_limit(1 << 30)
-
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """All files of a directory; a database as its tables' rows."""
-    found = {}
-    for path in sorted(directory.iterdir()):
-        assert path.is_file(), path
-        if path.suffix == ".duckdb":
-            with duckdb.connect(str(path), read_only=True) as connection:
-                names = connection.execute(
-                    "SELECT schema_name, table_name FROM duckdb_tables() ORDER BY ALL"
-                ).fetchall()
-                for schema, name in names:
-                    rows = connection.execute(f'FROM "{schema}"."{name}"').fetchall()
-                    found[f"{schema}.{name}"] = repr(rows).encode()
-        else:
-            found[path.name] = path.read_bytes()
-    return found
+    """All files of a directory."""
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
 def part_bytes_of(directory: Path) -> int:
@@ -57,7 +40,6 @@ def part_bytes_of(directory: Path) -> int:
     return plan.units[0].size + 1
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("format", files.FORMATS)
 def test_what_is_new_is_added(format: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
@@ -72,15 +54,13 @@ def test_what_is_new_is_added(format: str, tmp_path: Path) -> None:
     assert (first.rows, second.rows) == (1201, 1201)
     at_once = files.export(land.directory, tmp_path / "once", format)
     assert at_once.rows == 2402
-    rows = [
-        [rows_of(directory, one) for one in found.tables]
-        for directory, found in ((out, second), (tmp_path / "once", at_once))
-    ]
-    assert rows[0] == rows[1]
-    if format != "duckdb":
-        assert [path.name for path in second.tables[0].files] == [
-            f"public.accounts.{format}", f"public.accounts.part2.{format}",
-        ]  # fmt: skip
+    first_rows, second_rows = (
+        [rows_of(one) for one in found.tables] for found in (second, at_once)
+    )
+    assert first_rows == second_rows
+    assert [path.name for path in second.tables[0].files] == [
+        f"public.accounts.{format}", f"public.accounts.part2.{format}",
+    ]  # fmt: skip
     # Segments that are done may be deleted.
     groups = sorted(land.directory.glob("*.arrow"))
     for path in groups[:-1]:
@@ -95,7 +75,7 @@ def test_seq_goes_on_through_the_parts_of_a_segment(impl: str, tmp_path: Path) -
     assert len(list(land.directory.glob("*-00002-of-*.arrow"))) == 1
     with chosen(impl):
         result = files.export(land.directory, tmp_path / "out")
-    rows = [row for one in result.tables for row in rows_of(tmp_path / "out", one)]
+    rows = [row for one in result.tables for row in rows_of(one)]
     for xid in {row[1] for row in rows}:
         seqs = sorted(row[6] for row in rows if row[1] == xid)
         assert seqs == list(range(len(seqs)))
@@ -103,7 +83,7 @@ def test_seq_goes_on_through_the_parts_of_a_segment(impl: str, tmp_path: Path) -
 
 KILLED = """
 import os, signal, sys
-import duckdb, numpy, pyarrow.compute, pyarrow.csv, pyarrow.ipc, pyarrow.parquet
+import numpy, pyarrow.compute, pyarrow.ipc, pyarrow.parquet
 from pgoutput_fast import files
 from pgoutput_fast.captured import changes, units, windows
 from pgoutput_fast.files import _manifest, _step, _write
@@ -199,39 +179,8 @@ def test_files_get_their_names_when_the_manifest_has_them(
     assert [path.name for path in out.iterdir() if path.is_file()] == ["_manifest.json"]
     result = files.export(land.directory, out)
     assert result.rows == 0
-    assert [len(rows_of(out, one)) for one in result.tables] == [300, 300]
+    assert [len(rows_of(one)) for one in result.tables] == [300, 300]
     assert not (out / _manifest.TEMPORARY.name).exists()
-
-
-@pytest.mark.slow
-def test_a_database_gets_a_step_whole_however_many_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_write, "_DUCKDB_TABLES", 1)
-    land = Landing(tmp_path / "segments")
-    many(land, 2)
-    out = tmp_path / "out"
-
-    def dies(store: Any, manifest: Any) -> None:
-        raise KeyboardInterrupt
-
-    def killed() -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(_write.DuckdbStore, "commit", dies)
-            # As after a kill: nothing is cleared.
-            patched.setattr(_write, "clear", lambda directory: None)
-            with pytest.raises(KeyboardInterrupt):
-                files.export(land.directory, out, "duckdb")
-
-    killed()
-    assert not (out / "changes.duckdb").exists()
-    assert files.export(land.directory, out, "duckdb").rows == 1201
-    before = contents(out)
-    many(land, 2, first=2)
-    killed()
-    _manifest.clear(out)
-    assert contents(out) == before
-    assert files.export(land.directory, out, "duckdb").rows == 1201
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -316,8 +265,7 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
     cases: list[tuple[Any, Path, dict[str, Any], str]] = [
         (land.directory, made, {}, r"other things in it \(notes\.txt\)"),
         (land.directory, land.directory, {}, "other things in it"),
-        (land.directory, out, {"format": "csv"}, "begun as parquet, not csv"),
-        (land.directory, out, {"format": "duckdb"}, "other things in it"),
+        (land.directory, out, {"format": "arrow"}, "begun as parquet, not arrow"),
         (land.directory, out, {"before": True}, "begun with before=False, not before=True"),
         (land.directory, out, {"tables": "public.b"}, "begun with tables=None"),
         (
@@ -331,7 +279,7 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
         (recording, out, {}, "another source: kind 'segments' is not 'recording'"),
         (land.directory, tmp_path / "file", {}, "can't use .*file for files"),
         (land.directory, tmp_path / "blocked", {}, "can't write .*blocked: Not a directory"),
-        (land.directory, tmp_path / "new", {"format": "orc"}, "format='orc': expected one of"),
+        (land.directory, tmp_path / "new", {"format": "csv"}, "format='csv': expected one of"),
         (land.directory, tmp_path / "new", {"part_bytes": 0}, "part_bytes must be 1"),
         (land.directory, tmp_path / "new", {"on_error": "skip"}, "on_error='skip'"),
         ([recording, recording], tmp_path / "new", {}, "give it by itself"),
@@ -345,20 +293,6 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
         assert not (tmp_path / "new").exists()
     assert contents(out) == before
     assert (made / "notes.txt").read_text() == "mine"
-
-
-def test_a_database_that_is_someone_elses_is_left_alone(tmp_path: Path) -> None:
-    land = Landing(tmp_path / "segments")
-    many(land, 1)
-    (tmp_path / "out").mkdir()
-    path = str(tmp_path / "out" / "changes.duckdb")
-    with duckdb.connect(path) as connection:
-        connection.execute("CREATE TABLE mine AS SELECT 1 AS x")
-    with pytest.raises(pf.PgOutputError, match="was made by something else"):
-        files.export(land.directory, tmp_path / "out", "duckdb")
-    with duckdb.connect(path) as connection:
-        assert connection.execute("FROM mine").fetchall() == [(1,)]
-    assert [one.name for one in (tmp_path / "out").iterdir()] == ["changes.duckdb"]
 
 
 def test_a_gap_and_another_export_at_the_same_time(tmp_path: Path) -> None:

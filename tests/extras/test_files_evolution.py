@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import collections
-import json
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
@@ -45,40 +42,15 @@ Row = dict[str, Any]
 
 
 def rows_of(directory: Path, version: dict[str, Any]) -> list[Row]:
-    """The rows of a version of a table. What CSV has is made numbers, lists and dicts again."""
-    if "table" in version:
-        schema, name = version["table"]
-        with duckdb.connect(str(directory / "changes.duckdb"), read_only=True) as connection:
-            found = connection.execute(f'FROM "{schema}"."{name}"').fetchall()
-        names = [one["name"] for one in version["columns"]]
-        return [dict(zip(names, row, strict=True)) for row in found]
+    """The rows of a version of a table."""
     rows: list[Row] = []
     for part in version["parts"]:
         path = directory / part["file"]
         if path.suffix == ".parquet":
             rows += pa.parquet.ParquetFile(path).read().to_pylist()
-        elif path.suffix == ".arrow":
+        else:
             with pa.ipc.open_file(path) as reader:
                 rows += reader.read_all().to_pylist()
-        else:
-            rows += csv_rows(path, version)
-    return rows
-
-
-def csv_rows(path: Path, version: dict[str, Any]) -> list[Row]:
-    types = {one["name"]: one["arrow"] for one in version["columns"]}
-    found = pa.csv.read_csv(
-        path,
-        convert_options=pa.csv.ConvertOptions(
-            column_types=dict.fromkeys(types, pa.utf8()), null_values=[""],
-            strings_can_be_null=True, quoted_strings_can_be_null=False,
-        ),
-    )  # fmt: skip
-    rows: list[Row] = found.to_pylist()
-    for row in rows:
-        for name, text in row.items():
-            if text is not None and types[name].startswith(("int", "uint", "struct", "list")):
-                row[name] = json.loads(text)
     return rows
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from pgoutput_fast.directory.merging import delete_covered, merge
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.snapshots import snapshot_files
 from pgoutput_fast.files import _consuming
-from pgoutput_fast.files._flatten import schema_digest
 from pgoutput_fast.files._write import Spill
 
 ACCOUNTS = testing.Table("accounts", {"id": "int4", "note": "text"}, 16390, key=["id"])
@@ -163,7 +161,7 @@ def told(result: files.ExportResult) -> dict[str, list[tuple[Any, ...]]]:
     """op, LSN of the commit, seq and the table's columns of all rows, by table, in their order."""
     return {
         f"{one.name} {one.relation_id}": [
-            (row[0], row[4], row[6], *row[8:-1]) for row in rows_of(one.files[0].parent, one)
+            (row[0], row[4], row[6], *row[8:-1]) for row in rows_of(one)
         ]
         for one in result.tables
     }
@@ -172,16 +170,15 @@ def told(result: files.ExportResult) -> dict[str, list[tuple[Any, ...]]]:
 FIRST = 1 << 32  # seq of the first row of the first range
 
 
-@pytest.mark.parametrize("format", ["parquet", "duckdb"])
-def test_a_snapshot_lands_before_the_changes(format: str, made: Made) -> None:
+def test_a_snapshot_lands_before_the_changes(made: Made) -> None:
     made.wait(ACCOUNTS, 999)
     made.wait(EMPTY, 999)
     made.copy(ACCOUNTS, 1001, [[1, "one"], [2, None]], [], [[3, "three"]])
     made.copy(EMPTY, 1001)
     made.commit(1100, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [4, "four"]))
-    result = made.export(format=format)
+    result = made.export()
     accounts, empty = result.tables
-    assert rows_of(made.out, accounts) == [
+    assert rows_of(accounts) == [
         ("truncate", None, None, 1000, 1000, WHEN, 0, None, None, None, None),
         ("read", None, None, 1000, 1000, WHEN, FIRST, None, 1, "one", None),
         ("read", None, None, 1000, 1000, WHEN, FIRST + 1, None, 2, None, None),
@@ -189,11 +186,9 @@ def test_a_snapshot_lands_before_the_changes(format: str, made: Made) -> None:
         ("insert", 7, None, 1095, 1100, WHEN, 0, None, 4, "four", None),
     ]
     # An empty table is there, with its columns.
-    assert rows_of(made.out, empty) == [
-        ("truncate", None, None, 1000, 1000, WHEN, 0, None, None, None)
-    ]
+    assert rows_of(empty) == [("truncate", None, None, 1000, 1000, WHEN, 0, None, None, None)]
     assert (result.position, result.elsewhere, result.rows) == (1110, {}, 6)
-    assert made.export(format=format).rows == 0
+    assert made.export().rows == 0
 
 
 def test_nothing_but_a_snapshot(made: Made) -> None:
@@ -314,8 +309,7 @@ def test_a_snapshot_is_read_in_parts(made: Made, monkeypatch: pytest.MonkeyPatch
 # --- tables and their names ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", ["arrow", "duckdb"])
-def test_a_table_is_known_by_its_relation_id(format: str, made: Made) -> None:
+def test_a_table_is_known_by_its_relation_id(made: Made) -> None:
     columns = {"id": "int4"}
     old = testing.Table("t", columns, 20001, key=["id"])
     renamed = testing.Table("u", columns, 20001, namespace="moved", key=["id"])
@@ -325,53 +319,24 @@ def test_a_table_is_known_by_its_relation_id(format: str, made: Made) -> None:
     made.commit(1100, old.relation(), testing.insert(old, [1]))
     made.commit(1200, renamed.relation(), testing.insert(renamed, [2]))
     made.commit(1300, anew.relation(), testing.insert(anew, [3]))
-    first = made.export(format=format)
+    first = made.export()
     made.commit(1400, wide.relation(), testing.insert(wide, [4, "x"]))
     made.commit(1500, again.relation(), testing.insert(again, [5]))
     made.commit(1600, anew.relation(), testing.insert(anew, [6]))
-    result = made.export(format=format)
+    result = made.export()
     assert [(one.namespace, one.name, one.relation_id) for one in first.tables] == [
         ("moved", "u", 20001), ("public", "t", 20002),
     ]  # fmt: skip
     found = [
-        (one.relation_id, one.version, [row[8] for row in rows_of(made.out, one)])
-        for one in result.tables
+        (one.relation_id, one.version, [row[8] for row in rows_of(one)]) for one in result.tables
     ]
     assert found == [
         (20001, 1, [1, 2]), (20001, 2, [4]), (20002, 1, [3, 6]), (20003, 1, [5]),
     ]  # fmt: skip
-    if format == "duckdb":
-        assert [one.table for one in result.tables] == [
-            ("public", "t"), ("public", "t__v2"), ("public", "t__20002"), ("public", "T~2"),
-        ]  # fmt: skip
-    else:
-        assert [[path.name for path in one.files] for one in result.tables] == [
-            ["public.t.arrow"], ["public.t.v2.arrow"],
-            ["public.t~20002.arrow", "public.t~20002.part2.arrow"], ["public.T~2.arrow"],
-        ]  # fmt: skip
-
-
-def test_an_export_that_an_older_version_began(made: Made) -> None:
-    """Its manifest told tables apart by names, and versions by digests with the name."""
-    made.commit(1100, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
-    first = made.export()
-    path = made.out / "_manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["pgoutput_fast_files"] = 1
-    (table,) = manifest["tables"]
-    table["versions"][0]["schema"] = schema_digest(read(first.tables[0].files[0]).schema)
-    for key in ("elsewhere", "copying"):
-        del manifest[key]
-    del table["relation_id"]
-    path.write_text(json.dumps(manifest))
-    made.commit(1200, testing.insert(ACCOUNTS, [2, "b"]))
-    made.wait(EMPTY, 1210)
-    made.copy(EMPTY, 1211, [[1]])
-    made.commit(1300, testing.insert(ACCOUNTS, [3, "c"]))
-    second = made.export()
-    assert [row[3] for row in told(second)["accounts 16390"]] == [1, 2, 3]
-    assert [(one.name, one.version) for one in second.tables] == [("accounts", 1), ("empty", 1)]
-    assert json.loads(path.read_text())["pgoutput_fast_files"] == 2
+    assert [[path.name for path in one.files] for one in result.tables] == [
+        ["public.t.arrow"], ["public.t.v2.arrow"],
+        ["public.t~20002.arrow", "public.t~20002.part2.arrow"], ["public.T~2.arrow"],
+    ]  # fmt: skip
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -494,7 +459,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("format", ["parquet", "arrow", "csv", "duckdb"])
+@pytest.mark.parametrize("format", files.FORMATS)
 def test_only_changes_are_kept_in_a_temporary_file(
     format: str, made: Made, kept: list[str]
 ) -> None:
@@ -518,18 +483,14 @@ def test_only_changes_are_kept_in_a_temporary_file(
     assert [(one.name, one.version, one.relation_id) for one in (first, second, empty)] == [
         ("renamed", 1, 16390), ("renamed", 2, 16390), ("empty", 1, 16391),
     ]  # fmt: skip
-    assert [len(one.files) for one in (first, second, empty)] == (
-        [1, 1, 1] if format == "duckdb" else [2, 1, 2]
-    )
-    assert [(row[0], row[-2] or None) for row in rows_of(made.out, first)] == [
+    assert [len(one.files) for one in (first, second, empty)] == [2, 1, 2]
+    assert [(row[0], row[-2] or None) for row in rows_of(first)] == [
         ("truncate", None), ("read", "a"), ("read", "b"), ("read", "c"),
         ("insert", "d"), ("truncate", None), ("read", "e"), ("read", "f"), ("insert", "g"),
     ]  # fmt: skip
-    assert [row[0] for row in rows_of(made.out, second)] == ["insert"]
-    assert [row[0] for row in rows_of(made.out, empty)] == ["truncate", "read", "read", "insert"]
-    assert collections.Counter(kept) == {
-        "truncate": 3, "insert": 4, **({"read": 7} if format == "duckdb" else {}),
-    }  # fmt: skip
+    assert [row[0] for row in rows_of(second)] == ["insert"]
+    assert [row[0] for row in rows_of(empty)] == ["truncate", "read", "read", "insert"]
+    assert collections.Counter(kept) == {"truncate": 3, "insert": 4}
     assert told_progress == sorted(told_progress)
     last = told_progress[-1]
     assert (last.bytes, last.rows, last.rows_written) == (last.total_bytes, 7, 7)
@@ -543,7 +504,7 @@ def test_files_of_a_copy_whose_columns_differ(made: Made, kept: list[str]) -> No
     made.writer.store_position()
     result = made.export(format="parquet")
     assert kept == ["truncate", "read", "read", "read"]
-    assert [[row[-3:-1] for row in rows_of(made.out, one)] for one in result.tables] == [
+    assert [[row[-3:-1] for row in rows_of(one)] for one in result.tables] == [
         [(None, None), (1, None), (3, None)], [(2, b"\xff")],
     ]  # fmt: skip
 

@@ -100,7 +100,7 @@ def test_the_summary_has_tables_and_consumers(made: MadeDirectory, run: Run) -> 
 
 
 def test_files_are_made_for_a_consumer(made: MadeDirectory, run: Run, tmp_path: Path) -> None:
-    lines = run(made.directory, "--to", "csv", tmp_path / "out", "--consumer", "files")
+    lines = run(made.directory, "--to", "parquet", tmp_path / "out", "--consumer", "files")
     assert [line.split()[:2] for line in lines[:-1]] == [["public.accounts", "4"]]
     assert lines[-1].endswith("; it has everything up to 0/4BA; 1 table waits for a snapshot")
     assert [one.name for one in consumers(made.directory)] == ["files", "lake"]

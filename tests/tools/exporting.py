@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
@@ -87,35 +84,9 @@ def read(path: Path) -> pa.Table:
     raise AssertionError(path)
 
 
-def rows_of_all(
-    directory: Path, tables: Sequence[files.ExportedTable]
-) -> list[list[tuple[Any, ...]]]:
-    """The rows of each; a database is opened once, which takes longer than to read a table."""
-    if not any(table.table for table in tables):
-        return [rows_of_files(table) for table in tables]
-    found = []
-    with duckdb.connect(str(directory / "changes.duckdb"), read_only=True) as connection:
-        for table in tables:
-            assert table.table is not None
-            schema, name = (one.replace('"', '""') for one in table.table)
-            found.append(connection.execute(f'FROM "{schema}"."{name}"').fetchall())
-    return found
-
-
-def rows_of(directory: Path, table: files.ExportedTable) -> list[tuple[Any, ...]]:
-    """The rows of a version of a table as Python's values; of CSV as text."""
-    return rows_of_all(directory, [table])[0]
-
-
-def rows_of_files(table: files.ExportedTable) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
-    for path in table.files:
-        if path.suffix == ".csv":
-            with path.open(newline="", encoding="utf-8") as file:
-                found += [tuple(one) for one in list(csv.reader(file))[1:]]
-        else:
-            found += [tuple(one.values()) for one in read(path).to_pylist()]
-    return found
+def rows_of(table: files.ExportedTable) -> list[tuple[Any, ...]]:
+    """The rows of a version of a table as Python's values."""
+    return [tuple(one.values()) for path in table.files for one in read(path).to_pylist()]
 
 
 def many(land: Landing, count: int, first: int = 0) -> Path:
@@ -145,13 +116,5 @@ def delete(oid: int, *key: Any, kind: str = "K") -> bytes:
 
 def beside(directory: Path, what: str) -> list[dict[str, Any]]:
     """The events, or the errors."""
-    if (directory / "changes.duckdb").exists():
-        with duckdb.connect(str(directory / "changes.duckdb"), read_only=True) as connection:
-            found = connection.execute(f"FROM pgoutput_fast.{what}")
-            names = [one[0] for one in found.description]
-            return [dict(zip(names, one, strict=True)) for one in found.fetchall()]
     (path,) = directory.glob(f"_{what}.*")
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
     return list(read(path).to_pylist())
