@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import datetime
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.filesize import decimal
 
-from .._disk import write_whole
+from .. import html_page as html
 from .._version import __version__
-from ..errors import PgOutputError, counted, printable
+from ..errors import counted
 from ..lsn import format_lsn
 from ..names import qualified
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from ..apply.syncing import SyncProgress
     from ..apply.targets import Held
@@ -73,125 +71,31 @@ class Report(NamedTuple):
     passes: bool = False
 
 
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-{refresh}<title>pgoutput-fast sync</title>
-<style>
-:root {{
-  color-scheme: light dark;
-  --page: #f6f7f9; --card: #ffffff; --ink: #1b2330; --soft: #5d6879; --line: #dfe3ea;
-  --good: #17803d; --bad: #c0262d; --wait: #9a5b00; --bar: #2563a8;
-}}
-@media (prefers-color-scheme: dark) {{
-  :root {{
-    --page: #12161c; --card: #1b2129; --ink: #e6eaf0; --soft: #9aa5b5; --line: #2f3843;
-    --good: #4cc776; --bad: #ff7a76; --wait: #e3aa4e; --bar: #6aa9ee;
-  }}
-}}
-* {{ box-sizing: border-box; }}
-body {{ margin: 0; padding: 24px 16px 48px; background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }}
-main {{ max-width: 1400px; margin: 0 auto; }}
-h1 {{ font-size: 24px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }}
-h2 {{ font-size: 16px; margin: 0 0 2px; }}
-p {{ margin: 0 0 12px; color: var(--soft); overflow-wrap: anywhere; }}
-.verdict {{ font-weight: 600; }}
-section {{ background: var(--card); border: 1px solid var(--line); border-radius: 10px;
-  padding: 16px 18px; margin-top: 16px; }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(145px, 1fr)); gap: 12px;
-  margin-top: 16px; }}
-.figures div {{ background: var(--card); border: 1px solid var(--line); border-radius: 10px;
-  padding: 10px 12px; color: var(--soft); font-size: 13px; }}
-.figures b {{ display: block; font-size: 17px; line-height: 1.3; color: var(--ink);
-  overflow-wrap: anywhere; }}
-svg {{ display: block; width: 100%; }}
-rect {{ fill: var(--bar); }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 13px;
-  font-variant-numeric: tabular-nums; }}
-th, td {{ padding: 6px 10px; text-align: right; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }}
-th {{ color: var(--soft); font-weight: 500; }}
-th:first-child, td:first-child {{ padding-left: 0; }}
-.left {{ text-align: left; }}
-.name, .long {{ white-space: normal; overflow-wrap: anywhere; }}
-.name {{ min-width: 130px; }}
-.time {{ white-space: normal; min-width: 100px; }}
-.long {{ min-width: 160px; }}
-tr:last-child td {{ border-bottom: 0; }}
-.good {{ color: var(--good); }} .bad {{ color: var(--bad); }} .wait {{ color: var(--wait); }}
-</style>
-</head>
-<body>
-<main>
-<h1>{target}</h1>
-<p>From {source}. pgoutput-fast {version}, from {begun} to {made}{goes_on}.</p>
-{verdict}
-{content}
-</main>
-</body>
-</html>
-"""
-
-_CONTENT = """\
-<div class="figures">{figures}</div>
-<section>
-<h2>Tables</h2>
-<p>Changes and seconds are those of this run. What was committed before its LSN is in a table.</p>
-<div class="scroll">{tables}</div>
-</section>
-<section>
-<h2>Write times</h2>
-<p>{windows}</p>
-{chart}
-</section>
-<section>
-<h2>What happened to tables</h2>
-{events}
-</section>"""
-
-
-def write_report(report: Report, path: Path) -> None:
-    """Write a report; one that is there is replaced at once.
-
-    Raises
-    ------
-    PgOutputError
-        The file can't be written.
-    """
-    try:
-        write_whole(path, [make_report(report)])
-    except OSError as error:
-        raise PgOutputError(f"can't write the report {path}: {error.strerror or error}") from error
-
-
 def make_report(report: Report) -> str:
     """The report, as HTML."""
-    return _PAGE.format(
-        target=_text(report.target),
-        source=_text(report.source),
-        version=escape(__version__),
-        begun=_time(report.begun),
-        made=_time(report.made),
-        refresh="" if report.is_over else '<meta http-equiv="refresh" content="60">\n',
-        goes_on="" if report.is_over else "; it goes on, and this page is renewed each minute",
-        verdict="\n".join(_verdict(report)),
-        content="" if report.figures is None else _content(report, report.figures),
+    goes_on = "" if report.is_over else "; it goes on, and this page is renewed each minute"
+    found = report.figures
+    return html.page(
+        "pgoutput-fast sync",
+        html.text(report.target),
+        f"From {html.text(report.source)}. pgoutput-fast {__version__}, from "
+        f"{_time(report.begun)} to {_time(report.made)}{goes_on}.",
+        *_verdict(report),
+        *(() if found is None else _content(report, found)),
+        refresh=None if report.is_over else 60,
     )
 
 
-def _content(report: Report, figures: SyncFigures) -> str:
-    return _CONTENT.format(
-        figures="".join(_figures(report, figures)),
-        tables=_tables(figures.progress, has_failed=report.error is not None),
-        windows=_windows_text(report.windows),
-        chart=_chart(report.windows),
-        events=_events(report.events),
+def _content(report: Report, found: SyncFigures) -> Iterator[str]:
+    yield html.figures(*_figures(report, found))
+    yield html.section(
+        "Tables",
+        "Changes and seconds are those of this run. What was committed before its LSN is in a "
+        "table.",
+        _tables(found.progress, has_failed=report.error is not None),
     )
+    yield html.section("Write times", _windows_text(report.windows), _chart(report.windows))
+    yield html.section("What happened to tables", "", _events(report.events))
 
 
 def _verdict(report: Report) -> Iterator[str]:
@@ -210,11 +114,11 @@ def _verdict(report: Report) -> Iterator[str]:
         which = "All published tables" if progress and progress.left else "All tables"
         is_bad = progress is not None and bool(progress.stale or progress.paused)
         kind = "bad" if is_bad else "wait" if wrong else "good"
-        text = ", ".join(wrong) or f"{which} are kept up to date."
-        yield f'<p class="verdict {kind}">{escape(text)}</p>'
+        state = ", ".join(wrong) or f"{which} are kept up to date."
+        yield f'<p class="verdict {kind}">{state}</p>'
         return
-    ended = f"The sync ended by an error at {_time(report.made)}: {printable(report.error)}"
-    yield f'<p class="verdict bad">{escape(ended)}</p>'
+    ended = f"The sync ended by an error at {_time(report.made)}: {report.error}"
+    yield f'<p class="verdict bad">{html.text(ended)}</p>'
     stand = "It had not looked at the tables yet, and has written nothing."
     goes_on = "The next call begins again."
     if progress is not None:
@@ -226,12 +130,7 @@ def _verdict(report: Report) -> Iterator[str]:
         if report.passes
         else "The error does not pass by itself: do first what it says."
     )
-    yield f"<p>{escape(stand)} {goes_on} {again}</p>"
-
-
-def _text(text: str) -> str:
-    """A text of elsewhere, such as a name, as HTML."""
-    return escape(printable(text))
+    yield f"<p>{stand} {goes_on} {again}</p>"
 
 
 def _time(moment: float) -> str:
@@ -239,11 +138,11 @@ def _time(moment: float) -> str:
     return f"{made:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _figures(report: Report, figures: SyncFigures) -> Iterator[str]:
-    progress = figures.progress
+def _figures(report: Report, found: SyncFigures) -> Iterable[tuple[str, str]]:
+    progress = found.progress
     seconds = max(report.made - report.begun, 1e-3)
-    lag_bytes, lag_seconds = figures.lag_bytes, figures.lag_seconds
-    for value, label in (
+    lag_bytes, lag_seconds = found.lag_bytes, found.lag_seconds
+    return (
         (f"{progress.changes:,}", "changes written"),
         (f"{progress.changes / seconds:,.0f}/s", "on average"),
         (f"{len(progress.held):,}", "tables"),
@@ -251,27 +150,21 @@ def _figures(report: Report, figures: SyncFigures) -> Iterator[str]:
         ("unknown" if lag_bytes is None else decimal(lag_bytes), "of the log behind"),
         ("unknown" if lag_seconds is None else f"{lag_seconds:.1f} s", "behind"),
         (format_lsn(progress.lsn), "is where the tables are"),
-    ):
-        yield f"<div><b>{value}</b>{label}</div>"
-
-
-def _table(heads: Iterable[str], rows: Iterable[str]) -> str:
-    return f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
 
 
 def _tables(progress: SyncProgress, *, has_failed: bool) -> str:
     if not progress.held:
         return "<p>None has come yet.</p>"
-    heads = ["<th class=left>table</th>", "<th class=left>in the target</th>"]
-    heads += [
-        f"<th>{head}</th>"
-        for head in ("columns", "changes", "seconds", "LSN", "copied as of", "newest commit")
-    ]
-    heads.append("<th class=left>state</th>")
+    heads = [
+        html.cell(head, "left" if head in ("table", "in the target", "state") else "", "th")
+        for head in ("table", "in the target", "columns", "changes", "seconds", "LSN",
+                     "copied as of", "newest commit", "state")
+    ]  # fmt: skip
     ordered = sorted(
         progress.held, key=lambda one: (-progress.tables.get(qualified(one), 0), qualified(one))
     )
-    return _table(heads, (_row(progress, one, has_failed=has_failed) for one in ordered))
+    return html.table(heads, (_row(progress, one, has_failed=has_failed) for one in ordered))
 
 
 def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
@@ -280,17 +173,17 @@ def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
     has_left = stored in progress.left
     if held.paused is not None:
         since = f"paused since {_time(held.paused.since)}: {held.paused.reason}"
-        state = f'<td class="left long bad">{_text(since)}</td>'
+        state = html.cell(html.text(since), "left long bad")
     elif held.stale is not None:
-        state = f'<td class="left long bad">{_text(held.stale)}</td>'
+        state = html.cell(html.text(held.stale), "left long bad")
     elif has_left:
-        state = '<td class="left long">not published any more, or dropped: it stays as it is</td>'
+        state = html.cell("not published any more, or dropped: it stays as it is", "left long")
     elif name in progress.waiting:
-        state = '<td class="left wait">waits until it is copied</td>'
+        state = html.cell("waits until it is copied", "left wait")
     elif has_failed:
-        state = f'<td class="left wait">stands as of {format_lsn(held.lsn)}</td>'
+        state = html.cell(f"stands as of {format_lsn(held.lsn)}", "left wait")
     else:
-        state = '<td class="left good">up to date</td>'
+        state = html.cell("up to date", "left good")
     if held.version > 1:
         stored = f"{stored} (version {held.version})"
     if held.gap is not None:
@@ -304,11 +197,14 @@ def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
         format_lsn(held.copy_lsn) if held.copy_lsn else "–",
     )
     newest = _time(held.commit_time / 1e6) if held.commit_time is not None else "–"
-    return (
-        f'<tr><td class="left name"><b>{_text(name)}</b></td>'
-        f'<td class="left name">{_text(stored)}</td>'
-        + "".join(f"<td>{cell}</td>" for cell in cells)
-        + f"<td class=time>{newest}</td>{state}</tr>"
+    return "".join(
+        [
+            html.cell(f"<b>{html.text(name)}</b>", "left name"),
+            html.cell(html.text(stored), "left name"),
+            *map(html.cell, cells),
+            html.cell(newest, "time"),
+            state,
+        ]
     )
 
 
@@ -331,28 +227,26 @@ def _chart(windows: Sequence[Written]) -> str:
     if not windows:
         return ""
     each = -(-len(windows) // _BARS)
-    groups = [windows[i : i + each] for i in range(0, len(windows), each)]
-    longest = max(1e-9, *(one.seconds for one in windows))
-    bars = []
-    for number, group in enumerate(groups):
-        most = max(group, key=lambda one: one.seconds)
-        height = max(100 * most.seconds / longest, 1.0)
-        bars.append(
-            f'<rect x="{100 * number / len(groups):.3f}%" y="{100 - height:.1f}%" '
-            f'width="{80 / len(groups):.3f}%" height="{height:.1f}%"><title>{_time(most.time)}: '
-            f"{counted(most.changes, 'change')} in {most.seconds:.2f} s</title></rect>"
-        )
-    return f'<svg height="120" role="img" aria-label="Write times">{"".join(bars)}</svg>'
+    groups = (windows[i : i + each] for i in range(0, len(windows), each))
+    longest = (max(group, key=lambda one: one.seconds) for group in groups)
+    return html.bars(
+        "Write times",
+        [
+            (one.seconds, f"{_time(one.time)}: {one.changes:,} changes in {one.seconds:.2f} s")
+            for one in longest
+        ],
+    )
 
 
 def _events(events: Sequence[Moment]) -> str:
     if not events:
         return "<p>Nothing but changes came.</p>"
-    heads = [f"<th class=left>{head}</th>" for head in ("when", "table", "what")]
-    rows = (
-        f"<tr><td class=left>{_time(one.time)}</td>"
-        f'<td class="left name">{_text(one.table)}</td>'
-        f'<td class="left long">{_text(one.text)}</td></tr>'
-        for one in reversed(events)
+    return html.table(
+        (html.cell(head, "left", "th") for head in ("when", "table", "what")),
+        (
+            html.cell(_time(one.time), "left")
+            + html.cell(html.text(one.table), "left name")
+            + html.cell(html.text(one.text), "left long")
+            for one in reversed(events)
+        ),
     )
-    return f'<div class="scroll">{_table(heads, rows)}</div>'

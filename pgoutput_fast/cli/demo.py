@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -15,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgoutput_fast.demo.report import write_report
+from pgoutput_fast.demo.report import make_report
 from pgoutput_fast.demo.run import Progress, Result, run
 from pgoutput_fast.errors import PgOutputError, printable
+from pgoutput_fast.html_page import write_page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 _LEAST_CHANGES, _MOST_CHANGES = 5_000, 5_000_000
 _LINES = 1.5  # seconds between two lines where there is no terminal
-_REFRESH = 0.2  # seconds
 
 
 class _Lines(Progress):
@@ -39,7 +37,6 @@ class _Lines(Progress):
         self._phase_begun = self._begun
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._every = _LINES
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -51,20 +48,13 @@ class _Lines(Progress):
         self._end_phase()
 
     def _run(self) -> None:
-        while not self._over.wait(self._every):
-            self._show()
-
-    def _at(self) -> str:
-        return f"{time.monotonic() - self._begun:5.1f} s"
+        while not self._over.wait(_LINES):
+            if self._phase:
+                self._print(f"{self._phase}: {self._note}" if self._note else f"{self._phase} …")
 
     def _print(self, text: str, style: str = "") -> None:
-        self._console.print(
-            f"{self._at()}  {printable(text)}", style=style, highlight=False, soft_wrap=True
-        )
-
-    def _show(self) -> None:
-        if self._phase:
-            self._print(f"{self._phase}: {self._note}" if self._note else f"{self._phase} …")
+        line = f"{time.monotonic() - self._begun:5.1f} s  {printable(text)}"
+        self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _end_phase(self) -> None:
         if self._phase:
@@ -84,108 +74,30 @@ class _Lines(Progress):
         self._print(f"  {text}", "yellow" if "kill" in text else "dim")
 
 
-class _Live(_Lines):
-    """A line of a terminal that changes, below those of what is done."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._every = _REFRESH
-        self._status = console.status("")
-
-    def __enter__(self) -> Self:
-        self._status.start()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        super().__exit__(*args)
-        self._status.stop()
-
-    def _show(self) -> None:
-        from rich.text import Text
-
-        self._status.update(Text(f"{self._at()}  {self._phase}  {printable(self._note)}"))
-
-
 @contextlib.contextmanager
-def _directory(out: Path | None, keep: bool) -> Iterator[Path]:
-    if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise PgOutputError(f"{out} is there already, and not an empty directory; give another")
-        out.mkdir(parents=True, exist_ok=True)
-        yield out
+def _directory(out: Path | None) -> Iterator[Path]:
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="pgoutput-fast-demo-") as made:
+            yield Path(made)
         return
-    path = Path(tempfile.mkdtemp(prefix="pgoutput-fast-demo-"))
-    try:
-        yield path
-    except BaseException:
-        if keep:
-            print(f"kept, as far as it came: {path}", file=sys.stderr)
-        raise
-    finally:
-        if not keep:
-            shutil.rmtree(path, ignore_errors=True)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise PgOutputError(f"{out} is there already, and not an empty directory; give another")
+    out.mkdir(parents=True, exist_ok=True)
+    yield out
 
 
 def _table(result: Result) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(
-        title="Delta tables, each compared with the server's, row by row",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("table", no_wrap=True)
-    for heading in ("rows", "changes", "changes MB", "rows MB"):
+    for heading in ("rows", "changes"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("equal", justify="center", no_wrap=True)
-    for entry in result.tables:
-        contents = entry.contents
-        table.add_row(
-            entry.name,
-            f"{entry.rows:,}",
-            f"{contents.changes:,}",
-            f"{contents.change_bytes / 1e6:.1f}",
-            f"{contents.state_bytes / 1e6:.1f}",
-            "[green]✓" if entry.state == "equal" else f"[red]{entry.state}",
-        )
-    table.add_section()
-    tables = result.tables
-    table.add_row(
-        "all",
-        f"{sum(t.rows for t in tables):,}",
-        f"{result.changes:,}",
-        f"{sum(t.contents.change_bytes for t in tables) / 1e6:.1f}",
-        f"{sum(t.contents.state_bytes for t in tables) / 1e6:.1f}",
-        "[green]✓" if result.is_right else "[red]no",
-    )
-    return table
-
-
-def _figures(result: Result) -> Table:
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(justify="right")
-    table.add_column()
-    rates = result.rates
-    for rate, text in (
-        (rates.capture, "changes/s captured into segments, while the backlog was worked off"),
-        (rates.decode, "changes/s decoded into Arrow columns, by one thread"),
-        (
-            rates.change_tables,
-            "changes/s into change tables, in the largest window",
-        ),
-        (rates.state_tables, "changes/s from there into state tables"),
-    ):
-        table.add_row(f"[bold]{rate:,.0f}[/bold]", text)
-    table.add_row(
-        f"[bold]{result.caught_up_seconds:.1f} s[/bold]",
-        f"from the restart after kill -9 to the last of {result.backlog:,} changes that waited",
-    )
+    for one in result.tables:
+        equal = "[green]✓" if one.state == "equal" else f"[red]{one.state}"
+        table.add_row(one.name, f"{one.rows:,}", f"{one.changes:,}", equal)
     return table
 
 
@@ -210,8 +122,6 @@ def _end(number: int, _frame: object) -> None:
     type=click.Path(path_type=Path),
     help="A new directory for segments and tables; it is kept. Without, a temporary one is used.",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary directory.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the workload.")
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -219,7 +129,7 @@ def _end(number: int, _frame: object) -> None:
     show_default=True,
     help="Where the picture of the run goes.",
 )
-def command(changes: int, out: Path | None, keep: bool, seed: int, report: Path) -> int:
+def command(changes: int, out: Path | None, report: Path) -> int:
     """Start a PostgreSQL server, put load on it, have Delta tables follow it by Spark, kill that
     and start it again, and compare every row of the tables with the server's.
 
@@ -231,39 +141,33 @@ def command(changes: int, out: Path | None, keep: bool, seed: int, report: Path)
     if not report.absolute().parent.is_dir():
         raise PgOutputError(f"there is no directory for the report {report}")
     try:
-        return _demo(changes, out, keep, seed, report)
+        return _demo(changes, out, report)
     except _Ended as ended:
         # The exit code that shells use when a signal ended a command: 143 SIGTERM, 129 SIGHUP.
         raise click.exceptions.Exit(128 + ended.args[0]) from ended
 
 
-def _demo(changes: int, out: Path | None, keep: bool, seed: int, report: Path) -> int:
+def _demo(changes: int, out: Path | None, report: Path) -> int:
     """Run the demonstration, print its results, and return the exit code."""
     from rich.console import Console
 
     console = Console()
-    with _directory(out, keep) as directory:
-        with _Live(console) if console.is_terminal else _Lines(console) as progress:
-            result = run(changes, directory=directory, seed=seed, progress=progress)
-        write_report(result, report)
-        console.print(_table(result))
-        console.print()
-        console.print(_figures(result))
-        console.print()
-        console.print(
-            "types, by values that are not NULL: "
-            + " · ".join(f"{name} {family.values:,}" for name, family in result.families.items()),
-            highlight=False,
-        )
-        console.print(
-            f"PostgreSQL {result.server_version}, Spark {result.spark_version}, decoder "
-            f"[bold]{result.implementation}[/bold]"
-            + (f" ({result.fallback_reason})" if result.fallback_reason else "")
-        )
-        if out is not None or keep:
-            console.print(f"segments and tables: {directory}", soft_wrap=True)
-        console.print(f"report: {report}", soft_wrap=True)
-        console.print(f"{result.seconds:.0f} seconds in all")
-        right = "bold green" if result.is_right else "bold red"
-        console.print(printable(result.verdict), style=right, soft_wrap=True, highlight=False)
+    with _directory(out) as directory:
+        with _Lines(console) as progress:
+            result = run(changes, directory=directory, progress=progress)
+        write_page(make_report(result), report)
+    console.print(_table(result))
+    lines = [
+        f"backlog of {result.backlog:,} changes: {result.caught_up_seconds:.1f} s from the restart",
+        result.versions,
+        *([] if out is None else [f"segments and tables: {out}"]),
+        f"report: {report}",
+        f"{result.seconds:.0f} seconds in all",
+    ]
+    for line in lines:
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    right = "bold green" if result.is_right else "bold red"
+    console.print(
+        printable(result.verdict), style=right, markup=False, highlight=False, soft_wrap=True
+    )
     return 0 if result.is_right else 1

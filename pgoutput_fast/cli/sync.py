@@ -18,6 +18,7 @@ from ..apply.duckdb_file import LEAST_MEMORY
 from ..connections import ConnectionParameters
 from ..errors import PgOutputError, RetryableError, counted
 from ..history import POLICIES
+from ..html_page import write_page
 from ..lsn import format_lsn
 from ..watching.sync_figures import SyncLag
 from ._capturing import CAPTURE_OPTIONS, capture_options
@@ -30,7 +31,7 @@ from ._service import STATUS_INTERVAL, checked_until, serve, service_options
 from ._spark_engine import check_options, running_engine, spark_options
 from ._sync_events import table_events
 from ._sync_plan import OF_THE_TARGET, check_arguments, print_plan
-from ._sync_report import Moment, Report, Written, write_report
+from ._sync_report import Moment, Report, Written, make_report
 from ._sync_views import SyncLiveView, SyncLogView, not_kept_text, sync_status
 
 if TYPE_CHECKING:
@@ -579,4 +580,4 @@ class _Reporting:
             *self._names, watcher.begun, time.time(), figures, events, list(watcher.windows),
             is_over, None if error is None else self._shown(error), passes,
         )  # fmt: skip
-        write_report(report, self._path)
+        write_page(make_report(report), self._path)

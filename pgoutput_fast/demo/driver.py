@@ -69,7 +69,7 @@ class Driver:
                 *("--to", str(directory / "tables"), "--dir", str(directory / "segments")),
                 *("--slot", SLOT, "--publication", PUBLICATION, "--log-format", "json"),
                 *("--log-interval", str(_INTERVAL), "--max-delay", "0.2", "--interval", "0.5"),
-                *("--master", f"local[{min(_cores(), _MAX_CORES)}]"),
+                *("--master", f"local[{min(os.cpu_count() or 1, _MAX_CORES)}]"),
                 *_settings(temporary),
             ],
             # PySpark has a directory while Java starts, which a kill would leave.
@@ -196,12 +196,6 @@ def _has_processes(session: int) -> bool:
         if int(fields[3]) == session and fields[0] != "Z":
             return True
     return False
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _settings(temporary: Path) -> list[str]:

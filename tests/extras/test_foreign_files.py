@@ -289,7 +289,6 @@ def test_names_of_consumers_are_checked_before_anything_is_made(tmp_path: Path, 
 DELETING = {"unlink", "rmtree", "remove", "removedirs"}
 ELSEWHERE = {
     # Directories that the process itself has made under a random name.
-    "cli/demo.py": {"rmtree"},
     "embedded.py": {"rmtree"},
     "_server_keeper.py": {"rmtree"},
     "spark/_java.py": {"rmtree"},
