@@ -145,13 +145,12 @@ def test_filters_of_parquet_files(database18: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("types", [SOME, VALUES], ids=["some", "every"])
 def test_filters_of_iceberg_tables(
-    database18: Any, tmp_path: Path, types: Iterable[str], monkeypatch: pytest.MonkeyPatch
+    database18: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")  # there is another, to be installed
     tables = IcebergTables(tmp_path)
-    lake = Lake(database18, tmp_path, types, iceberg=tables.catalog)
+    lake = Lake(database18, tmp_path, SOME, iceberg=tables.catalog)
     lake.fill(6)
     table = tables.opened().load_table(("changes", "public.t"))
     found = readers.iceberg_readers(table, ("seq",))
