@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -21,7 +20,6 @@ from .targets import ConflictError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_COPIED_BYTES = 1 << 20
 _LONGEST = 600  # characters of an error of the storage
 _PAINT = re.compile(r"\x1b\[[0-9;]*m|\\u\{1b\}\[[0-9;]*m")
 # How errors of a storage read that may answer later.
@@ -108,33 +106,23 @@ class Place:
         return fs.PyFileSystem(DeltaStorageHandler(uri, self.options))
 
     def move(self, before: str, after: str) -> None:
-        """Move a table's directory, or what is left of it in a place that can only copy."""
+        """Move a table's directory, which object storage can't do."""
+        if self.path is None:
+            raise PgOutputError(f"nothing can be moved in {self.uri}")
         with self.refusals(before):
-            if self.path is not None:
-                if (self.path / after).is_dir() and any((self.path / after).iterdir()):
-                    raise PgOutputError(
-                        f"{self.path / before} is to be {after}, as its table was renamed, and "
-                        "that is there already: move the one away that is not the table's"
-                    )
-                (self.path / before).rename(self.path / after)
-                fsync_path((self.path / after).parent)
-                return
-            files = self.filesystem()
-            found = files.get_file_info(fs.FileSelector(before, recursive=True))
-            paths = sorted(one.path for one in found if one.is_file)
-            # The log comes last, and goes first: a table with a log is whole.
-            paths.sort(key=lambda path: "/_delta_log/" in path)
-            for path in paths:
-                # Not copy_file(), which delta-rs 1.6 calls with a wrong name.
-                new = after + path.removeprefix(before)
-                with (
-                    files.open_input_file(path) as old,
-                    # Its stream takes nothing but bytes, which is what comes out of a buffer.
-                    files.open_output_stream(new, buffer_size=8 * _COPIED_BYTES) as copy,
-                ):
-                    shutil.copyfileobj(old, copy, _COPIED_BYTES)
-            for path in reversed(paths):
-                files.delete_file(path)
+            if (self.path / after).is_dir() and any((self.path / after).iterdir()):
+                raise PgOutputError(
+                    f"{self.path / before} is to be {after}, as its table was renamed, and "
+                    "that is there already: move the one away that is not the table's"
+                )
+            (self.path / before).rename(self.path / after)
+            fsync_path((self.path / after).parent)
+
+    def has_files(self, directory: str) -> bool:
+        """Whether there is anything in a directory."""
+        with self.refusals(directory):
+            chosen = fs.FileSelector(directory, allow_not_found=True)
+            return bool(self.filesystem().get_file_info(chosen))
 
     @contextlib.contextmanager
     def refusals(self, what: str) -> Iterator[None]:

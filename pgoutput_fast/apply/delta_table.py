@@ -28,7 +28,7 @@ from .delta_types import conformed, has_type, stored_schema
 from .targets import ConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from .delta_files import Added, Written
@@ -94,7 +94,11 @@ class Table:
     ----------
     changed : str or None
         What another program changed in its rows since our last commit; None: nothing.
+    replaced : collection of str
+        Apps whose table counts as none, and is replaced in one commit when this one is made.
     """
+
+    replaced: Collection[str] = ()
 
     uncommitted = ""
     """Where in its directory files lie until a commit has them; by default where they stay."""
@@ -157,6 +161,9 @@ class Table:
             if not deltalake.DeltaTable.is_deltatable(self.uri, self.place.options):
                 return
             delta = deltalake.DeltaTable(self.uri, storage_options=self.place.options)
+            own = delta.transaction_version(self.app)
+            if own is None and any(delta.transaction_version(one) for one in self.replaced):
+                return
         self._check(delta)
         self.delta = delta
         self._maintained_at = self._on_disk = delta.version()
@@ -234,8 +241,8 @@ class Table:
 
     @property
     def version(self) -> Any:
-        """Which version was loaded."""
-        return self.delta.version()
+        """Which version was loaded; -1: none, as there is no table."""
+        return -1 if self.delta is None else self.delta.version()
 
     @property
     def gap(self) -> int | None:
@@ -296,7 +303,7 @@ class Table:
         description: str | None = None,
         files: Sequence[Added] = (),
     ) -> None:
-        """Make the table by one commit, which has its first files."""
+        """Make the table by one commit, which has its first files, also where one is there."""
         deltalake = require_deltalake()
         from deltalake.transaction import create_table_with_add_actions
 
@@ -309,6 +316,7 @@ class Table:
                 self.uri,
                 deltalake.Schema.from_arrow(schema),
                 _add_actions(files),
+                mode="overwrite" if self.exists or self.replaced else "error",
                 partition_by=list(partition_by),
                 description=description,
                 configuration={
@@ -317,7 +325,7 @@ class Table:
                     BOUNDED_COLUMNS: property_of(bounded_columns(schema, partition_by)),
                 },
                 storage_options=self.place.options,
-                commit_properties=self._properties(position),
+                commit_properties=self._properties(position, altered=0),
             )
             self.delta = deltalake.DeltaTable(self.uri, storage_options=self.place.options)
             self._look()

@@ -7,6 +7,7 @@ further than `_progress` says: what they have already is left out when the chang
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -34,6 +35,7 @@ from .targets import (
     CHANGES_PUT_BACK,
     DELETED,
     PUT_BACK,
+    RENAMED,
     TARGET_FORMAT,
     Held,
     Kept,
@@ -362,7 +364,8 @@ class DeltaTarget:
                         moves += [(at, Move(*one)) for at, *one in json.loads(row["moves"])]
                         self._own[held.relation_id] = Positions.parse(row["own"])
                         tables[held.relation_id] = held
-        self._moves = [move for _, move in sorted(moves)]
+        # Former versions have moved files in object storage, and list that here.
+        self._moves = [] if self.place.path is None else [move for _, move in sorted(moves)]
         return tables
 
     def close(self) -> None:
@@ -415,7 +418,10 @@ class DeltaTarget:
             self.place, f"{kind}/{directory_of(name)}", self._app(relation_id), self._retention,
         )  # fmt: skip
         if kind == "state":
-            return Table(*given)
+            table = Table(*given)
+            if self.place.path is None:  # nothing is moved away there
+                table.replaced = [self._app(one) for one in self._own if one != relation_id]
+            return table
         if self._catalog is None:
             return self.change_tables(*given)
         from .iceberg_table import IcebergTable
@@ -480,9 +486,38 @@ class DeltaTarget:
         if progress is not None:
             self._tables[_PROGRESS] = progress
 
-    def rename(self, held: Held, stored: str) -> None:
-        """See `Target`."""
-        self._moves.append(Move(held.relation_id, held.stored, stored, held.version))
+    def begun(self, held: Held) -> Held:
+        """See `Target`: object storage may have changes of a table that had the name before."""
+        if self.place.path is not None:
+            return held
+        return held._replace(version=self._free_version(held, held.stored, may_be_own=True))
+
+    def rename(self, held: Held, stored: str) -> Held:
+        """See `Target`.
+
+        Object storage can't move a table. There its rows come by a new snapshot, which replaces
+        those of the table that had the name before, and its changes go on in a version that is
+        free. What it had stays under the former name.
+        """
+        if self.place.path is not None:
+            self._moves.append(Move(held.relation_id, held.stored, stored, held.version))
+            return held._replace(stored=stored)
+        self._writers = [one for one in self._writers if one.held.relation_id != held.relation_id]
+        self._tables.pop(f"state/{directory_of(held.stored)}", None)
+        self._own[held.relation_id] = Positions()
+        if not held.version:
+            return held._replace(stored=stored)
+        version = self._free_version(held, stored, may_be_own=False)
+        return held._replace(stored=stored, version=version, stale=held.stale or RENAMED)
+
+    def _free_version(self, held: Held, stored: str, *, may_be_own: bool) -> int:
+        """The first version of a change table under a name in whose place nothing is."""
+        for version in itertools.count(1):
+            table = self._made("changes", stored + version_suffix(version), held.relation_id)
+            is_free = not self.place.has_files(table.directory)
+            if is_free or (may_be_own and table.is_its_own()):
+                break
+        return version
 
     def _do_moves(self) -> None:
         """Move the directories of tables that have other names.

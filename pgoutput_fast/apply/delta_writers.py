@@ -20,7 +20,6 @@ from .delta_types import conformed, merged_schema, stored_schema
 from .targets import (
     CHANGED,
     DELETED_AT,
-    Column,
     Held,
     IncompleteError,
     NotForeseenError,
@@ -188,10 +187,13 @@ class DeltaState(Positioned):
         """Of a call before that was cut short: alterations may come that it has."""
         self.is_elsewhere = False
         """Whether another process writes it in this window."""
-        self._partition_by = table.partition_by if table.exists else list(partition_by)
+        self._wanted = list(partition_by)
+        self._partition_by = table.partition_by if table.exists else self._wanted
         stored = {one.name: one.stored for one in held.columns}
-        wanted = [stored.get(name, name) for name in partition_by]
-        if wanted and wanted != self._partition_by and table.exists:
+        # Columns that are gone don't count; and a new snapshot is partitioned as is wanted.
+        wanted = [stored.get(name, name) for name in partition_by if not stored or name in stored]
+        is_kept = held.stale is None and table.exists
+        if wanted and wanted != self._partition_by and is_kept:
             raise PgOutputError(
                 f"{table.directory} is partitioned by {', '.join(self._partition_by) or 'nothing'} "
                 f"and not by {', '.join(wanted)}, as partition_by= says: leave that out, or delete "
@@ -209,7 +211,8 @@ class DeltaState(Positioned):
         """See `StateWriter`."""
         # One that is there already was made before a crash, and may have rows since.
         if not self.table.exists:
-            self._create(self._stored(schema), self.held.columns)
+            schema = self._stored(schema)
+            self.table.create(schema, (0, 0), self._partitions(schema))
 
     def _stored(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the table for rows of the server's."""
@@ -217,23 +220,32 @@ class DeltaState(Positioned):
             schema = schema.append(pa.field(self.marker, DELETED_AT))
         return stored_schema(schema)
 
-    def _create(self, schema: pa.Schema, columns: Sequence[Column]) -> None:
-        stored = {column.name: column.stored for column in columns}
-        self._partition_by = [stored.get(name, name) for name in self._partition_by]
-        for name in self._partition_by:
+    def _partitions(self, schema: pa.Schema) -> list[str]:
+        """By which columns the table is partitioned when all of its rows come."""
+        stored = {column.name: column.stored for column in self.held.columns}
+        names = [stored.get(name, name) for name in self._wanted] or self._partition_by
+        if self.table.exists:
+            gone = [name for name in names if name not in schema.names]
+            names = [name for name in names if name in schema.names]
+            if gone:
+                _log.warning(
+                    "%s is partitioned by %s from now on, as the server has no column %s any more",
+                    self.table.directory, ", ".join(names) or "nothing", ", ".join(gone),
+                )  # fmt: skip
+        for name in names:
             at = schema.get_field_index(name)
             if at < 0 or not _can_partition(schema.field(at).type):
                 raise PgOutputError(
                     f"{self.held.namespace}.{self.held.name} can't be partitioned by {name!r}: "
                     "it has no such column of integers, text, booleans, dates or timestamps"
                 )
-        self.table.create(schema, (0, 0), self._partition_by)
+        self._partition_by = names
+        return names
 
     def load(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
         schema = self._stored(schema)
-        if not self.table.exists:
-            self._create(schema, self.held.columns)
+        self._partitions(schema)
         self._writer = self._new_writer(schema)
 
     def _new_writer(self, schema: pa.Schema) -> Writer:
@@ -272,6 +284,9 @@ class DeltaState(Positioned):
 
         def replace() -> None:
             self.table.check_position(self.own)
+            if not self.table.exists or self.table.partition_by != self._partition_by:
+                self.table.create(schema, position, self._partition_by, files=files)
+                return
             self.table.allow(schema)
             self.table.commit(files, [], position, schema=schema, altered=0)
 
@@ -305,6 +320,12 @@ class DeltaState(Positioned):
             )
         if not (alterations or net.truncated or net.rows.num_rows):
             return
+        changed = {one.column for one in alterations if isinstance(one, (Removed, Renamed))}
+        if gone := [name for name in self._partition_by if name in changed]:
+            raise IncompleteError(
+                f"column {gone[0]} was dropped or renamed, by which {table.directory} is "
+                "partitioned: copy it again"
+            )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
         table.until_it_stands(lambda: self._merge(alterations, net, position, altered))
         self.own = table.position

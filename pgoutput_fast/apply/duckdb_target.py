@@ -413,12 +413,17 @@ class DuckdbTarget:
         """See `Target`."""
         return _State(self, held)
 
-    def rename(self, held: Held, stored: str) -> None:
+    def begun(self, held: Held) -> Held:
+        """See `Target`."""
+        return held
+
+    def rename(self, held: Held, stored: str) -> Held:
         """See `Target`."""
         with self.alone():
             for version in range(1, held.version + 1):
                 self._move("changes", versioned(held.stored, version), versioned(stored, version))
             self._move("state", held.stored, stored)
+        return held._replace(stored=stored)
 
     def _move(self, schema: str, old: str, new: str) -> None:
         if self.has(schema, old):

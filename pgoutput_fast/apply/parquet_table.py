@@ -19,7 +19,6 @@ from pyarrow import fs
 from .._disk import fsync_path, write_whole
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError
-from .delta_place import directory_of
 from .delta_table import VACUUMED, Table
 from .delta_types import schema_of, schema_text
 
@@ -173,23 +172,6 @@ class ParquetTable(Table):
         with self.refusals():
             versions = self._versions()
             return bool(versions) and self._read(versions[-1])[0].app == self.app
-
-    def rename(self, name: str) -> None:
-        """Have another name, and with it another directory beside this one.
-
-        In object storage its files move one by one, and the log last: a crash leaves the table in
-        the former directory, and each file in one of the two.
-        """
-        if self.place.path is not None:
-            super().rename(name)
-            return
-        after = f"{self.directory.partition('/')[0]}/{directory_of(name)}"
-        with self.refusals():
-            files = self.place.filesystem()
-            found = files.get_file_info(fs.FileSelector(self.directory, recursive=True))
-            paths = sorted(one.path for one in found if one.is_file)
-            for path in sorted(paths, key=lambda path: f"/{_LOG}/" in path):
-                files.move(path, after + path.removeprefix(self.directory))
 
     @property
     def position(self) -> tuple[int, int]:

@@ -354,7 +354,8 @@ OTHER_HISTORY = (
     "the target has what did not happen by the directory: an earlier state of that was put back, "
     "and of the server"
 )
-LOST = (DELETED, PUT_BACK, CHANGED, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY)
+RENAMED = "it has another name, and object storage can't move its table of rows there"
+LOST = (DELETED, PUT_BACK, CHANGED, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY, RENAMED)
 """Begin the reasons of tables of which the target has something else than a sync had written."""
 CHANGES_ALONE = "its rows before the capture are not known"
 """Why a table without a snapshot has no state table."""
@@ -506,8 +507,11 @@ class Target(Protocol):
     def shown(self, stored: str) -> str:
         """The name under which people find the tables that have a name in it."""
 
-    def rename(self, held: Held, stored: str) -> None:
-        """Have both tables by another name, which is free."""
+    def begun(self, held: Held) -> Held:
+        """What is held of a table that begins under its stored name, which is free."""
+
+    def rename(self, held: Held, stored: str) -> Held:
+        """Have both tables by another name, which is free; what is held of them then."""
 
     def keep(self) -> None:
         """Store what `kept` has now, outside of a window."""

@@ -405,7 +405,7 @@ class WindowWriter:
 
     def _new(self, relation: Any, lsn: int) -> Held:
         relation_id = relation.relation_id
-        held = self._unbegun(relation)
+        held = self._target.begun(self._unbegun(relation))
         state = self._states.get(relation_id)
         if state is not None and state.snapshots:
             return held
@@ -516,9 +516,7 @@ class WindowWriter:
     def _settle_names(self) -> None:
         """Have each table under the name that it has now."""
         for relation_id, name in renames(self._held):
-            held = self._held[relation_id]
-            self._target.rename(held, name)
-            self._held[relation_id] = held._replace(stored=name)
+            self._held[relation_id] = self._target.rename(self._held[relation_id], name)
 
     def _known(self, relation: Any, lsn: int) -> Known:
         """What is known of a table when a transaction was committed."""

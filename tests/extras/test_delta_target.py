@@ -27,6 +27,7 @@ from pgoutput_fast.apply import NetChanges, fold
 from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.targets import (
     CHANGED,
+    RENAMED,
     Added,
     Alteration,
     Column,
@@ -1184,12 +1185,41 @@ def test_state_tables_are_partitioned(tmp_path: Path, monkeypatch: pytest.Monkey
     wrong.target.close()
 
 
+@pytest.mark.parametrize(("given", "then"), [(["name"], []), (["note", "name"], ["note"])])
+def test_a_column_of_partitions_that_is_dropped(
+    tmp_path: Path, given: list[str], then: list[str]
+) -> None:
+    """The new snapshot is partitioned by those that are left."""
+    options = {"partition_by": {"public.things": given}}
+    synced = Synced(tmp_path / "lake", **options)
+    begun(synced, [1, "a", "x"], [2, "b", "y"])
+    narrow = t.Table("things", {"id": "int4", "note": "text"})
+    changes = batches(0x200, t.insert(narrow, [3, "z"]), table=narrow)
+    with pytest.raises(IncompleteError):
+        synced.write(changes, 0x201, alterations=[Removed("name")])
+    left = tuple(Column(name, name, 25, -1, "text") for name in ("id", "note"))
+    held = synced.held._replace(stale="a column was dropped", columns=left)
+    for lsn in (0x300, 0x400):
+        with window(synced.target):
+            state = synced.target.state(held)
+            state.load(row_schema(changes))
+            rows = [{"id": 1, "note": "x"}, {"id": lsn, "note": "y"}]
+            state.append(pa.RecordBatch.from_pylist(rows, row_schema(changes)))
+            held = held._replace(lsn=lsn, copy_lsn=lsn, stale=None)
+            state.loaded(held)
+            synced.target.commit(Stored(lsn, {held.relation_id: held}))
+        assert synced.reopen().rows() == rows
+        table = deltalake.DeltaTable(str(tmp_path / "lake" / "state" / "public.things"))
+        assert table.metadata().partition_columns == then
+    synced.target.close()
+
+
 def test_a_column_of_partitions_that_is_renamed(tmp_path: Path) -> None:
     synced = Synced(tmp_path / "lake", partition_by={"public.things": ["name"]})
     begun(synced, [1, "a", "x"])
     renamed = t.Table("things", {"id": "int4", "title": "text", "note": "text"})
     changes = batches(0x200, t.update(renamed, [1, "b", "y"]), table=renamed)
-    with pytest.raises(pf.PgOutputError, match=r"partitioned by 'name'.*give partition_by= with"):
+    with pytest.raises(IncompleteError):
         synced.write(changes, 0x201, alterations=[Renamed("name", "title")])
     assert synced.reopen().rows() == things([1, "a", "x"])
     synced.target.close()
@@ -1487,19 +1517,32 @@ def check_object_storage(endpoint: str, s3: Any, selector: Any) -> None:
             state.apply([], fold(changes), held)
             stored = Stored(held.lsn, {held.relation_id: held})
             target.commit(stored)
+    # Another table comes by the name: the former one needs a snapshot by its new name.
     with window(target):
-        target.rename(held, "public.other")
-        stored = Stored(held.lsn, {held.relation_id: held._replace(stored="public.other")})
+        renamed = target.rename(held, "public.other")
+        assert (renamed.stored, renamed.version, renamed.stale) == ("public.other", 1, RENAMED)
+        other = target.begun(held._replace(relation_id=99, lsn=0x400, copy_lsn=0x400))
+        assert other.version == 2
+        tables = {held.relation_id: renamed, 99: other}
+        target.commit(Stored(0x400, tables))
+    with window(target):
+        state = target.state(other)
+        state.load(row_schema(changes))
+        state.append(pa.RecordBatch.from_pylist(things([5, "e", "z"]), row_schema(changes)))
+        found = deltalake.DeltaTable(f"{url}/state/public.th@2Eings", storage_options=options)
+        assert found.to_pyarrow_table().to_pylist() == things([7, "c", "x"])
+        state.loaded(other)
+        stored = Stored(0x400, tables)
         target.commit(stored)
     target.close()
     target = DeltaTarget(url, options)
     assert target.open(ORIGIN)._replace(policies=None) == stored
-    found = deltalake.DeltaTable(f"{url}/state/public.other", storage_options=options)
-    assert found.to_pyarrow_table().to_pylist() == things([7, "c", "x"])
-    found = deltalake.DeltaTable(f"{url}/changes/public.other", storage_options=options)
+    found = deltalake.DeltaTable(f"{url}/state/public.th@2Eings", storage_options=options)
+    assert found.to_pyarrow_table().to_pylist() == things([5, "e", "z"])
+    found = deltalake.DeltaTable(f"{url}/changes/public.th@2Eings", storage_options=options)
     assert found.to_pyarrow_table().num_rows == 4
     found = files.get_file_info(selector("bucket/some/lake", recursive=True))
-    assert not [one.path for one in found if one.is_file and "th@2Eings" in one.path]
+    assert not [one.path for one in found if one.is_file and "public.other" in one.path]
     options["AWS_ENDPOINT_URL"] = f"{endpoint}/{secret}"
     with pytest.raises(pf.PgOutputError, match="can't read or write") as error:
         DeltaTarget(f"{url}-", options).open(ORIGIN)

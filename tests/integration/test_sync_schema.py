@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from synced_database import Synced
-from synced_tables import TABLES
+from synced_tables import TABLES, DeltaTables, StoredTables
 
 from pgoutput_fast.replication import history as read_history
 from pgoutput_fast.verify import verify
@@ -20,13 +21,18 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("quick_upkeep")]
 
 PLACES = ["duckdb", pytest.param("delta", marks=pytest.mark.slow)]
 EVERY_PLACE = ["duckdb", "delta", "distributed", "iceberg", "parquet"]
+STORED = pytest.param("stored", marks=pytest.mark.slow)
 
 
 @pytest.fixture
-def synced(kind: str, make_database: Any, pg18: Any, tmp_path: Path) -> Synced:
+def synced(kind: str, make_database: Any, pg18: Any, tmp_path: Path) -> Iterator[Synced]:
     database = make_database(pg18)
     database.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return Synced(database, TABLES[kind](tmp_path))
+    if kind == "stored":
+        pytest.importorskip("moto")
+    tables = StoredTables(tmp_path) if kind == "stored" else TABLES[kind](tmp_path)
+    yield Synced(database, tables)
+    tables.close()
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +59,7 @@ def same(synced: Synced) -> None:
         listed = ", ".join(f'"{column}"' for column in columns)
         truth = synced.database.execute(f'SELECT {listed} FROM "{name}"')
         assert synced.rows(f"public.{name}", *columns) == sorted(truth, key=repr), name
-    report = verify(synced.database.dsn, publications=["p"], target=synced.tables.target)
+    report = verify(synced.database.dsn, publications=["p"], **synced.tables.verified)
     assert {one.name: (one.state, one.why) for one in report.tables} == {
         name: ("equal", "") for name, _ in tables
     }
@@ -78,7 +84,7 @@ def three_tables(synced: Synced) -> None:
     synced.sync()
 
 
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("kind", [*PLACES, STORED])
 @pytest.mark.parametrize(
     "statements",
     [
@@ -169,7 +175,7 @@ class Renaming:
 
 
 @pytest.mark.parametrize("kind", ["duckdb", *(pytest.param(k, marks=pytest.mark.slow)
-                                              for k in EVERY_PLACE[1:])])  # fmt: skip
+                                              for k in EVERY_PLACE[1:]), STORED])  # fmt: skip
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))]
 )
@@ -384,3 +390,23 @@ def test_a_column_of_the_key_that_is_dropped(synced: Synced) -> None:
     )
     assert len(synced.settle()) == 1
     same(synced)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("delta", marks=pytest.mark.slow)])
+def test_a_column_of_partitions_that_is_dropped(synced: Synced) -> None:
+    """The new snapshot is partitioned by the other one, in this call and the next ones."""
+    from deltalake import DeltaTable
+
+    synced.options["partition_by"] = {"public.t": ["a", "b"]}
+    synced.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, a int, b int)",
+        "INSERT INTO t VALUES (1, 1, 1), (2, 2, 2)",
+    )
+    synced.sync()
+    synced.database.execute("ALTER TABLE t DROP a", "INSERT INTO t VALUES (3, 3)")
+    assert len(synced.settle()) == 1
+    synced.database.execute("INSERT INTO t VALUES (4, 4)")
+    same(synced)
+    assert isinstance(synced.tables, DeltaTables)
+    table = DeltaTable(str(synced.tables.path / "state" / "public.t"))
+    assert table.metadata().partition_columns == ["b"]

@@ -36,7 +36,7 @@ class Synced:
     def settle(self) -> list[str]:
         """Sync until nothing waits for a copy; why tables were copied again."""
         reasons: list[str] = []
-        for _ in range(3):
+        for _ in range(5):
             stale = self.sync().stale
             if not stale:
                 return reasons

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow.dataset import dataset
+from pyarrow.fs import S3FileSystem
 from pyarrow.parquet import read_schema
 
 from pgoutput_fast.apply import delta_target, duckdb_target
@@ -29,6 +32,15 @@ class Places:
     """Where tables are, of which a backup can be made."""
 
     paths: list[Path]
+    target: str
+
+    @property
+    def verified(self) -> dict[str, Any]:
+        """What `verify` is given."""
+        return {"target": self.target}
+
+    def close(self) -> None:
+        """Nobody looks at them any more."""
 
     def back_up(self) -> None:
         for path in self.paths:
@@ -210,6 +222,49 @@ class ParquetTables(DeltaTables):
         if kind == "state":
             return super().has(kind, stored)
         return any((self.path / kind / directory_of(stored)).glob("*.parquet"))
+
+
+class StoredTables(DeltaTables):
+    """Delta tables in object storage, beside which the directory of a capture is."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        script = Path(__file__).parent / "object_storage.py"
+        self._server = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._server.stdout is not None
+        endpoint = self._server.stdout.readline().strip()
+        S3FileSystem(
+            endpoint_override=endpoint, access_key="k", secret_key="s", allow_bucket_creation=True
+        ).create_dir("bucket")
+        self.target, self._segments = "s3://bucket/lake", root / "segments"
+        self._options = {
+            "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true",
+        }  # fmt: skip
+        self.given = {
+            "target": self.target, "directory": self._segments, "storage_options": self._options,
+        }  # fmt: skip
+
+    @property
+    def verified(self) -> dict[str, Any]:
+        return {
+            "target": self.target, "segments": str(self._segments),
+            "storage_options": self._options,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        for pipe in (self._server.stdin, self._server.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._server.wait()
+
+    def _table(self, place: str) -> pa.Table:
+        import deltalake
+
+        uri = f"{self.target}/{place}"
+        return deltalake.DeltaTable(uri, storage_options=self._options).to_pyarrow_table()
 
 
 class DistributedParquetTables(ParquetTables):
