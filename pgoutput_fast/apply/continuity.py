@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from ..captured.histories import has_commit, has_copy
 from ..directory.consumers import consumers
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
@@ -143,3 +144,30 @@ def copied_name(directory: Path, copy: Copy) -> str:
 def consumer_name(target: str) -> str:
     """The name under which a sync into a target reads a directory."""
     return f"sync_{hashlib.sha256(target.encode()).hexdigest()[:12]}"
+
+
+def unknown_to(directory: Path, stored: Stored, *, goes_on: bool) -> str | None:
+    """What a target has from a history that is not a directory's; None: nothing.
+
+    A directory has the target's newest transaction; and, if the target goes on with it, the copies
+    behind that.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    stored : Stored
+    goes_on : bool
+        Whether the directory is that which the target has read last, of the same slot.
+    """
+    newest = stored.newest
+    if newest is not None and has_commit(directory, newest) is False:
+        return f"the transaction that was committed at {format_lsn(newest.lsn)}"
+    if not goes_on:
+        return None
+    since = 0 if newest is None else newest.lsn
+    states = Tables(directory).read()
+    for relation_id, held in stored.tables.items():
+        counts = held.copy_lsn > since and held.stale is None
+        if counts and not has_copy(states, relation_id, held.copy_lsn):
+            return f"the copy of {qualified(held)} as of {format_lsn(held.copy_lsn)}"
+    return None

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from .._disk import claim_directory
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..segments.reader import Commit
 from .delta_files import Writer
 from .delta_joins import Joins
@@ -157,7 +157,9 @@ class DeltaTarget:
         self._origin: Origin | None = None
         self._tables: dict[str, Table] = {}
         self._writers: list[DeltaChanges | DeltaState] = []
-        self._moves: list[Move] = []
+        self._moves: list[Move] = []  # of this window
+        self._unmoved: list[Move] = []  # that `_progress` has, and were not all done
+        self.troubles: dict[int, PgOutputError] = {}
         self._own: dict[int, Positions] = {}
         self._guard = threading.Lock()
         self._joins = Joins()
@@ -179,6 +181,7 @@ class DeltaTarget:
         self.claim()
         self._origin = origin
         self._tables.clear()
+        self.troubles = {}
         progress = Table(self.place, _PROGRESS, "pgoutput_fast", self._retention)
         progress.load()
         is_new = not progress.exists
@@ -193,7 +196,8 @@ class DeltaTarget:
         self._do_moves()
         stored = stored._replace(tables=self._with_own(stored.tables), is_new=is_new)
         for held in stored.tables.values():
-            if f"{held.namespace}.{held.name}" in self._partition_by and held.stale is None:
+            is_fit = held.stale is None and held.relation_id not in self.troubles
+            if f"{held.namespace}.{held.name}" in self._partition_by and is_fit:
                 self.state(held)  # which refuses other partitions than those that it has
         self._writers = []
         return stored
@@ -318,7 +322,7 @@ class DeltaTarget:
 
     def _with_state(self, path: Path, held: Held) -> Held:
         """What is held of a table; it is stale if its state table is not there."""
-        names = [held.stored, *(one.old for one in self._moves
+        names = [held.stored, *(one.old for one in self._unmoved
                                 if one.relation_id == held.relation_id)]  # fmt: skip
         logs = (path / "state" / directory_of(name) / "_delta_log" for name in names)
         is_there = held.stale is not None or not held.version or any(log.is_dir() for log in logs)
@@ -331,13 +335,15 @@ class DeltaTarget:
         """
 
         def look(held: Held) -> Held:
-            if not held.version:
+            if not held.version or held.relation_id in self.troubles:
                 return held
-            names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
-            # They are not kept: nothing of a table is in memory before it changes.
-            changes, state = (self._made(*one, held.relation_id) for one in names.items())
-            for table in (changes, state):
-                table.load()
+            try:
+                changes, state = self._loaded(held)
+            except RetryableError:
+                raise
+            except PgOutputError as error:
+                self.troubles[held.relation_id] = error
+                return held
             known = self._own.get(held.relation_id, Positions())
             self._own[held.relation_id] = Positions(changes.position, state.position)
             held = held._replace(gap=changes.gap or held.gap)
@@ -353,6 +359,34 @@ class DeltaTarget:
         with ThreadPoolExecutor(self.threads) as pool:
             return dict(zip(tables, pool.map(look, tables.values()), strict=True))
 
+    def _loaded(self, held: Held) -> list[Table]:
+        """The newest change table of a table, and its table of rows.
+
+        They are not kept: nothing of a table is in memory before it changes.
+        """
+        names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
+        tables = [self._made(*one, held.relation_id) for one in names.items()]
+        for table in tables:
+            try:
+                table.load()
+            except RetryableError:
+                raise
+            except PgOutputError as error:
+                raise PgOutputError(
+                    f"{error}. Restore {table.directory}; or delete it, and call sync again, which "
+                    "has the table copied"
+                ) from error
+        return tables
+
+    def retry(self, held: Held) -> None:
+        """See `Target`."""
+        if held.relation_id in self.troubles:
+            self._do_moves()
+        if held.relation_id in self.troubles:
+            raise self.troubles[held.relation_id]
+        if held.version:
+            self._loaded(held)
+
     def _read(self, progress: Table) -> dict[int, Held]:
         tables = {}
         moves = []
@@ -365,7 +399,7 @@ class DeltaTarget:
                         self._own[held.relation_id] = Positions.parse(row["own"])
                         tables[held.relation_id] = held
         # Former versions have moved files in object storage, and list that here.
-        self._moves = [] if self.place.path is None else [move for _, move in sorted(moves)]
+        self._unmoved = [] if self.place.path is None else [move for _, move in sorted(moves)]
         return tables
 
     def close(self) -> None:
@@ -404,6 +438,8 @@ class DeltaTarget:
         return writer
 
     def _table(self, kind: str, name: str, relation_id: int) -> Table:
+        if relation_id in self.troubles:
+            raise self.troubles[relation_id]
         directory = f"{kind}/{directory_of(name)}"
         with self._guard:
             table = self._tables.get(directory)
@@ -448,7 +484,7 @@ class DeltaTarget:
             known = self._own.get(relation_id, Positions())
             self._own[relation_id] = known._replace(**{one.kind: one.own})
         moves: dict[int, list[Any]] = {}
-        for at, move in enumerate(self._moves):
+        for at, move in enumerate([*self._unmoved, *self._moves]):
             moves.setdefault(move.relation_id, []).append((at, *move))
         listed = [json.dumps(moves.get(one.relation_id, [])) for one in held]
         own = [json.dumps(self._own.get(one.relation_id, ())) for one in held]
@@ -523,20 +559,35 @@ class DeltaTarget:
         """Move the directories of tables that have other names.
 
         `_progress` has the moves first. So they are done again if not all of them were done; a
-        directory that has another table already, or none, is left alone.
+        directory that has another table already, or none, is left alone. If one fails, its table
+        is in trouble, and all are kept: others of them may have to come behind that one.
         """
-        if self._moves:
+        moves, self._moves = [*self._unmoved, *self._moves], []
+        if moves:
             self._joins.wait()  # of a table that may be moved
-        for move in self._moves:
-            names = [("state", "")]
-            names += [("changes", version_suffix(i)) for i in range(1, move.version + 1)]
-            for kind, suffix in names:
-                for name in (move.old, move.new):
-                    self._tables.pop(f"{kind}/{directory_of(name + suffix)}", None)
-                table = self._made(kind, move.old + suffix, move.relation_id)
-                if table.is_its_own():
-                    table.rename(move.new + suffix)
-        self._moves = []
+        self.troubles = {}
+        for move in moves:
+            try:
+                self._do_move(move)
+            except RetryableError:
+                raise
+            except PgOutputError as error:
+                self.troubles.setdefault(move.relation_id, error)
+        self._unmoved = moves if self.troubles else []
+
+    def _do_move(self, move: Move) -> None:
+        """Move the directories of one table.
+
+        An error leaves those where they are that come behind; the next call goes on with them.
+        """
+        names = [("state", "")]
+        names += [("changes", version_suffix(i)) for i in range(1, move.version + 1)]
+        for kind, suffix in names:
+            for name in (move.old, move.new):
+                self._tables.pop(f"{kind}/{directory_of(name + suffix)}", None)
+            table = self._made(kind, move.old + suffix, move.relation_id)
+            if table.is_its_own():
+                table.rename(move.new + suffix)
 
 
 class Move(NamedTuple):

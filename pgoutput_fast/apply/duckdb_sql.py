@@ -100,3 +100,8 @@ def _signs(type_: pa.DataType, value: str, depth: int = 0) -> str | None:
         signs_of = _signs(type_.value_type, item, depth + 1)
         return None if signs_of is None else f"list_transform({value}, lambda {item}: {signs_of})"
     return None
+
+
+def versioned(stored: str, version: int) -> str:
+    """The name of a version of a change table."""
+    return stored if version == 1 else f"{stored}.v{version}"

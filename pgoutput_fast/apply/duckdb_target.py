@@ -23,7 +23,7 @@ from ..errors import PgOutputError
 from ..names import distinct_names
 from ..segments.reader import Commit
 from .duckdb_file import DuckdbFile, lacks_memory
-from .duckdb_sql import ADDED_COLUMNS, PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same
+from .duckdb_sql import ADDED_COLUMNS, PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same, versioned
 from .duckdb_views import remake_views
 from .progress_rows import held_tables, progress_rows
 from .targets import (
@@ -106,6 +106,7 @@ class DuckdbTarget:
         self.path = path
         self.file = DuckdbFile(path, memory, lock_timeout)
         self.kept = kept
+        self.troubles: dict[int, PgOutputError] = {}
         self._connection: Any = None
         self._catalog = ""
         self._has_written = False
@@ -403,6 +404,9 @@ class DuckdbTarget:
         """See `Target`: the name of its tables."""
         return stored
 
+    def retry(self, held: Held) -> None:
+        """See `Target`: a file is there, or it is not."""
+
     def changes(self, held: Held) -> _Changes:
         """See `Target`."""
         writer = _Changes(self, held)
@@ -431,11 +435,6 @@ class DuckdbTarget:
             self.run(f"ALTER TABLE {self.named(schema, old)} RENAME TO {quoted(new)}")
             self._tables.remove((schema, old))
             self.made(schema, new)
-
-
-def versioned(stored: str, version: int) -> str:
-    """The name of a version of a change table."""
-    return stored if version == 1 else f"{stored}.v{version}"
 
 
 def _lost(held: Held, names: set[str]) -> str | None:

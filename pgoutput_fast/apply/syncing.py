@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..captured.histories import has_commit, has_copy
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import Consumer, consumers, remove_consumer
-from ..directory.copies import Tables
 from ..directory.history import Entry, entries
 from ..directory.known import how_to_copy
 from ..directory.looking import look
@@ -24,9 +22,9 @@ from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..segments.listing import contents
-from .continuity import check_position, copied_name, origin_of
+from .continuity import check_position, copied_name, origin_of, unknown_to
 from .departures import Departures, departed
-from .outcomes import Committed, PausedError, fold_outcomes
+from .outcomes import Committed, Paused, PausedError, fold_outcomes
 from .pauses import Apart, PauseLimit, has_many_snapshots
 from .targets import (
     CHANGES_ALONE,
@@ -265,6 +263,7 @@ class Syncing:
         self._change_policies()
         self._say_stale()
         self._say_gaps()
+        self._pause_troubled()
         self._set_paused_apart()
         if file is not None:
             file.on_wait = self._wait
@@ -494,6 +493,16 @@ class Syncing:
             self._apart.add(outcome.held.relation_id)
         self._say_paused()
 
+    def _pause_troubled(self) -> None:
+        """Have tables wait that the target can't read, or can't have by their new names."""
+        tables = self._stored.tables
+        paused = [Paused(held, error) for relation_id, error in self._target.troubles.items()
+                  if (held := tables[relation_id]).paused is None]  # fmt: skip
+        if paused and self._options.on_error == "stop":
+            raise paused[0].error
+        if paused:
+            self._pause(PausedError(paused))
+
     def _fold(self, outcomes: Iterable[Outcome]) -> None:
         """Change what the target has of tables; it is stored with the next commit."""
         tables = fold_outcomes(self._stored.tables, outcomes, time.time())
@@ -509,6 +518,14 @@ class Syncing:
     def _try_apart(self, source: SegmentSource, relation_id: int) -> bool:
         """Write a window of one table; False if there is nothing, or it still can't go on."""
         held = self._stored.tables[relation_id]
+        try:
+            self._target.retry(held)
+        except RetryableError:
+            raise
+        except PgOutputError as error:
+            self._pause(PausedError([Paused(held, error)]))
+            self._give_up(source, relation_id)
+            return False
         plan = self._plan(source, table=relation_id)
         if plan is None:
             self._rejoin(relation_id)
@@ -630,25 +647,6 @@ class Syncing:
                 format_lsn(self._end_lsn),
             )  # fmt: skip
 
-    def _lacks(self) -> str | None:
-        """What the target has from a history that is not the directory's; None: nothing.
-
-        It has its newest transaction; and, if the target goes on with the directory of the same
-        slot, the copies behind that.
-        """
-        newest = self._stored.newest
-        if newest is not None and has_commit(self._directory, newest) is False:
-            return f"the transaction that was committed at {format_lsn(newest.lsn)}"
-        if self._stored.slot != self._slot or not self._is_known:
-            return None
-        since = 0 if newest is None else newest.lsn
-        states = Tables(self._directory).read()
-        for relation_id, held in self._stored.tables.items():
-            counts = held.copy_lsn > since and held.stale is None
-            if counts and not has_copy(states, relation_id, held.copy_lsn):
-                return f"the copy of {qualified(held)} as of {format_lsn(held.copy_lsn)}"
-        return None
-
     def _compare(self) -> None:
         """See whether what the target has is what has happened, once the directory has as much.
 
@@ -657,7 +655,8 @@ class Syncing:
         if self._is_compared:
             return
         self._is_compared = True
-        lacks = self._lacks()
+        goes_on = self._stored.slot == self._slot and self._is_known
+        lacks = unknown_to(self._directory, self._stored, goes_on=goes_on)
         if lacks is None:
             return
         if self._options.on_error == "stop":
@@ -712,6 +711,7 @@ class Syncing:
         self._stage_seconds = changes + one.change_seconds, states + one.state_seconds
         self._commit_time = self._newest()
         self._departures.look(self._stored.tables)
+        self._pause_troubled()
         self._say_stale()
         self._say_gaps()
 

@@ -467,6 +467,8 @@ class Target(Protocol):
     is_transactional: bool
     """Whether a window is one transaction, of which nothing can be written behind an error."""
     kept: Kept
+    troubles: dict[int, PgOutputError]
+    """Why tables can't be written, by relation id, as was met apart from their windows."""
 
     def claim(self) -> None:
         """Keep other syncs from writing it, until it is closed.
@@ -493,6 +495,15 @@ class Target(Protocol):
         ------
         PgOutputError
             As of `open`, but for another process that writes it.
+        """
+
+    def retry(self, held: Held) -> None:
+        """Look at a table again that is paused.
+
+        Raises
+        ------
+        PgOutputError
+            It still can't be written.
         """
 
     def begin(self) -> None:

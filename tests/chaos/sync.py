@@ -38,7 +38,7 @@ from deltalake import DeltaTable
 from sync_processes import LOOK, SparkSyncer, Syncer
 
 from pgoutput_fast.apply.delta_place import directory_of
-from pgoutput_fast.apply.duckdb_target import versioned
+from pgoutput_fast.apply.duckdb_sql import versioned
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.embedded import EmbeddedServer

@@ -378,3 +378,62 @@ def test_no_storm_of_snapshots(
         made.copy(OTHER, lsn + 200, [[number, "found"]])
     made.commit(6000, OTHER.relation(), testing.update(OTHER, [2, "found"]))
     assert sync(made, tables).stale == {}
+
+
+# --- Delta tables that can't be read or moved -----------------------------------------------------
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> DeltaTables:
+    return DeltaTables(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["state", "changes"])
+def test_a_table_that_cannot_be_read(made: MadeDirectory, lake: DeltaTables, kind: str) -> None:
+    begin(made, DAYS)
+    both(made, 2000, DAYS, [1, "2020-01-01"])
+    sync(made, lake)
+    lake.back_up()
+    for log in (lake.path / kind / "public.days" / "_delta_log").glob("*.json"):
+        log.write_text("{")
+    both(made, 3000, DAYS, [2, "2020-01-02"])
+    with pytest.raises(pf.PgOutputError, match=rf"{kind}/public\.days"):
+        sync(made, lake, on_error="stop")
+    for _ in range(2):  # the second call has nothing to write
+        found = sync(made, lake)
+        ((name, reason),) = found.paused.items()
+        assert (name, found.stale) == ("public.days", {})
+        assert f"{kind}/public.days" in reason
+    assert rows(lake, "public.other") == others(2000, 3000)
+    place = f"{kind}/public.days/_delta_log"
+    for log in (lake.path.with_name("backup of lake") / place).glob("*.json"):
+        (lake.path / place / log.name).write_bytes(log.read_bytes())
+    found = sync(made, lake)
+    assert (found.paused, found.stale) == ({}, {})
+    assert rows(lake, "public.days") == [("1", "2020-01-01"), ("2", "2020-01-02")]
+    assert [lsn for lsn, _ in changes(lake, "public.days")] == [1099, 2000, 3000]
+
+
+def test_a_rename_that_fails(made: MadeDirectory, lake: DeltaTables) -> None:
+    renamed = testing.Table("weeks", {"id": "int4", "day": "date"}, 16390, key=["id"])
+    begin(made, DAYS)
+    both(made, 2000, DAYS, [1, "2020-01-01"])
+    sync(made, lake)
+    (lake.path / "state" / "public.weeks").mkdir()
+    (lake.path / "state" / "public.weeks" / "mine").touch()
+    both(made, 3000, renamed, [2, "2020-01-02"])
+    assert [*sync(made, lake).paused] == ["public.weeks"]
+    both(made, 4000, renamed, [3, "2020-01-03"])
+    found = sync(made, lake)
+    ((name, reason),) = found.paused.items()
+    assert (name, found.stale) == ("public.weeks", {})
+    assert "state/public.weeks" in reason
+    assert rows(lake, "public.other") == others(2000, 3000, 4000)
+    (lake.path / "state" / "public.weeks" / "mine").unlink()
+    found = sync(made, lake)
+    assert (found.paused, found.stale) == ({}, {})
+    assert rows(lake, "public.weeks") == [
+        ("1", "2020-01-01"), ("2", "2020-01-02"), ("3", "2020-01-03")
+    ]  # fmt: skip
+    assert [lsn for lsn, _ in changes(lake, "public.weeks")] == [1099, 2000, 3000, 4000]
+    assert not lake.has("state", "public.days")

@@ -18,8 +18,7 @@ from pyarrow.parquet import read_schema
 
 from pgoutput_fast.apply import delta_target, duckdb_target
 from pgoutput_fast.apply.delta_place import directory_of
-from pgoutput_fast.apply.duckdb_sql import quoted
-from pgoutput_fast.apply.duckdb_target import versioned
+from pgoutput_fast.apply.duckdb_sql import quoted, versioned
 from pgoutput_fast.apply.parquet_table import ParquetTable
 
 PROGRESS = (
