@@ -181,6 +181,8 @@ class Tables:
                 of_form(found[key], _FORMS[key], key)
             if len(fields.get("table", [])) not in (0, 2):
                 raise ValueError("table has no namespace and name")
+            if copy.state == "snapshot" and "files" not in found:
+                raise ValueError("it lacks 'files'")
         except (OSError, *MALFORMED) as error:
             raise self._damaged(copy, error) from error
         return found

@@ -26,12 +26,11 @@ _NAMED = 3  # the most files that an error lists
 class CopyFile(NamedTuple):
     """A file of a copy that is whole.
 
-    Fields: path, rows (how many it has, where the Truncate of the first file counts as one; None if
-    the copy's mark is of an older version of this package, which does not tell).
+    Fields: path, rows (how many it has, where the Truncate of the first file counts as one).
     """
 
     path: Path
-    rows: int | None
+    rows: int
 
 
 class Look(NamedTuple):
@@ -105,8 +104,7 @@ def files_of_copy(directory: Path, copy: Copy, paths: Sequence[Path]) -> list[Co
         A file is missing, or is too much; or the copy's mark can't be read.
     """
     fields: Any = Tables(directory).fields(copy)
-    rows: list[int] | None = fields.get("files")
-    counts = [None] * len(paths) if rows is None else [1, *rows]
+    counts = [1, *fields["files"]]
     expected = [snapshot_path(directory, copy, number) for number in range(len(counts))]
     if expected == list(paths):
         return [*map(CopyFile, paths, counts)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import fsync_path, read_json_file, write_whole
 from .._forms import MALFORMED, of_form
@@ -14,11 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_WHY = "somebody, or a sync, asks for it"
-"""What is told of a request without a reason, as earlier versions wrote them."""
+
+class Request(NamedTuple):
+    """An order to copy a table again.
+
+    Fields: table (namespace and name), why (who asks, and for which reason).
+    """
+
+    table: list[str]
+    why: str
 
 
-def request_copy(directory: Path, relation_id: int, table: Sequence[str], why: str = _WHY) -> None:
+def request_copy(directory: Path, relation_id: int, table: Sequence[str], why: str) -> None:
     """Ask the capture of a directory to copy a table again.
 
     Parameters
@@ -44,8 +51,8 @@ def request_copy(directory: Path, relation_id: int, table: Sequence[str], why: s
         raise PgOutputError(f"can't write into {path}: {error.strerror or error}") from error
 
 
-def requested(directory: Path) -> dict[int, list[str]]:
-    """Relation ids of tables that are to be copied again, with their namespaces and names.
+def requested(directory: Path) -> dict[int, Request]:
+    """Return the orders to copy tables again, by relation id.
 
     Raises
     ------
@@ -53,7 +60,7 @@ def requested(directory: Path) -> dict[int, list[str]]:
         They can't be read.
     """
     path = REQUESTS.path(directory)
-    found: dict[int, list[str]] = {}
+    found: dict[int, Request] = {}
     try:
         paths = [path / name for name in REQUESTS.names(directory)]
     except OSError as error:
@@ -62,9 +69,10 @@ def requested(directory: Path) -> dict[int, list[str]]:
         relation_id = int(one.stem)
         try:
             fields = json.loads(read_json_file(one))
-            found[relation_id] = of_form(fields["table"], list[str], "table")
-            if len(found[relation_id]) != 2:
+            table: list[str] = of_form(fields["table"], list[str], "table")
+            if len(table) != 2:
                 raise ValueError("table is no schema and name")
+            found[relation_id] = Request(table, of_form(fields["why"], str, "why"))
         except FileNotFoundError:
             continue  # it was answered just now
         except (OSError, *MALFORMED) as error:
@@ -73,17 +81,6 @@ def requested(directory: Path) -> dict[int, list[str]]:
                 f"table: delete it, and ask anew"
             ) from error
     return found
-
-
-def why_requested(directory: Path, relation_id: int) -> str:
-    """Who asks for a copy of a table, and why, as far as that can be read."""
-    path = REQUESTS.path(directory) / f"{relation_id}.json"
-    try:
-        fields = json.loads(read_json_file(path))
-        why: str = of_form(fields.get("why", _WHY), str, "why")
-        return why
-    except (OSError, *MALFORMED):  # the copy is made all the same
-        return _WHY
 
 
 def forget_request(directory: Path, relation_id: int) -> None:

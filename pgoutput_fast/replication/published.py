@@ -114,11 +114,12 @@ class Member(NamedTuple):
         """
         if stored.get("members") != [*self.rows]:
             return "it has left the publications and returned, or its row filter or columns changed"
-        if _is_made_anew(stored.get("generated"), self.generated):
-            return "a generated column got another expression, by which its rows were written anew"
-        before = stored.get("actions")
-        if not isinstance(before, dict):
+        before, generated = stored.get("actions"), stored.get("generated")
+        if not isinstance(before, dict) or not isinstance(generated, dict):
             return "it is not known what was published of it"
+        # The stream, or the catalogue, tells of the rows of new columns and partitions.
+        if any(generated.get(key, one) != one for key, one in self.generated.items()):
+            return "a generated column got another expression, by which its rows were written anew"
         if lost := [one for one in ACTIONS if before.get(one) and not self.actions[one]]:
             names = " and ".join(f"{one}s" for one in lost)
             return f"its publications do not publish its {names} any more"
@@ -132,15 +133,6 @@ def _goes_on(before: object, now: list[str]) -> bool:
     if not now or not isinstance(before, list):
         return before == now
     return any(one in before for one in now)
-
-
-def _is_made_anew(before: object, now: dict[str, int]) -> bool:
-    """Whether a generated column that was there has another expression.
-
-    Columns and partitions that are new have rows of which the stream, or the catalogue, tells.
-    Copies of earlier versions do not say by which expressions they were made.
-    """
-    return isinstance(before, dict) and any(before.get(key, one) != one for key, one in now.items())
 
 
 class _Type(NamedTuple):

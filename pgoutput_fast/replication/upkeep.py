@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ..directory.consumers import consumers, remove_consumer
 from ..directory.copies import Copy, Tables, TableState
 from ..directory.merging import delete_covered, merge
-from ..directory.requests import forget_request, requested, why_requested
+from ..directory.requests import forget_request, requested
 from ..directory.retention import Keep, retain
 from ..directory.uploading import CONSUMER_NAME
 from ..errors import PgOutputError, counted, printable
@@ -359,12 +359,12 @@ class Upkeep:
         return member.change(known[1])
 
     def _take_requests(self) -> None:
-        for relation_id, table in requested(self._directory).items():
+        for relation_id, request in requested(self._directory).items():
             self._states = self._tables.read()
             state = self._states.get(relation_id)
             # A copy that is being made may be of before the request.
             if state is None or state.held_from is None:
-                self._order(relation_id, table, why_requested(self._directory, relation_id))
+                self._order(relation_id, request.table, request.why)
                 forget_request(self._directory, relation_id)
 
     # --- what is done from time to time

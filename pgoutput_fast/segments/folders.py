@@ -27,7 +27,7 @@ DOWNLOAD_NAME = "download.json"
 """The file that says that a directory was downloaded, and from where."""
 SEEN_NAME = "seen.json"
 
-_SEGMENT = r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})(?:-of-([0-9]{5}))?\.arrow"
+_SEGMENT = r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})-of-([0-9]{5})\.arrow"
 _JSON = r"(?:position|begin|slot|upload|download)\.json"
 
 SEGMENTS = Folder("", f"{_SEGMENT}|{_JSON}", r"(?P<part>[0-9]{5})\.arrow")

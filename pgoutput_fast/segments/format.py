@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT_VERSION = 2
-_READ_VERSIONS = (1, 2)
-"""Version 1 knows neither timelines nor compression."""
 
 BATCH_FRAMES = 16384
 """The most frames of a record batch, which is what a reader holds in memory and decodes at once."""
@@ -123,7 +121,7 @@ class SegmentMetadata:
     start_lsn : int
         Where this segment goes on: the end of the one before, or where the capture began.
     timeline : int
-        The server's timeline; 0 in segments of format version 1, which do not know it.
+        The server's timeline; 0 where it is not known.
     snapshot : bool
         Whether the file is no segment, but one of a table's snapshot: its Inserts are rows that
         were there at `start_lsn`.
@@ -159,13 +157,13 @@ class SegmentMetadata:
         Raises
         ------
         PgOutputError
-            The text has another form, or is of a newer format version.
+            The text has another form, or is of another format version.
         """
         try:
             fields = json.loads(text)
             version = fields.pop("format_version")
             checksum = fields.pop("checksum")
-            if version in _READ_VERSIONS and checksum == "crc32":
+            if version == FORMAT_VERSION and checksum == "crc32":
                 fields["start_lsn"] = parse_lsn(fields["start_lsn"])
                 metadata: SegmentMetadata = of_form(fields, cls)
                 return metadata
@@ -173,8 +171,7 @@ class SegmentMetadata:
             raise PgOutputError(f"its metadata are not a segment's ({error!r})") from error
         raise PgOutputError(
             f"its format version is {version!r} with checksum {checksum!r}, this version of "
-            f"pgoutput_fast reads {' and '.join(map(str, _READ_VERSIONS))} with 'crc32'; update "
-            f"pgoutput_fast"
+            f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'; update pgoutput_fast"
         )
 
     @property
@@ -211,13 +208,12 @@ class Segment(NamedTuple):
     Attributes
     ----------
     start_lsn : int
-        The end of the segment before, or where the directory begins. Of a file whose name has the
-        older form, it is the LSN of the first commit.
+        The end of the segment before, or where the directory begins.
     end_lsn : int
     part : int
         From 0.
     parts : int
-        How many parts the segment has; 0 if the name has the older form, which does not tell.
+        How many parts the segment has.
     directory : pathlib.Path
     name : str
     """
@@ -259,7 +255,7 @@ class Segment(NamedTuple):
         match = SEGMENTS.match(name)
         if match is None or not match[1]:
             return None
-        start, end, part, parts = match.groups("0")
+        start, end, part, parts = match.groups()
         return cls(int(start, 16), int(end, 16), int(part), int(parts), directory, name)
 
 

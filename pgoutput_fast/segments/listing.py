@@ -43,10 +43,14 @@ class SegmentGroup(NamedTuple):
     """The parts of one segment."""
 
     parts: list[Segment]
-    start_lsn: int
     complete: bool
     has_last: bool
     """Whether its last part exists, which gets its name after all others."""
+
+    @property
+    def start_lsn(self) -> int:
+        """Where the segment before ends."""
+        return self.parts[0].start_lsn
 
     @property
     def end_lsn(self) -> int:
@@ -102,27 +106,15 @@ def _group(parts: list[Segment]) -> SegmentGroup:
     Raises
     ------
     PgOutputError
-        A file is given twice; or one with a name of the older form, which has to be opened, is
-        damaged.
+        A file is given twice.
     """
-    if len(parts) == parts[0].parts == 1:
-        return SegmentGroup(parts, parts[0].start_lsn, complete=True, has_last=True)
     for before, segment in itertools.pairwise(parts):
         if segment.part == before.part:
             once = f", once as {before.path}" if before.path != segment.path else ""
             raise PgOutputError(f"{segment.path} is given twice{once}")
     numbers = [segment.part for segment in parts]
-    if parts[0].parts:
-        count = parts[0].parts
-        return SegmentGroup(
-            parts, parts[0].start_lsn, numbers == list(range(count)), numbers[-1] == count - 1
-        )
-    last = []
-    for segment in parts:
-        with SegmentReader(segment.path) as reader:
-            last.append(reader.is_last_part)
-    complete = numbers == list(range(len(parts))) and sum(last) == last[-1]
-    return SegmentGroup(parts, reader.metadata.start_lsn, complete, any(last))
+    count = parts[0].parts
+    return SegmentGroup(parts, numbers == list(range(count)), numbers[-1] == count - 1)
 
 
 def newest_forms(segments: list[Segment]) -> Iterator[SegmentGroup]:
@@ -154,7 +146,7 @@ def covered(segments: list[Segment]) -> Iterator[tuple[Segment, Segment]]:
 def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | None]:
     """The complete segments of files, and a last one that lacks its last part or None.
 
-    Files are not opened, unless their names have the older form.
+    Files are not opened.
 
     Raises
     ------
@@ -262,7 +254,7 @@ def _stored(path: Path, key: str) -> int:
     """An LSN from a file in JSON; 0 if there is no file."""
     try:
         fields = of_form(json.loads(read_json_file(path)), dict[str, Any], "fields")
-        return parse_lsn(of_form(fields.get(key, "0/0"), str, key))
+        return parse_lsn(of_form(fields[key], str, key))
     except FileNotFoundError:
         return 0
     except (OSError, *MALFORMED) as error:

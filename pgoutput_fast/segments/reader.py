@@ -95,7 +95,7 @@ class SegmentReader:
             self._batches, self.is_last_part = self._check_end(found)
             named = Segment.named(self.path.parent, self.path.name)
             self._part = None if named is None else named.part
-            if named is not None and named.parts and named.start_lsn != self.metadata.start_lsn:
+            if named is not None and named.start_lsn != self.metadata.start_lsn:
                 raise PgOutputError(
                     f"{self.path} begins at {format_lsn(self.metadata.start_lsn)}, as its metadata "
                     f"say: it has the name of another segment; give it its own"

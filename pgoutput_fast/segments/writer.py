@@ -368,10 +368,10 @@ class SegmentWriter:
             fields = json.loads(read_json_file(path))
             found = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
             position = parse_lsn(fields["position"])
-            self._stored_end = parse_lsn(fields.get("segments_end", "0/0"))
+            self._stored_end = parse_lsn(fields["segments_end"])
             if found.asked == self._metadata.asked:
-                self._asked_since = parse_lsn(fields.get("asked_since", "0/0"))
-            self.made_slot = fields.get("made_slot") is True
+                self._asked_since = parse_lsn(fields["asked_since"])
+            self.made_slot = fields["made_slot"] is True
             self._timeline = max(self._timeline, found.timeline)
         except FileNotFoundError:
             return None

@@ -68,10 +68,11 @@ def _pair(offset: Mapping[str, Any], name: str) -> tuple[int, int] | None:
         lsn, number = found
         return parse_lsn(lsn), int(number)
     except (ValueError, TypeError, AttributeError, PgOutputError):
-        raise _is_no_offset(offset) from None
+        raise is_no_offset(offset) from None
 
 
-def _is_no_offset(offset: Mapping[str, Any]) -> PgOutputError:
+def is_no_offset(offset: Mapping[str, Any]) -> PgOutputError:
+    """The error for an offset of another form."""
     return PgOutputError(
         f"the checkpoint has an offset that this source does not write: {dict(offset)}"
     )
@@ -92,7 +93,7 @@ def position_of(offset: Mapping[str, Any], source: SegmentSource) -> Position:
             tables = {key: lsn for key, lsn in tables.items() if key == source.relation_id}
         position = Position(parse_lsn(offset["position"]), tables)
     except (KeyError, ValueError, TypeError, AttributeError, PgOutputError):
-        raise _is_no_offset(offset) from None
+        raise is_no_offset(offset) from None
     for name, value in of.items():
         if source.identity[name] != value:
             raise PgOutputError(

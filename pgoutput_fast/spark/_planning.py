@@ -274,7 +274,6 @@ class Planned:
         ]
         start, end = stretch.window
         for segment in found.contents.segments:
-            # A segment of the older form begins before the commit that its name tells.
             if segment.start_lsn < end and start < segment.end_lsn:
                 is_whole = start <= segment.start_lsn and segment.end_lsn <= end
                 items.append(Item(str(segment.path), None if is_whole else (start, end), None))

@@ -66,7 +66,7 @@ from pgoutput_fast.values import EPOCH_UTC
 
 from ._change_files import DDL, write_changes
 from ._envelopes import RECORD_DDL, envelopes
-from ._offsets import copy_of, newest_of, offset_at, position_of
+from ._offsets import copy_of, is_no_offset, newest_of, offset_at, position_of
 from ._planning import Item, item_batches
 from ._source_options import SourceOptions, in_options, source_options
 from ._told_errors import telling
@@ -620,10 +620,11 @@ class _Planner:
         Raises
         ------
         PgOutputError
-            It is of a query with another mode, which read other changes.
+            It is of a query with another mode, which read other changes, or has none.
         """
         found: int | None = offset.get("relation_id")
-        before = offset.get("mode", self._options.mode if found is None else "table")
+        if (before := offset.get("mode")) is None:
+            raise is_no_offset(offset)
         if before != self._options.mode:
             raise PgOutputError(
                 f"the checkpoint is of a query with mode={before}, and the option mode is "

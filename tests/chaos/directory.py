@@ -259,7 +259,7 @@ def run(seed: int, kills: int) -> None:
             # What a new consumer needs is deleted, but for copies that are made for it.
             for relation_id, state in Tables(directory).read().items():
                 if state.copies[-1].state == "snapshot":
-                    request_copy(directory, relation_id, ["", ""])
+                    request_copy(directory, relation_id, ["", ""], "a test asks")
             finish(server, capturer, directory)
             new = Folded(directory, "new")
             there, objects = uploaded.check()
@@ -291,7 +291,7 @@ def take_part(
         if chance.random() < 0.3:
             states = sorted(Tables(directory).read())
             if states:
-                request_copy(directory, chance.choice(states), ["", ""])
+                request_copy(directory, chance.choice(states), ["", ""], "a test asks")
         capturer.kill()
         uploaded.note()
         if number > 20 and number % 20 == 10:

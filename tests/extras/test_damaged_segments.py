@@ -303,7 +303,7 @@ def test_file_cut_short_is_refused(segment: Path) -> None:
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "0000000000000064-000000000000006E-00000.arrow"
+    path = tmp_path / "0000000000000064-000000000000006E-00000-of-00001.arrow"
     with pytest.raises(PgOutputError, match=r"can't open segment .*No such file"):
         SegmentReader(path)
     with pytest.raises(PgOutputError, match="can't read directory"):
@@ -314,8 +314,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for metadata, match in [
         (None, "is an Arrow file, but no segment"),
         (b"[]", "its metadata are not a segment's"),
-        (b'{"format_version": 1, "checksum": "crc32", "slot": "s"}', "are not a segment's"),
+        (b'{"format_version": 2, "checksum": "crc32", "slot": "s"}', "are not a segment's"),
         (b'{"format_version": 3, "checksum": "crc32"}', r"version is 3 .* update pgoutput_fast"),
+        (b'{"format_version": 1, "checksum": "crc32"}', r"version is 1 .* reads 2 with"),
     ]:
         schema = segments.segment_schema()
         if metadata is not None:

@@ -109,7 +109,7 @@ def test_what_is_not_ours_stays_whatever_deletes_files(
     Consumer(directory, "reader")
     assert [one.name for one in consumers(directory)] == ["reader"]
     remove_consumer(directory, "reader")
-    request_copy(directory, 16384, ["public", "orders"])
+    request_copy(directory, 16384, ["public", "orders"], "a test asks")
     assert [*requested(directory)] == [16384]
     forget_request(directory, 16384)
     (directory / "prepared" / "0000000000000032-000002BC-0000000000000046.arrow").touch()

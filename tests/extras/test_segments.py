@@ -384,13 +384,14 @@ def test_gap_and_overlap_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # The oldest ones may be deleted.
     first.path.unlink()
     assert list_segments(tmp_path) == [second, third]
-    overlapping = tmp_path / "00000000000000D0-00000000000000F0-00000.arrow"
+    overlapping = tmp_path / "00000000000000D0-00000000000000F0-00000-of-00001.arrow"
     overlapping.write_bytes(second.path.read_bytes())
     with pytest.raises(PgOutputError, match="overlaps with"):
         list_segments(tmp_path)
-    overlapping.rename(tmp_path / "segment.arrow")
-    with pytest.raises(PgOutputError, match=r"segment\.arrow is no name of a segment"):
-        list_segments(tmp_path)
+    for name in ("segment.arrow", "00000000000000D0-00000000000000F0-00000.arrow"):
+        overlapping = overlapping.rename(tmp_path / name)
+        with pytest.raises(PgOutputError, match=rf"{name} is no name of a segment"):
+            list_segments(tmp_path)
 
 
 def test_list_of_files_is_checked_as_a_directory(

@@ -322,7 +322,7 @@ def test_files_of_a_copy_that_are_missing_are_noticed(
         upload.round(NEVER)
     assert [name for name in storage.objects() if name.startswith("tables/")] == []
     # A capture that ends with this error can be begun again to copy the table.
-    request_copy(made.directory, ORDERS.relation_id, ["public", "orders"])
+    request_copy(made.directory, ORDERS.relation_id, ["public", "orders"], "a test asks")
     whole(upload)
     insert(made, ORDERS, 1800, 7)
     made.wait(ORDERS, 1810, first=False)

@@ -134,7 +134,7 @@ def test_exports_have_the_servers_rows(shop: Shop, tmp_path: Path) -> None:
     shop.take()
     export()
     # What is copied again does not double anything.
-    request_copy(shop.directory, shop.oid("pairs"), ["public", "pairs"])
+    request_copy(shop.directory, shop.oid("pairs"), ["public", "pairs"], "a test asks")
     shop.database.execute("INSERT INTO pairs VALUES (9, 'late')")
     shop.take()
     result = export()

@@ -165,7 +165,9 @@ def test_a_copy_without_the_column_of_partitions(synced: Synced) -> None:
     synced.sync()
     synced.database.execute("ALTER TABLE t DROP v")
     ((relation_id,),) = synced.database.execute("SELECT 't'::regclass::oid::bigint")
-    request_copy(Path(f"{synced.tables.path}.segments"), relation_id, ["public", "t"])
+    request_copy(
+        Path(f"{synced.tables.path}.segments"), relation_id, ["public", "t"], "a test asks"
+    )
     with pytest.raises(pf.PgOutputError, match=r"partitioned by 'v'.*give partition_by= with"):
         synced.settle()
     # As it says.

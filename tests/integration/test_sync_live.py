@@ -133,7 +133,7 @@ def test_names_that_differ_in_case_from_former_ones(synced: Synced, tmp_path: Pa
     # A new copy has the name that is free now.
     (relation_id,) = (one for one, row in synced.tables.progress().items() if row["table"] == "k")
     directory = open_target(synced.tables.target).directory(None)
-    request_copy(directory, relation_id, ["public", "k"])
+    request_copy(directory, relation_id, ["public", "k"], "a test asks")
     run("UPDATE k SET a = 22")
     synced.settle()
     run("INSERT INTO k VALUES (2, 23)")

@@ -252,8 +252,7 @@ class Capture:
             # What changed while it was not published is neither in the copy nor in the stream.
             delete_unfinished(self.directory, self.tables.read(), oid)
             return
-        files.finish()
-        self.tables.finish(order, point, {"joined": joined})
+        self.tables.finish(order, point, {"joined": joined, "files": files.finish()})
 
     def close(self) -> None:
         with contextlib.suppress(KilledError):

@@ -103,5 +103,4 @@ def copied(directory: Path, lsn: int, types: object, *texts: str) -> None:
     files.begin()
     rows = [testing.insert(table, [text]) for text in texts]
     files.write(1, [(row, [0, len(row)]) for row in rows])
-    files.finish()
-    tables.finish(order, lsn, {**fields, "types": types})
+    tables.finish(order, lsn, {**fields, "files": files.finish(), "types": types})

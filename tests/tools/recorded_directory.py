@@ -112,8 +112,7 @@ class Recorded:
             for row in rows
         ]
         files.write(1, [(b"".join(frames), [0, *itertools.accumulate(map(len, frames))])])
-        files.finish()
-        tables.finish(order, lsn, fields)
+        tables.finish(order, lsn, {**fields, "files": files.finish()})
         self._writer.advance(lsn + 8)
         return lsn
 
