@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,7 +183,7 @@ class Step:
                 rows = self._decided(self._spill.batches(number, decode))
                 first = next(rows, None)
                 if first is not None:
-                    yield shape, _chained(first, rows)
+                    yield shape, itertools.chain([first], rows)
 
     def beside(self, what: str) -> Iterable[Any] | None:
         """The events, or the errors; None if there are none."""
@@ -220,8 +221,3 @@ class Step:
             made = pa.array(values, pa.uint64() if name == "commit_lsn" else pa.int64())
             batch = batch.set_column(at, field, made.cast(field.type))
         return batch if keep.all() else batch.filter(pa.array(keep))
-
-
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

@@ -188,9 +188,7 @@ def messages(tags: str = TAGS, in_stream: bool = False) -> SearchStrategy[Any]:
 
 
 @st.composite
-def servers(
-    draw: DrawFn, *, streaming: bool = True, two_phase: bool = True, most_steps: int = 30
-) -> Server:
+def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> Server:
     """Servers that have sent transactions, in all the ways in which these can interleave.
 
     Parameters
@@ -199,8 +197,6 @@ def servers(
         Whether transactions are sent in chunks while they are open, subtransactions too.
     two_phase : bool
         Whether some are prepared.
-    most_steps : int
-        The most steps that a server takes.
     """
     server = Server(
         lsn=draw(st.integers(1, 2**63)),
@@ -215,7 +211,7 @@ def servers(
     steps += [run.end, run.outside]
     steps += [run.stream, run.stream] if streaming else []
     steps += [run.prepare] if two_phase else []
-    for step in draw(st.lists(st.sampled_from(steps), max_size=most_steps)):
+    for step in draw(st.lists(st.sampled_from(steps), max_size=30)):
         step()
     while run.open or run.prepared:
         run.end()

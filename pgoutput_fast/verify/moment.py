@@ -381,7 +381,8 @@ class _Collector:
             try:
                 self._names.update(self._rows.names_of(self._wanted, self._pending))
             except psycopg.Error as error:
-                self._why = f"the server can't read a value of its own: {_first_line(error)}"
+                said = str(error).strip().partition("\n")[0]
+                self._why = f"the server can't read a value of its own: {said}"
             if len(self._names) > _MOST_CHANGED:
                 self._why = f"more than {_MOST_CHANGED:,} rows changed meanwhile"
         self._pending = []
@@ -529,7 +530,3 @@ def refusals(what: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise server_error(what, str(error), error.sqlstate) from error
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return str(error).strip().partition("\n")[0]
