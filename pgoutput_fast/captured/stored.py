@@ -83,7 +83,8 @@ def stored(array: Any) -> Any:
         children = [array.field(i) for i in range(type_.num_fields)]
         own = 1
     elif pa.types.is_map(type_):
-        children = [pa.StructArray.from_arrays([array.keys, array.items], fields=_entries(type_))]
+        entries = [type_.key_field, type_.item_field]
+        children = [pa.StructArray.from_arrays([array.keys, array.items], fields=entries)]
         own = 2
     else:
         children = [array.values]
@@ -92,10 +93,6 @@ def stored(array: Any) -> Any:
         wanted, len(array), array.buffers()[:own], array.null_count,
         children=[stored(child) for child in children],
     )  # fmt: skip
-
-
-def _entries(type_: Any) -> list[Any]:
-    return [type_.key_field, type_.item_field]
 
 
 def interval_texts(array: Any) -> list[str | None]:

@@ -334,7 +334,8 @@ class Upkeep:
         if last.state != "snapshot" or lsn <= last.lsn:
             return False
         fields = self._tables.fields(last)
-        _log.info("table %s has left the publications", ".".join(_name(fields)))
+        name = cast("list[str]", fields.get("table") or [])  # none where it is not known by name
+        _log.info("table %s has left the publications", ".".join(name))
         gone = self._tables.leave(relation_id, lsn, fields)
         self._states[relation_id] = TableState((*state.copies, gone))
         return True
@@ -505,11 +506,6 @@ class Upkeep:
         for one in (self._watch, self._copier, self._merger, self._uploader):
             if one is not None:
                 one.close()
-
-
-def _name(fields: dict[str, object]) -> list[str]:
-    """Namespace and name of a table, as they are stored with its copy."""
-    return cast("list[str]", fields.get("table") or [])
 
 
 class _Merger:
