@@ -39,7 +39,7 @@ _BUFFER = 1 << 20
 _ENTRY = re.compile(r"(\d{20})\.json", re.ASCII)
 _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*\.parquet")
 # What attempts have left that came to no commit: files of rows, and entries of the log.
-_WRITTEN = re.compile(r"\w+-[0-9a-f]{32}\.parquet|\.\d{20}\.json\.[0-9a-f]{16}\.tmp", re.ASCII)
+_WRITTEN = re.compile(r"[\w-]+-[0-9a-f]{32}\.parquet|\.\d{20}\.json\.[0-9a-f]{16}\.tmp", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
