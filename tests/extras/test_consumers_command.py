@@ -43,7 +43,7 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     return Run(capsys, directory)
 
 
-def test_no_control_character_is_printed(run: Run) -> None:
+def test_consumers_have_no_control_characters(run: Run) -> None:
     """Neither in the table, nor in JSON, nor of what was given, in an error."""
     with writer(run.directory) as out:
         write(out, transaction(600, relation(1, "t\x1b[31m\x7f\x9b"), insert()))

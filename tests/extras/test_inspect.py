@@ -341,7 +341,7 @@ def test_encoding_is_the_files(run: Run, tmp_path: Path) -> None:
     assert all(line.isprintable() for line in run("inspect", path))
 
 
-def test_no_control_character_is_printed(run: Run, tmp_path: Path) -> None:
+def test_tables_have_no_control_characters(run: Run, tmp_path: Path) -> None:
     """Neither of names nor of values, in lines, tables, JSON and errors."""
     odd = "a\x1b[31m\x7f\x9b"
     rows = [relation(1, odd, odd, (1, odd, 25)), testing.insert(1, [odd])]
