@@ -136,14 +136,14 @@ class Running:
         Of ``pgoutput-fast``.
     """
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], options: str) -> None:
         self.numbers: dict[str, Any] = {}
         # No table has its rows if changes alone are kept.
-        self._lacks_rows = "--uncopied" in arguments
+        self._lacks_rows = "never" in arguments
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "pgoutput_fast", *arguments),
-                *("--log-format", "json", "--log-interval", "0.1"),
+                *("--log-format", "json", "--config", options),
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
@@ -232,9 +232,15 @@ def _running(server: Any, place: Path, kind: str) -> Iterator[tuple[Running, Any
             command = ["sync", *given, "--to", str(place / "lake"), "--engine", engine]
             command += ["--master", "local[2]"] * (engine == "spark")
             if states:  # no state tables are made
-                command += ["--snapshot", "never", "--uncopied", "changes"]
-            command += ["--max-delay", "0.2", "--interval", "0.2"]
-        running = Running(command)
+                command += ["--snapshot", "never"]
+        options = place / "options.toml"
+        options.parent.mkdir(parents=True, exist_ok=True)
+        options.write_text(
+            "log_interval = 0.1\n"
+            + "max_delay = 0.2\ninterval = 0.2\n" * (kind != "capture")
+            + 'uncopied = "changes"\n' * ("--snapshot" in command)
+        )
+        running = Running(command, str(options))
         try:
             # Its workers are warm then, and it has written some windows.
             for n in range(3):

@@ -328,6 +328,15 @@ class ConnectionParameters:
         `dsn` is no str, or libpq knows no parameter of a name.
     """
 
+    @classmethod
+    def of(
+        cls, dsn: str | ConnectionParameters | None, keywords: Mapping[str, object]
+    ) -> ConnectionParameters:
+        """Return the parameters of a call, which may be given as such already."""
+        if isinstance(dsn, ConnectionParameters) and not keywords:
+            return dsn
+        return cls(dsn, keywords)  # type: ignore[arg-type] # which refuses others
+
     def __init__(
         self, dsn: str | None = None, keywords: Mapping[str, object] | None = None
     ) -> None:

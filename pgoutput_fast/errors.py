@@ -10,35 +10,131 @@ import re
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from typing_extensions import Self
 
 MAX_FRAME_LENGTH = 0x3FFFFFFF
 """Bytes of the longest frame: a server can't allocate more (``MaxAllocSize``, 1 GiB - 1)."""
 
 
+_ALONE = object()
+
+
+class Argument:
+    """An option that a hint names; Python, the command and Spark each write it in their own way.
+
+    Parameters
+    ----------
+    name : str
+        The keyword in Python.
+    value : object, optional
+        By default the option is named without a value.
+    """
+
+    def __init__(self, name: str, value: object = _ALONE) -> None:
+        self.name = name
+        self.value = value
+
+    @property
+    def has_value(self) -> bool:
+        """Whether a value is named too."""
+        return self.value is not _ALONE
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r}" if self.has_value else f"{self.name}="
+
+    def __repr__(self) -> str:
+        return f"Argument({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Argument) and (self.name, self.value) == (other.name, other.value)
+
+    __hash__ = None  # type: ignore[assignment] # a value may be a list
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Argument, (self.name, self.value) if self.has_value else (self.name,)
+
+
 class PgOutputError(Exception):
     """Base class of the errors of this package, which bad input and bad options raise alike.
 
-    The attributes are None where the error is not about a frame or a file.
+    Parameters
+    ----------
+    message : str
+        What happened, with the table, the file or the position, and why. It names no option.
+    parameter : str, optional
+        The option that is wrong.
+    hint : str or sequence of (str or Argument), optional
+        What to do, as a sentence without a full stop.
+    table, path : str, optional
 
     Attributes
     ----------
+    parameter, hint
+        The parameters; the hint is a tuple. Each front end puts the text together, see
+        :meth:`text`.
+    table : str or None
+        The table that the error is about, ``namespace.name``.
+    path : str or None
+        The file that the error is about, or from which the refused frame comes.
     code, offset, tag
         Of the frame that was refused, as of :class:`DecodeError`.
     frame : int or None
         Index of the frame in the batch of frames that was decoded.
-    path : str or None
-        The file that the frame comes from.
     column : str or None
         The name of the column, where one value of a frame is refused.
     """
 
+    parameter: str | None = None
+    hint: tuple[str | Argument, ...] = ()
+    table: str | None = None
     code: str | None = None
     offset: int | None = None
     tag: str | None = None
     frame: int | None = None
     path: str | None = None
     column: str | None = None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        parameter: str | None = None,
+        hint: str | Sequence[str | Argument] = (),
+        table: str | None = None,
+        path: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        if parameter is not None:
+            self.parameter = parameter
+        if hint:
+            self.hint = (hint,) if isinstance(hint, str) else tuple(hint)
+        if table is not None:
+            self.table = table
+        if path is not None:
+            self.path = path
+
+    @property
+    def message(self) -> str:
+        """What happened, and why."""
+        return str(self.args[0]) if self.args else ""
+
+    def text(self, shown: Callable[[Argument], str] = str) -> str:
+        """Put the error's text together.
+
+        Parameters
+        ----------
+        shown : callable
+            How a front end writes an option; by default as Python's keyword.
+        """
+        wrong = "" if self.parameter is None else shown(Argument(self.parameter))
+        hint = "".join(one if isinstance(one, str) else shown(one) for one in self.hint)
+        text = f"{wrong.removesuffix('=')}: {self.message}" if wrong else self.message
+        return f"{text}. {hint}" if hint else text
+
+    def __str__(self) -> str:
+        return self.text()
 
     def locate(self, error: DecodeError, frame: int | None, path: str | None = None) -> Self:
         """Take the attributes of a refused frame.
@@ -117,9 +213,10 @@ class DecodeError(PgOutputError, ValueError):
         self.tag = tag
         self.frame = frame
 
-    def __str__(self) -> str:
+    def text(self, shown: Callable[[Argument], str] = str) -> str:
+        """See :meth:`PgOutputError.text`."""
         where = f"frame {self.frame}: " if self.frame is not None else ""
-        return where + str(self.args[0])
+        return where + super().text(shown)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore_error, (
@@ -183,7 +280,7 @@ UNKNOWN_HINT = (
 )
 ENCODING_HINT = "the decoder's encoding= must be the client_encoding of the session"
 SQL_ASCII_HINT = (
-    "Policies(invalid_text=...) can be 'replace' (U+FFFD in its place) or 'binary' (bytes for all "
+    "the policy invalid_text can be 'replace' (U+FFFD in its place) or 'binary' (bytes for all "
     "values of text, varchar, char(n), name and citext)"
 )
 """The hints of ``bad_encoding``."""

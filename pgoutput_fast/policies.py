@@ -86,16 +86,16 @@ class Policies:
             choice = getattr(self, name)
             if choice not in choices:
                 expected = ", ".join(map(repr, choices))
-                raise PgOutputError(f"Policies({name}={choice!r}): expected {expected}")
+                raise PgOutputError(f"the policy {name}={choice}: expected {expected}")
         if self.numeric is not None and not _is_shape(self.numeric):
             raise PgOutputError(
-                f"Policies(numeric={self.numeric!r}): expected None, or (precision, scale) with a "
+                f"the policy numeric={self.numeric!r}: expected None, or (precision, scale) with a "
                 "precision from 1 to 38 and a scale from 0 to the precision"
             )
         dimensions = type(self.arrays) is int and 1 <= self.arrays <= MOST_DIMENSIONS
         if not dimensions and self.arrays not in ("error", "text"):
             raise PgOutputError(
-                f"Policies(arrays={self.arrays!r}): expected 'error', 'text', or a number of "
+                f"the policy arrays={self.arrays!r}: expected 'error', 'text', or a number of "
                 f"dimensions from 1 to {MOST_DIMENSIONS}"
             )
 

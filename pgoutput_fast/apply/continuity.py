@@ -11,7 +11,7 @@ from ..directory.copies import Tables
 from ..directory.known import how_to_copy
 from ..directory.looking import look
 from ..directory.reading import first_position, lacking
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..captured.units import SegmentSource
     from ..directory.copies import Copy, TableState
     from ..directory.reading import Position
+    from .options import Uncopied
     from .targets import Stored
-    from .window_writer import Uncopied
 
 
 def check_position(
@@ -51,7 +51,9 @@ def check_position(
     if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
         raise PgOutputError(
             f"the first segments of {directory} are deleted, so tables without a snapshot do not "
-            "begin empty there: have them copied, or give uncopied='changes'"
+            "begin empty there",
+            parameter="uncopied",
+            hint=("Have them copied, or give ", Argument("uncopied", "changes")),
         )
     states = look(directory).states
     lacks = _behind(states, stored, position)

@@ -87,8 +87,10 @@ class Writer:
         if gone := [name for name in partition_by if name not in schema.names]:
             raise PgOutputError(
                 f"{table.directory} is partitioned by {gone[0]!r}, and the server has no column of "
-                "this name any more: give partition_by= with columns that it has, delete this "
-                "directory, and call sync again, which has the table copied"
+                "this name any more",
+                parameter="partition_by",
+                hint="Give columns that it has, delete this directory, and call sync again, which "
+                "has the table copied",
             )
         self._table = table
         self.schema = schema
@@ -202,8 +204,10 @@ class _Open:
             directory = partition_directory(partition)
         except PgOutputError as error:
             raise PgOutputError(
-                f"{table.directory}: {error}: give partition_by= with other columns, delete this "
-                "directory if it is there, and call sync again, which has the table copied"
+                f"{table.directory}: {error}",
+                parameter="partition_by",
+                hint="Give other columns, delete this directory if it is there, and call sync "
+                "again, which has the table copied",
             ) from None
         directory = table.uncommitted + directory
         if directory and table.place.path is not None:

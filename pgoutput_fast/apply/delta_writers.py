@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from .delta_files import Writer, Written
 from .delta_merge import Merge, shape_of
@@ -196,8 +196,13 @@ class DeltaState(Positioned):
         if wanted and wanted != self._partition_by and is_kept:
             raise PgOutputError(
                 f"{table.directory} is partitioned by {', '.join(self._partition_by) or 'nothing'} "
-                f"and not by {', '.join(wanted)}, as partition_by= says: leave that out, or delete "
-                "this directory and call sync again, which has the table copied"
+                f"and not by {', '.join(wanted)}",
+                parameter="partition_by",
+                hint=(
+                    "Leave out ",
+                    Argument("partition_by"),
+                    (", or delete this directory and call sync again, which has the table copied"),
+                ),
             )
         self._writer: Writer | None = None
         self._files: Written = []

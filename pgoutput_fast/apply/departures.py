@@ -56,7 +56,7 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
         same = [other for other in patterns if other.removeprefix("*.") == one]
         if not any(fnmatchcase(name, other) for name in shown for other in same):
             hint = "" if _WILDCARDS.intersection(one) else did_you_mean(one, shown)
-            yield f"tables={one!r} matches no published table{hint}"
+            yield f"the pattern {one!r} matches no published table{hint}"
 
 
 def check_tables(
@@ -122,15 +122,17 @@ def check_partitions(
         table = published.get(name)
         if table is None:
             raise PgOutputError(
-                f"partition_by= names {name}, which is no published table, as schema.name"
-                f"{did_you_mean(name, published)}"
+                f"{name} is no published table, as schema.name{did_you_mean(name, published)}",
+                parameter="partition_by",
             )
         there = [one.name for one in table.columns if one.is_published]
         for column in columns:
             if column not in there:
                 raise PgOutputError(
-                    f"partition_by=: {name} has no published column {column!r}; it has "
-                    f"{', '.join(there) or 'none'}"
+                    f"{name} has no published column {column!r}; it has "
+                    f"{', '.join(there) or 'none'}",
+                    parameter="partition_by",
+                    table=name,
                 )
 
 

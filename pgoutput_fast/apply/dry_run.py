@@ -13,12 +13,13 @@ from ..directory.reading import Position, first_position
 from ..errors import PgOutputError
 from ..history import Follower, history_of
 from ..names import qualified, shown_name
+from ..policies import Policies
 from ..segments.listing import has_begun
 from .continuity import check_position, copied_name, lost_tables, origin_of
 from .departures import check_tables, mistaken
 from .embedded_capture import check_slot
+from .options import SyncOptions
 from .targets import Held, Origin, Stored, Target
-from .window_writer import SyncOptions
 
 if TYPE_CHECKING:
     import os
@@ -182,7 +183,6 @@ def plan_sync(
         if asked is None:
             raise PgOutputError(f"no capture has begun in {directory}")
         stored = target.peek(asked.origin)
-        options = options._replace(policies=target.kept.policies or options.policies)
         if not stored.tables:
             check_tables(options.tables, [*map(shown_name, published.values())], directory)
         tables = {one: TablePlan(one, published[one], is_published=True) for one in published}
@@ -191,7 +191,6 @@ def plan_sync(
             directory, False, slot, 0, 0, _sorted(tables, options), _mistaken(asked, options)
         )
     stored = target.peek(origin_of(source))
-    options = options._replace(policies=target.kept.policies or options.policies)
     if asked is not None and not stored.tables:
         check_tables(options.tables, [*map(shown_name, published.values())], directory)
     lost: list[int] = []
@@ -209,7 +208,9 @@ def plan_sync(
         position = Position(position.lsn, {**position.tables, **ends})
     else:
         check_position(directory, str(name), stored, position, options.uncopied)
-    counted = _count(source, directory, position, decode_for, options, stored)
+    counted = _count(
+        source, directory, position, decode_for, options, target.kept.policies or Policies(), stored
+    )
     states = source.seen.states
     names = {**_copied_names(directory, source.seen), **published}
     tables = {}
@@ -273,6 +274,7 @@ def _count(
     position: Any,
     decode_for: str,
     options: SyncOptions,
+    policies: Policies,
     stored: Stored,
 ) -> dict[int, TablePlan]:
     """What is there for each table: everything is decoded, as a sync would decode it."""
@@ -281,7 +283,7 @@ def _count(
     if plan is None:
         return found
     decoding: dict[str, Any] = {
-        "policies": options.policies, "target": decode_for, "tables": options.tables,
+        "policies": policies, "target": decode_for, "tables": options.tables,
         "on_error": "raise", "max_bytes": 16 << 20,
     }  # fmt: skip
     history = history_of([directory])

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .._disk import claim_directory, fsync_path
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from ..names import distinct_names
 from ..segments.reader import Commit
 from .duckdb_file import DuckdbFile, lacks_memory
@@ -134,11 +134,13 @@ class DuckdbTarget:
                 said = str(error).partition("\n")[0]
                 raise TargetError(
                     f"can't write {self.path}: DuckDB can't write it within "
-                    f"duckdb_memory={self.file.memory} bytes ({said}). It needs memory for 2,048 "
-                    "rows of each table with long values, and for tables that a transaction makes "
-                    "or alters. Give more; nothing is lost. A smaller window_bytes= helps if a "
-                    "window has several transactions that make or alter tables"
-                ) from error
+                    f"{self.file.memory} bytes of memory ({said}). It needs memory for 2,048 rows "
+                    "of each table with long values, and for tables that a transaction makes or "
+                    "alters",
+                    hint=("Nothing is lost. Give more ", Argument("duckdb_memory"), ". A smaller ",
+                          Argument("window_bytes"), (" helps if a window has several transactions "
+                          "that make or alter tables")),
+                ) from error  # fmt: skip
             whole = self._duckdb.IOException, self._duckdb.FatalException
             kind = TargetError if isinstance(error, whole) else PgOutputError
             raise kind(f"can't write {self.path}: {error}") from error

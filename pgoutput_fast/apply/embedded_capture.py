@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from ..errors import PgOutputError
+from ..capture_options import CaptureOptions
+from ..errors import Argument, PgOutputError
 from ..segments.listing import has_begun, metadata_of
 
 if TYPE_CHECKING:
+    from ..connections import ConnectionParameters
     from ..replication import CaptureProgress
 
 _POLL = 0.01  # seconds between two looks whether the capture has begun
-_KEPT = 600.0
-"""Seconds for which segments stay that every consumer has read, if nothing else is asked for."""
 
-
-def libpq_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a capture that are parameters of libpq."""
-    from ..replication import capture
-
-    own = inspect.signature(capture).parameters
-    return {name: value for name, value in options.items() if name not in own}
+DEFAULT_CAPTURE = CaptureOptions(snapshot="initial", create_slot=True, keep_seconds=600.0)
+"""How a sync captures, if nothing else is asked for."""
 
 
 def check_slot(directory: Path, slot: str) -> None:
@@ -39,9 +33,11 @@ def check_slot(directory: Path, slot: str) -> None:
     found = metadata_of(directory) if has_begun(directory) else None
     if found is not None and found.slot != slot:
         raise PgOutputError(
-            f"{directory} has the changes of slot {found.slot!r}, not of {slot!r}: give "
-            f"slot={found.slot!r} to go on with them, or another directory= for slot {slot!r}"
-        )
+            f"{directory} has the changes of slot {found.slot!r}, not of {slot!r}",
+            parameter="slot",
+            hint=("Give ", Argument("slot", found.slot), " to go on with them, or another ",
+                  Argument("directory"), f" for slot {slot!r}"),
+        )  # fmt: skip
 
 
 class EmbeddedCapture:
@@ -49,19 +45,21 @@ class EmbeddedCapture:
 
     def __init__(
         self,
-        dsn: str | None,
+        parameters: ConnectionParameters,
         directory: Path,
         stop: threading.Event,
         until: int | Literal["now"] | None,
-        **options: Any,
+        slot: str,
+        publications: Sequence[str],
+        options: CaptureOptions,
     ) -> None:
         self._directory = directory
-        self._dsn = dsn
+        self._parameters = parameters
+        self._slot = slot
+        self._publications = publications
         self._until = until
         self._stop = stop
         self._own = threading.Event()
-        options.setdefault("create_slot", True)
-        options.setdefault("keep_seconds", _KEPT)
         self._options = options
         self._progress: CaptureProgress | None = None
         self._error: BaseException | None = None
@@ -83,19 +81,17 @@ class EmbeddedCapture:
         self._own.set()
 
     def _run(self) -> None:
-        from ..connections import ConnectionParameters
         from ..replication import capture
         from ..replication.server_position import end_of_commits
 
         try:
             until = self._until
             if until == "now":
-                until = end_of_commits(
-                    ConnectionParameters(self._dsn, libpq_keywords(self._options))
-                )
+                until = end_of_commits(self._parameters)
             capture(
-                self._dsn, directory=self._directory, until_lsn=until, stop=self._own,
-                progress=self._note, **self._options,
+                self._parameters, slot=self._slot, publications=self._publications,
+                directory=self._directory, until_lsn=until, stop=self._own, progress=self._note,
+                options=self._options,
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
             self._error = error

@@ -352,7 +352,7 @@ class _Evolution:
             # A cast of the target's would make other texts of them than the decoder does.
             return (
                 f"column {column.name} comes as {made.form} now, and came as {old.form}, as its "
-                "type was altered, or other policies or another binary= were given: older rows "
+                "type was altered, or other policies or another format were chosen: older rows "
                 "have to come in the same form"
             )
         self.columns[at] = made if made.number is not None else made._replace(number=old.number)

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PgOutputError, RetryableError, without_passwords
+from ..errors import Argument, PgOutputError, RetryableError, without_passwords
 from .delta_place import may_pass
 from .delta_table import Table
 from .delta_types import schema_of, schema_text
@@ -161,8 +161,10 @@ class IcebergTable(Table):
         local = self.place.path
         if local is not None and (local / self.directory / "_delta_log").is_dir():
             raise PgOutputError(
-                f"{local / self.directory} is a Delta table: a target keeps to the kind of change "
-                "tables with which it began; give another target, or leave iceberg= out"
+                f"{local / self.directory} is a Delta table, and a target keeps to the kind of "
+                "change tables with which it began",
+                parameter="iceberg",
+                hint=("Give another target, or leave ", Argument("iceberg"), " out"),
             )
         with self._catalog.refusals(str(self._identifier)):
             if self._table is not None:

@@ -84,9 +84,9 @@ class Apart:
             since = time.time() - held.paused.since
             kept = _bytes_for(source, position, at)
             if since > self._limit.seconds:
-                why = f"it was paused for {since / 3600:.1f} hours, which pause_time= allows"
+                why = f"it was paused for {since / 3600:.1f} hours, longer than pause_time"
             elif kept > self._limit.bytes:
-                why = f"the change log kept {decimal(kept)} for it, and pause_bytes= allows less"
+                why = f"the change log kept {decimal(kept)} for it, more than pause_bytes"
             else:
                 return None
             end = max(at, position.lsn, source.seen.contents.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -13,34 +14,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._disk import claim_directory
+from ..capture_options import CaptureOptions
 from ..captured.units import SegmentSource, open_source
 from ..columnar.decoder import ColumnarDecoder
-from ..directory.consumers import check_consumer_name, claim_consumer
+from ..directory.consumers import claim_consumer
 from ..directory.known import known_tables
 from ..directory.remote import refuse_secrets
 from ..directory.requests import request_copy
-from ..errors import PgOutputError, RetryableError
-from ..history import check_policy, history_of
+from ..errors import Argument, PgOutputError, RetryableError
+from ..history import history_of
 from ..lsn import check_lsn
 from ..names import shown_table
-from ..policies import Policies
+from ..options import options_of
 from ..segments.listing import contents, has_begun
 from .continuity import consumer_name, lost_tables, origin_of
 from .departures import check_partitions, check_tables
-from .duckdb_file import check_memory
-from .embedded_capture import EmbeddedCapture, check_slot, libpq_keywords
+from .embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture, check_slot
+from .options import SyncOptions, TargetOptions
 from .syncing import (
     Engine,
     Syncing,
     SyncProgress,
 )
 from .targets import Kept, Origin, StoppedError, Stored
-from .window_writer import PAUSE_BYTES, PAUSE_TIME, OnError, SyncOptions, Uncopied
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
     from ..connections import ConnectionParameters
-    from ..history import HistoryPolicy
     from .duckdb_file import DuckdbFile
     from .targets import Target
 
@@ -51,41 +51,27 @@ _SCHEME = re.compile(r"(?!s3a?://|file://)[A-Za-z][A-Za-z0-9+.-]+:")
 _FILES = (".duckdb", ".db", ".ddb")
 """How names of files end that are meant as such."""
 _CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
-_WINDOW_BYTES = 64 << 20
 _SHOWN = 8  # tables that a warning names
 _POLL = 0.01  # seconds between two looks whether the capture has begun
 
 
 def sync(
-    dsn: str | None = None,
+    dsn: str | ConnectionParameters | None = None,
     *,
     target: str | os.PathLike[str],
     slot: str | None = None,
     publications: Sequence[str] | None = None,
     segments: str | os.PathLike[str] | None = None,
     directory: str | os.PathLike[str] | None = None,
-    snapshot: Literal["initial", "never"] = "initial",
     until: int | Literal["now"] | None = None,
-    interval: float = 1.0,
-    tables: str | Sequence[str] | None = None,
-    policies: Policies | None = None, change_policies: bool = False,
-    history: HistoryPolicy = "newer",
-    schema_changes: Literal["evolve", "fail"] = "evolve",
-    on_error: OnError = "pause",
-    uncopied: Uncopied = "error",
-    window_bytes: int | None = None,
-    pause_bytes: int = PAUSE_BYTES, pause_time: float = PAUSE_TIME,
-    consumer: str | None = None,
-    storage_options: Mapping[str, str] | None = None,
-    partition_by: Mapping[str, Sequence[str]] | None = None,
-    retention_hours: int | None = None, maintenance: bool | None = None,
-    iceberg: str | Mapping[str, str] | None = None,
-    changes: Literal["delta", "parquet"] | None = None,
-    soft_deletes: str | None = None,
-    duckdb_memory: int | None = None, lock_timeout: float | None = None,
+    options: SyncOptions | None = None,
+    target_options: TargetOptions | None = None,
+    capture_options: CaptureOptions | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
-    stop: threading.Event | None = None, engine: Engine | None = None, **capture_options: Any,
-) -> SyncProgress:  # fmt: skip
+    stop: threading.Event | None = None,
+    engine: Engine | None = None,
+    **keywords: object,
+) -> SyncProgress:
     """Keep tables up to date with a server's, each change exactly once.
 
     Either a slot is captured, into a directory beside the target; or the directory of another
@@ -105,70 +91,15 @@ def sync(
     directory : path
         Where the slot's changes are captured; by default beside the target, whose name with
         ``.segments`` behind it it has.
-    snapshot : {"initial", "never"}
-        As of :func:`pgoutput_fast.replication.capture`.
     until : int or "now", optional
         End when the tables have what was committed before this LSN, or by now.
-    interval : float
-        Seconds from one window to the next.
-    tables : str or sequence of str
-        ``namespace.name`` of those that are wanted; by default all. A target keeps to what it began
-        with, as the changes of other tables are passed over. One has to be published when a slot is
-        captured for a target without tables.
-    policies : Policies
-        What to do with values that a column can't hold. A target keeps to those with which it
-        began; by default they are taken, and others are refused.
-    change_policies : bool
-        Whether other `policies` hold for the target from now on. Tables with columns that the
-        difference concerns get a new snapshot.
-    history : {"newer", "older", "error"}
-        What to do with values of types that were altered at about that time: see docs/types.md.
-    schema_changes : {"evolve", "fail"}
-        Whether state tables follow when columns are added, dropped and altered.
-    on_error : {"pause", "stop"}
-        What to do when one table can't go on. "pause": the others go on. A table of which a value
-        or a commit is refused waits with its changes in the directory, and is tried again each
-        minute. For a table whose rows are not known any more, the capture is asked for a new copy.
-        "stop": end with the error.
-    uncopied : {"error", "empty", "changes"}
-        What to do with a table of which the directory has no snapshot: end; take it that it was
-        empty when the capture began; or write its change table alone.
-    window_bytes : int
-        About so many bytes of frames are decoded and written together at most; by default 64 MiB,
-        or as `engine` says. A transaction, and a snapshot of a table, is not cut.
-    pause_bytes, pause_time : int, float
-        What is kept for a paused table: so many bytes of segments, by default 10 GiB, for so many
-        seconds, by default 3 days. Beyond that its changes are passed over, and it is copied again.
-    consumer : str
-        The name by which the directory keeps what was not read; by default made of the target's.
-    storage_options : mapping of str to str
-        What delta-rs has to know of the object storage of Delta tables, such as
-        ``{"AWS_ENDPOINT_URL": …}``; otherwise it looks where the AWS SDK does.
-    partition_by : mapping of str to sequence of str
-        Columns by which the Delta state table of a table, ``namespace.name``, is partitioned.
-    retention_hours : int
-        Files that Delta tables need no more are deleted after so many hours, by default 6: a
-        reader may take so long.
-    maintenance : bool
-        Whether the small files of Delta tables are joined and old ones deleted, by default True;
-        else that is left to another job, such as Spark's OPTIMIZE and VACUUM.
-    iceberg : str or mapping of str to str
-        A catalogue of pyiceberg: its name in pyiceberg's configuration, or its properties, with
-        its name as ``name``, by default ``pgoutput_fast``, which readers have to use too. Change
-        tables are Iceberg tables then, in its namespace ``changes``; a target keeps to that.
-    changes : {"delta", "parquet"}
-        Whether change tables are Delta tables, the default, or directories of Parquet files without
-        a table's log, for readers that know no other form; a target keeps to that.
-    soft_deletes : str
-        A column that state tables get, of timestamps: a row that is deleted, or goes by a truncate
-        or as its key changes, stays, and has there when that was committed. It goes when a row
-        comes under its key, and when the table is copied again. By default deleted rows go.
-    duckdb_memory : int
-        The bytes of memory that DuckDB may take, by default a quarter of what the machine or the
-        container has, but 384 MB at least and 4 GB at most. One transaction has to fit in it.
-    lock_timeout : float
-        End after so many seconds for which another process has a DuckDB file open. By default
-        windows wait, and the capture goes on, until 10 GiB of segments wait for the file.
+    options : SyncOptions, optional
+        How the tables are kept up to date.
+    target_options : TargetOptions, optional
+        How they are kept in the target.
+    capture_options : CaptureOptions, optional
+        How the slot's changes are captured. By default the slot is made if it does not exist, each
+        table gets a snapshot, and what was read stays 10 minutes.
     progress : callable
         Called with a :class:`SyncProgress` before the first window, after each, and each second
         meanwhile.
@@ -177,8 +108,10 @@ def sync(
     engine : Engine
         What writes the tables, such as a :class:`pgoutput_fast.spark.SparkEngine`; by default this
         process.
-    **capture_options
-        Options of :func:`pgoutput_fast.replication.capture`, or parameters of libpq.
+    **keywords
+        Fields of :class:`SyncOptions`, :class:`TargetOptions` and :class:`CaptureOptions`, which go
+        before those of the objects; and parameters of libpq by name, which go before those of
+        `dsn`.
 
     Returns
     -------
@@ -193,39 +126,42 @@ def sync(
     TypeError
         An argument has a wrong type.
     """
-    options = checked_options(
-        engine, tables, policies, history, schema_changes, on_error, uncopied, interval,
-        window_bytes, pause_bytes, pause_time,
-    )  # fmt: skip
-    _check_reading(until, consumer)
-    opened = open_target(
-        target, storage_options=storage_options, partition_by=partition_by, maintenance=maintenance,
-        retention_hours=retention_hours, iceberg=iceberg, changes=changes,
-        soft_deletes=soft_deletes, duckdb_memory=duckdb_memory, lock_timeout=lock_timeout,
-        policies=policies, change_policies=change_policies, tables=options.tables, engine=engine,
-    )  # fmt: skip
-    name, stop = consumer or opened.consumer, stop or threading.Event()
+    captures = _of_the_capture(keywords)
+    options = options_of(SyncOptions, options, keywords)
+    target_options = options_of(TargetOptions, target_options, keywords)
+    capture_options = options_of(CaptureOptions, capture_options or DEFAULT_CAPTURE, keywords)
+    options = completed(options, target_options)
+    if capture_options.snapshot == "only":
+        raise PgOutputError("'only' is for a capture by itself", parameter="snapshot")
+    if until is not None and until != "now":
+        check_lsn("until", until)
+    opened = open_target(target, target_options, tables=options.tables, engine=engine)
+    name, stop = options.consumer or opened.consumer, stop or threading.Event()
     with contextlib.ExitStack() as held:
         held.enter_context(_closing(opened, stop))
         if segments is not None:
-            _refuse(dsn=dsn, slot=slot, publications=publications, directory=directory,
-                    **capture_options)  # fmt: skip
-            where = _begun(Path(segments), opened.target, partition_by)
+            for one, value in {**captures, "dsn": dsn, "slot": slot, "publications": publications,
+                               "directory": directory}.items():  # fmt: skip
+                if value is not None:
+                    raise PgOutputError("it does not go together with segments", parameter=one)
+            where = _begun(Path(segments), opened.target, target_options.partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
             until_lsn, captured = (contents(where).end if until == "now" else until), None
         else:
             slot, publications = _required(slot, publications)
             where = opened.directory(directory)
-            lost = _Lost(where, opened.target, name, asks=on_error == "pause")
-            stored = _claim_target(opened.target, where, slot, dsn, capture_options, stop)
-            _check_by_server(
-                dsn, publications, capture_options, where, stored, partition_by, options
+            lost = _Lost(where, opened.target, name, asks=options.on_error == "pause")
+            from ..connections import ConnectionParameters
+
+            parameters = ConnectionParameters.of(dsn, keywords)
+            stored = _claim_target(
+                opened.target, where, slot, parameters, capture_options.retry_for, stop
             )
+            _check_by_server(parameters, publications, where, stored, target_options, options)
             lost.ask()  # what is asked for now, the capture sees when it begins
             run = EmbeddedCapture(
-                dsn, where, stop, until, slot=slot, publications=publications, snapshot=snapshot,
-                **capture_options,
-            )  # fmt: skip
+                parameters, where, stop, until, slot, publications, capture_options
+            )
             held.callback(run.end)
             run.start()
             lost.wait(run.is_over)
@@ -248,14 +184,6 @@ def _ending_by(stop: threading.Event) -> Callable[[], None]:
             raise StoppedError("the sync was stopped before it could open its target")
 
     return check
-
-
-def _check_reading(until: int | str | None, consumer: str | None) -> None:
-    """Refuse an end that is no LSN, and what can't be a consumer's name."""
-    if until is not None and until != "now":
-        check_lsn("until", until)
-    if consumer is not None:
-        check_consumer_name(consumer)
 
 
 @contextlib.contextmanager
@@ -293,56 +221,24 @@ def _required(slot: str | None, publications: Sequence[str] | None) -> tuple[str
     return slot, publications
 
 
-def _refuse(**given: Any) -> None:
-    """Refuse arguments that are a capture's, where another one's directory is read."""
-    for name, value in given.items():
-        if value is not None:
-            raise PgOutputError(f"{name} does not go together with segments")
+def _of_the_capture(keywords: Mapping[str, object]) -> dict[str, object]:
+    """The keywords of a call that are a capture's: its options, and libpq's parameters."""
+    own = {one.name for kind in (SyncOptions, TargetOptions) for one in kind.options()}
+    return {name: value for name, value in keywords.items() if name not in own}
 
 
-def checked_options(
-    engine: Engine | None, tables: str | Sequence[str] | None, policies: Policies | None,
-    history: HistoryPolicy, schema_changes: Any, on_error: Any, uncopied: Any, interval: float,
-    window_bytes: int | None, pause_bytes: int = PAUSE_BYTES, pause_time: float = PAUSE_TIME,
-) -> SyncOptions:  # fmt: skip
-    """The options of a sync.
+def completed(options: SyncOptions, target_options: TargetOptions) -> SyncOptions:
+    """Return the options with the patterns of tables as a tuple.
 
     Raises
     ------
     PgOutputError
-        One is wrong.
-    TypeError
-        One has a wrong type.
+        A pattern of a table or a policy is wrong.
     """
+    tables = options.tables
     wanted = (tables,) if isinstance(tables, str) else None if tables is None else tuple(tables)
-    check_policy(history)
-    for name, value, allowed in (
-        ("schema_changes", schema_changes, ("evolve", "fail")),
-        ("on_error", on_error, ("pause", "stop")),
-        ("uncopied", uncopied, ("error", "empty", "changes")),
-    ):
-        if value not in allowed:
-            raise PgOutputError(
-                f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}"
-            )
-    for name, value in (("interval", interval), ("pause_time", pause_time)):
-        if type(value) not in (int, float):
-            raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
-        if not value >= 0:
-            raise PgOutputError(f"{name}={value}: expected a number of seconds")
-    if window_bytes is None:
-        window_bytes = _WINDOW_BYTES if engine is None else engine.window_bytes
-    for name, value, least in (("window_bytes", window_bytes, 1), ("pause_bytes", pause_bytes, 0)):
-        if type(value) is not int:
-            raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-        if value < least:
-            raise PgOutputError(f"{name} must be {least} at least, not {value}")
-    made = policies or Policies()
-    ColumnarDecoder(tables=wanted, policies=made)  # refuses wrong ones
-    return SyncOptions(
-        wanted, made, history, schema_changes, on_error, uncopied, interval, window_bytes,
-        pause_bytes, pause_time,
-    )  # fmt: skip
+    ColumnarDecoder(tables=wanted, policies=target_options.policies)  # refuses wrong ones
+    return dataclasses.replace(options, tables=wanted)
 
 
 class OpenedTarget(NamedTuple):
@@ -384,38 +280,27 @@ class OpenedTarget(NamedTuple):
             return Path(given)
         if self.path is None:
             raise PgOutputError(
-                f"give directory=, where the slot is captured: {self.name} is not in this file "
-                "system"
+                f"{self.name} is not in this file system",
+                hint=("Give ", Argument("directory"), ", where the slot is captured"),
             )
         return self.path.with_name(f"{self.path.name}.segments")
 
 
 def open_target(
     target: str | os.PathLike[str],
+    options: TargetOptions,
     *,
-    storage_options: Mapping[str, str] | None = None,
-    partition_by: Mapping[str, Sequence[str]] | None = None,
-    retention_hours: int | None = None,
-    maintenance: bool | None = None,
-    iceberg: str | Mapping[str, str] | None = None,
-    changes: Literal["delta", "parquet"] | None = None,
-    soft_deletes: str | None = None,
-    duckdb_memory: int | None = None,
-    lock_timeout: float | None = None,
-    policies: Policies | None = None,
-    change_policies: bool = False,
     tables: Sequence[str] | None = None,
     engine: Engine | None = None,
 ) -> OpenedTarget:
-    """The target of a name. Nothing is read or made yet.
+    """Return the target of a name. Nothing is read or made yet.
 
     Parameters
     ----------
     target : str or path
         ``duckdb:FILE``, or a directory or URL for Delta tables.
-    storage_options, partition_by, retention_hours, maintenance, iceberg, changes, soft_deletes
-        As of :func:`sync`.
-    duckdb_memory, lock_timeout, policies, change_policies, tables, engine
+    options : TargetOptions
+    tables, engine
         As of :func:`sync`.
 
     Raises
@@ -427,113 +312,88 @@ def open_target(
         raise TypeError(f"target must be a str or a path, not {type(target).__name__}")
     text = os.fspath(target)
     if not text or "\0" in text:
-        raise PgOutputError("target: give duckdb:FILE, or a directory for Delta tables")
-    _check_types(storage_options, partition_by, iceberg)
-    refuse_secrets(text, storage_options)  # before another error shows the text
-    _check_numbers(duckdb_memory, lock_timeout)
-    if changes not in (None, "delta", "parquet"):
-        raise PgOutputError(f"changes={changes!r}: expected one of 'delta', 'parquet'")
-    if changes is not None and iceberg is not None:
-        raise PgOutputError("changes= and iceberg= do not go together: give one of them")
-    if soft_deletes is not None and not (soft_deletes and soft_deletes.isprintable()):
-        raise PgOutputError(f"soft_deletes={soft_deletes!r}: expected the name of a column")
-    delta = {"storage_options": storage_options, "partition_by": partition_by,
-             "retention_hours": retention_hours, "maintenance": maintenance,
-             "iceberg": iceberg, "changes": changes}  # fmt: skip
-    given: dict[str, Any] = {name: value for name, value in delta.items() if value is not None}
+        raise _wrong_target("it names nothing")
+    refuse_secrets(text, options.storage_options)  # before another error shows the text
     wanted = None if tables is None else tuple(sorted(tables))
-    kept = Kept(soft_deletes, wanted, policies, change_policies)
-    if f"{text}:" == _DUCKDB:
-        raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")
-    if text.startswith(_DUCKDB):
-        from .duckdb_target import DECODED_FOR, DuckdbTarget
-
-        if soft_deletes is not None and soft_deletes.casefold() == "rowid":
-            raise PgOutputError(
-                f"soft_deletes={soft_deletes!r} is what DuckDB calls a row's own number: give "
-                "another name"
-            )
-        if given:
-            raise PgOutputError(f"{next(iter(given))}= is for Delta tables, not for {text!r}")
-        path = Path(text.removeprefix(_DUCKDB)).absolute()
-        if text == _DUCKDB or not path.name or text.startswith(f"{_DUCKDB}//"):
-            raise PgOutputError(f"target {text!r} names no file: give duckdb:FILE")
-        if path.is_dir():
-            raise PgOutputError(f"target {text!r} is a directory: give duckdb:FILE")
-        if not path.parent.is_dir():
-            raise PgOutputError(f"target {text!r}: there is no directory {path.parent}")
-        made = DuckdbTarget(path, kept, memory=duckdb_memory, lock_timeout=lock_timeout)
-        return _opened(OpenedTarget(made, DECODED_FOR, str(path), path, made.file), engine)
-    from . import delta_target
-
-    if _SCHEME.match(text) or text.endswith(_FILES):
-        raise PgOutputError(
-            f"target {text!r} is neither duckdb:FILE, nor a directory, nor s3://bucket/prefix"
-        )
-    for name, value in (("duckdb_memory", duckdb_memory), ("lock_timeout", lock_timeout)):
-        if value is not None:
-            raise PgOutputError(f"{name}= is for DuckDB files, not for {text!r}")
-    delta_tables = delta_target.DeltaTarget(text, kept=kept, **given)
-    where = delta_tables.place.path
-    if where is not None and where.is_file():
-        raise PgOutputError(f"target {text!r} is a file: give a directory, or duckdb:{text}")
-    if where is not None and not where.parent.is_dir():
-        raise PgOutputError(f"target {text!r}: there is no directory {where.parent}")
-    uri = delta_tables.place.uri
-    return _opened(OpenedTarget(delta_tables, delta_target.DECODED_FOR, uri, where), engine)
-
-
-def _opened(opened: OpenedTarget, engine: Engine | None) -> OpenedTarget:
-    """The same, which an engine can write."""
+    kept = Kept(options.soft_deletes, wanted, options.policies, options.change_policies)
+    if text.startswith(_DUCKDB) or f"{text}:" == _DUCKDB:
+        _check_kind(options, _DELTA_OPTIONS, f"Delta tables, and {text!r} is a DuckDB file")
+        opened = _open_duckdb(text, options, kept)
+    else:
+        _check_kind(options, _DUCKDB_OPTIONS, f"DuckDB files, and {text!r} is a directory")
+        opened = _open_delta(text, options, kept)
     if engine is not None:
         engine.check(opened.target)
     return opened
 
 
-def _check_numbers(duckdb_memory: int | None, lock_timeout: float | None) -> None:
-    """Refuse numbers that are none, or too small."""
-    check_memory(duckdb_memory)
-    if lock_timeout is not None and type(lock_timeout) not in (int, float):
-        kind = type(lock_timeout).__name__
-        raise TypeError(f"lock_timeout must be a number of seconds, not {kind}")
-    if lock_timeout is not None and not lock_timeout >= 0:
-        raise PgOutputError(f"lock_timeout={lock_timeout}: expected a number of seconds")
+_DUCKDB_OPTIONS = ("duckdb_memory", "lock_timeout")
+_DELTA_OPTIONS = (
+    "storage_options", "partition_by", "retention_hours", "maintenance", "iceberg", "changes",
+)  # fmt: skip
 
 
-def _check_types(
-    storage_options: Mapping[str, str] | None,
-    partition_by: Mapping[str, Sequence[str]] | None,
-    iceberg: str | Mapping[str, str] | None,
-) -> None:
-    """Refuse arguments whose errors others would raise, later and without their names."""
-    catalog = {} if isinstance(iceberg, str) else iceberg
-    for name, given in (("storage_options", storage_options), ("iceberg", catalog)):
-        options: Any = given or {}
-        is_mapping = isinstance(options, Mapping)
-        if not is_mapping or {type(one) for pair in options.items() for one in pair} - {str}:
-            raise TypeError(f"{name} must be a mapping of str to str")
-    if iceberg is not None and not iceberg:
-        raise PgOutputError("iceberg= is empty: give the name of a catalogue, or its properties")
-    if partition_by is not None and not isinstance(partition_by, Mapping):
-        raise TypeError(
-            f"partition_by must be a mapping of tables, not {type(partition_by).__name__}"
-        )
-    for name, columns in (partition_by or {}).items():
-        if isinstance(columns, str) or not all(isinstance(one, str) for one in columns):
-            raise TypeError(f"partition_by of {name} must be a sequence of names of columns")
-        if not columns or len({*columns}) < len(columns):
-            raise PgOutputError(
-                f"partition_by= has {name} with {list(columns)}: give one column, or several "
-                "different ones"
-            )
+def _check_kind(options: TargetOptions, others: Sequence[str], why: str) -> None:
+    """Refuse options of the other kind of target."""
+    for name in others:
+        if getattr(options, name) is not None:
+            raise PgOutputError(f"it is for {why}", parameter=name)
+
+
+def _wrong_target(why: str) -> PgOutputError:
+    return PgOutputError(
+        why, parameter="target",
+        hint="Give duckdb:FILE, or a directory or s3://bucket/prefix for Delta tables",
+    )  # fmt: skip
+
+
+def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
+    from .duckdb_target import DECODED_FOR, DuckdbTarget
+
+    if (options.soft_deletes or "").casefold() == "rowid":
+        raise PgOutputError(
+            "DuckDB calls a row's own number rowid", parameter="soft_deletes",
+            hint="Give another name",
+        )  # fmt: skip
+    name = text.removeprefix(_DUCKDB)
+    path = Path(name).absolute()
+    if f"{text}:" == _DUCKDB or not name or not path.name or name.startswith("//"):
+        raise _wrong_target(f"{text!r} names no file")
+    if path.is_dir():
+        raise _wrong_target(f"{text!r} is a directory")
+    if not path.parent.is_dir():
+        raise PgOutputError(f"{text!r}: there is no directory {path.parent}", parameter="target")
+    made = DuckdbTarget(path, kept, memory=options.duckdb_memory, lock_timeout=options.lock_timeout)
+    return OpenedTarget(made, DECODED_FOR, str(path), path, made.file)
+
+
+def _open_delta(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
+    from . import delta_target
+
+    if _SCHEME.match(text):
+        raise _wrong_target(f"{text!r} is of no kind that is known")
+    path = Path(text)
+    if text.endswith(_FILES) or path.is_file():
+        raise PgOutputError(
+            f"{text!r} is a file", parameter="target",
+            hint=("Give ", Argument("target", f"{_DUCKDB}{text}"), ", or a directory"),
+        )  # fmt: skip
+    given = {
+        name: value for name in _DELTA_OPTIONS if (value := getattr(options, name)) is not None
+    }
+    made = delta_target.DeltaTarget(text, kept=kept, **given)
+    where = made.place.path
+    if where is not None and not where.parent.is_dir():
+        raise PgOutputError(f"{text!r}: there is no directory {where.parent}", parameter="target")
+    return OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where)
 
 
 def _claim_target(
     target: Target,
     directory: Path,
     slot: str,
-    dsn: str | None,
-    options: Mapping[str, Any],
+    parameters: ConnectionParameters,
+    retry_for: float | None,
     stop: threading.Event,
 ) -> Stored:
     """What a target has, before a slot is made, and before anything is read.
@@ -543,14 +403,10 @@ def _claim_target(
     PgOutputError
         It is another database's, or the directory is, or another slot's; or another sync writes it.
     """
-    from ..connections import ConnectionParameters
     from ..replication.link import first_connection
     from ..replication.server_position import check_target
-    from ..replication.stream_options import check_seconds
     from ..replication.walsender import ReplicationConnection
 
-    parameters = ConnectionParameters(dsn, libpq_keywords(options))
-    check_seconds(retry_for=options.get("retry_for"))
     check_slot(directory, slot)
 
     end: tuple[int, bool] | None = None
@@ -569,11 +425,11 @@ def _claim_target(
                 raise PgOutputError(
                     f"{directory} has changes of database {origin.database!r} of "
                     f"{origin.system_identifier}, and the server's are of {found.database!r} of "
-                    f"{found.system_identifier}: give the DSN of that database, or another "
-                    "directory="
+                    f"{found.system_identifier}",
+                    hint=("Give the DSN of that database, or another ", Argument("directory")),
                 )
     else:
-        origin = first_connection(asked, options.get("retry_for"), stop)
+        origin = first_connection(asked, retry_for, stop)
     stored = target.peek(origin)
     if end is not None:
         check_target(
@@ -587,27 +443,24 @@ def _claim_target(
 
 
 def _check_by_server(
-    dsn: str | None,
+    parameters: ConnectionParameters,
     publications: Sequence[str],
-    options: Mapping[str, Any],
     directory: Path,
     stored: Stored,
-    partition_by: Mapping[str, Sequence[str]] | None,
-    wanted: SyncOptions,
+    target_options: TargetOptions,
+    options: SyncOptions,
 ) -> None:
     """Refuse partitions and tables that a server does not publish, before a slot is made.
 
     For a new target it lists columns for which a policy may be chosen.
     """
-    from ..connections import ConnectionParameters
-
-    tables = wanted.tables
-    if not stored.tables and wanted.policies.numeric is None:
-        _say_numerics(dsn, publications, options)
+    tables, partition_by = options.tables, target_options.partition_by
+    policies = target_options.policies
+    if not stored.tables and (policies is None or policies.numeric is None):
+        _say_numerics(parameters, publications)
     is_new = tables is not None and not stored.tables
     if not partition_by and not is_new:
         return
-    parameters = ConnectionParameters(dsn, libpq_keywords(options))
     try:
         published = published_tables(parameters, publications)
     except RetryableError:
@@ -633,15 +486,13 @@ def _check_by_history(
         check_partitions(partition_by, history.newest_tables.tables, held)
 
 
-def _say_numerics(dsn: str | None, publications: Sequence[str], options: Mapping[str, Any]) -> None:
+def _say_numerics(parameters: ConnectionParameters, publications: Sequence[str]) -> None:
     """List numeric columns without precision, which are text, and propose a policy."""
     import psycopg
 
     from ..catalog import catalog_of
-    from ..connections import ConnectionParameters
     from ..numerics import advice, read_numerics
 
-    parameters = ConnectionParameters(dsn, libpq_keywords(options))
     try:
         with parameters.open(replication=False) as connection:
             oids = [one.relation_id for one in catalog_of(connection, publications).tables]

@@ -17,13 +17,15 @@ from ..directory.known import how_to_copy
 from ..directory.looking import look
 from ..directory.reading import Position
 from ..directory.requests import request_copy
-from ..errors import PgOutputError, RetryableError
+from ..errors import Argument, PgOutputError, RetryableError
 from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
+from ..policies import Policies
 from ..segments.listing import contents
 from .continuity import check_position, copied_name, origin_of, unknown_to
 from .departures import Departures, departed
+from .options import WINDOW_BYTES
 from .outcomes import Committed, Paused, PausedError, fold_outcomes
 from .pauses import Apart, PauseLimit, has_many_snapshots
 from .targets import (
@@ -41,17 +43,13 @@ from .targets import (
     number_of,
     window,
 )
-from .window_writer import (
-    LEFT_UNCOPIED,
-    SyncOptions,
-    WindowWriter,
-    end_of,
-)
+from .window_writer import LEFT_UNCOPIED, WindowWriter, end_of
 
 if TYPE_CHECKING:
     from ..captured.units import Plan
     from ..replication import CaptureProgress
     from .duckdb_file import DuckdbFile
+    from .options import SyncOptions
     from .outcomes import Outcome
 
 _log = logging.getLogger(__name__)
@@ -206,18 +204,19 @@ class Syncing:
         self._target = target
         self._name = name
         self._options = options
+        usual = WINDOW_BYTES if engine is None else engine.window_bytes
+        self._window_bytes = options.window_bytes or usual
         self._progress = progress
         self._captured = captured
         self._next_told = 0.0
-        self._decoding: dict[str, Any] = {
-            "policies": options.policies, "target": decode_for, "tables": options.tables,
-            "on_error": "raise", "max_bytes": 16 << 20,
-        }  # fmt: skip
         source = self._source()
         self._stored = target.open(origin_of(source))
-        self._decoding["policies"] = target.kept.policies or options.policies
-        # Of values that are not in frames, as of columns that were added with a default.
-        self._decoding["encoding"] = source.metadata.encoding
+        # The encoding is of values that are not in frames, as of columns added with a default.
+        self._decoding: dict[str, Any] = {
+            "policies": target.kept.policies or Policies(), "target": decode_for,
+            "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
+            "encoding": source.metadata.encoding,
+        }  # fmt: skip
         self._slot = number_of(source.metadata.slot)
         self._is_known = consumer in {one.name for one in consumers(directory)}
         if not self._stored.lsn and self._is_known:
@@ -238,8 +237,7 @@ class Syncing:
         self._window = 0.0, 0  # when the last one began, by time.monotonic, and its bytes
         self._departures = Departures(directory, options.tables or (), target.shown)
         self._counts: dict[str, int] = {}
-        self._seconds = 0.0
-        self._windows = 0
+        self._seconds, self._windows = 0.0, 0
         self._commit_time = self._newest()
         self._behind_since: float | None = None
         self._is_behind_told = False
@@ -391,7 +389,7 @@ class Syncing:
 
     def _gather(self, is_ended: Callable[[], bool]) -> None:
         """While much comes, have the next window wait for more, until `is_ended`."""
-        if _MUCH_BYTES <= self._window[1] < self._options.window_bytes:
+        if _MUCH_BYTES <= self._window[1] < self._window_bytes:
             while time.monotonic() < self._window[0] + _GATHER and not is_ended():
                 time.sleep(_POLL)
                 self._tell()
@@ -430,7 +428,7 @@ class Syncing:
     def _plan(self, source: SegmentSource, **options: Any) -> Plan | None:
         """What is written next, and where."""
         progress = Progress(self._consumer.position)
-        window_bytes = self._options.window_bytes
+        window_bytes = self._window_bytes
         return source.plan({"start": None}, progress, window_bytes, whole_copies=True, **options)
 
     def _go_on(self, source: SegmentSource) -> bool:
@@ -663,7 +661,8 @@ class Syncing:
             raise IncompleteError(
                 f"{self._name} has {lacks}, and {self._directory} does not: an earlier state of "
                 "the directory was put back, and of the server; or another directory has brought "
-                "it, of other tables. on_error='pause' has the tables copied again"
+                "it, of other tables",
+                hint=(Argument("on_error", "pause"), " has the tables copied again"),
             )
         tables = self._stored.tables
         gone = departed(history_of([self._directory]), list(tables))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from ..names import qualified
 from .evolution import Known, evolve, new_columns, turns_digits
 from .folding import Folding, NullKeyError
@@ -115,8 +115,9 @@ class TableWindow:
         """Do not keep the state up to date any more."""
         if not self._stops:
             raise IncompleteError(
-                f"the rows of {qualified(self.held)} are not known any more: {reason}. "
-                "on_error='pause' has the table copied again"
+                f"the rows of {qualified(self.held)} are not known any more: {reason}",
+                table=qualified(self.held),
+                hint=(Argument("on_error", "pause"), " has the table copied again"),
             )
         self.held = self.held._replace(stale=reason)
         self._state, self._parts, self._last = None, [], None
@@ -234,9 +235,11 @@ class TableWindow:
         has = {(one.name, one.type_id, one.type_modifier) for one in version.columns}
         if not self._evolves and had != has:
             raise PgOutputError(
-                f"{version.table} was altered, and schema_changes='fail' is given: its columns "
-                f"were {_listed(had)}, and are {_listed(has)}. With schema_changes='evolve' its "
-                "state table follows"
+                f"{version.table} was altered: its columns were {_listed(had)}, and are "
+                f"{_listed(has)}",
+                parameter="schema_changes",
+                table=version.table,
+                hint=("With ", Argument("schema_changes", "evolve"), " its state table follows"),
             )
 
     def _check_marker(self) -> None:
@@ -248,8 +251,10 @@ class TableWindow:
             if one.stored.casefold() == marker.casefold():
                 raise PgOutputError(
                     f"{self.held.namespace}.{self.held.name} has a column {one.name!r} of its own, "
-                    f"where soft_deletes={marker!r} asks for deleted rows to be marked: give "
-                    "another name, in a new target"
+                    "where deleted rows are to be marked",
+                    parameter="soft_deletes",
+                    table=f"{self.held.namespace}.{self.held.name}",
+                    hint="Give another name, in a new target",
                 )
 
     def _fold_on(

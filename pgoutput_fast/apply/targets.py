@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from ..errors import PgOutputError, RetryableError
+from ..errors import Argument, PgOutputError, RetryableError
 from ..policies import Policies, policies_of, policy_texts
 from ..types.table import BUILTIN_TYPES
 
@@ -263,23 +263,32 @@ class Kept(NamedTuple):
         for name, given, made in zip(Kept._fields[:2], self[:2], found[:2], strict=True):
             if given != made:
                 shown = [*made] if isinstance(made, tuple) else made
-                had, fix = ("without", f"leave out {name}=") if made is None else (
-                    "with", f"give {name}={shown!r}"
+                had = "without it" if made is None else f"with {shown!r}"
+                fix = ("Leave out ", Argument(name)) if made is None else (
+                    "Give ", Argument(name, shown)
                 )  # fmt: skip
-                also = "" if made is None else repr(shown)
                 raise PgOutputError(
-                    f"{where} was made {had} {name}={also}, and keeps to that: {fix}, or begin "
-                    "anew in another target"
-                )
+                    f"{where} was made {had}, and keeps to that", parameter=name,
+                    hint=(*fix, ", or begin anew in another target"),
+                )  # fmt: skip
         if self.policies is None or found.policies is None:
             return self._replace(policies=self.policies or found.policies)
         if self.policies != found.policies and not self.changes_policies:
             made, given = (" ".join(one.policy_texts) or "the defaults" for one in (found, self))
             raise PgOutputError(
                 f"the rows in {where} were written by other policies ({made}) than this call gives "
-                f"({given}): leave out policies= to go on with those of the target. With "
-                "change_policies=True those of this call hold from now on, and tables with a "
-                "column that they concern get a new snapshot"
+                f"({given})",
+                parameter="policies",
+                hint=(
+                    "Leave out ",
+                    Argument("policies"),
+                    " to go on with those of the target. With ",
+                    Argument("change_policies", True),
+                    (
+                        " those of this call hold from now on, and "
+                        "tables with a column that they concern get a new snapshot"
+                    ),
+                ),
             )
         return self
 
@@ -329,18 +338,18 @@ def _depends(column: Column, policy: str) -> bool:
 
 
 _KINDS = {"delta": "Delta tables", "parquet": "plain Parquet files", "iceberg": "Iceberg tables"}
-_GIVEN = {"parquet": "give changes='parquet'", "iceberg": "give iceberg="}
-"""By which arguments the others were asked for."""
+_ASKED = {"parquet": Argument("changes", "parquet"), "iceberg": Argument("iceberg")}
+"""By which options the others are asked for."""
 
 
 def check_kind(where: str, kind: str, made: str) -> None:
     """Refuse change tables of another kind than a target was made with."""
     if made != kind:
-        given = "iceberg=" if kind == "iceberg" else "changes='parquet'"
-        fix = f"leave out {given}" if made == "delta" else _GIVEN[made]
+        fix = ("Leave out ", _ASKED[kind]) if made == "delta" else ("Give ", _ASKED[made])
         raise PgOutputError(
             f"the change tables in {where} are {_KINDS[made]}, and a target keeps to the kind with "
-            f"which it began: {fix}, or begin anew in another target"
+            "which it began",
+            hint=(*fix, ", or begin anew in another target"),
         )
 
 
@@ -374,12 +383,12 @@ class TableError(PgOutputError):
 
     Attributes
     ----------
-    table : Held
+    held : Held
     """
 
-    def __init__(self, table: Held, text: str) -> None:
+    def __init__(self, held: Held, text: str) -> None:
         super().__init__(text)
-        self.table = table
+        self.held = held
 
 
 class ConflictError(PgOutputError):

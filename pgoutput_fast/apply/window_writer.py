@@ -7,7 +7,7 @@ import functools
 import itertools
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from ..captured.stored import stored
 from ..columnar.decoder import ColumnarDecoder
 from ..directory.known import how_to_copy
 from ..directory.looking import look
-from ..errors import PgOutputError, RetryableError
+from ..errors import Argument, PgOutputError, RetryableError
 from ..history import Follower, history_of
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     from ..catalog import CatalogTable
     from ..directory.copies import Copy
     from ..directory.reading import Position
-    from ..history import HistoryPolicy, TablesAt
+    from ..history import TablesAt
     from ..policies import Policies
     from ..segments.reader import Commit
+    from .options import SyncOptions
 
 # A capture reads the catalogue when it meets a new Relation, and does not wait for that.
 _CATALOG_TIMEOUT = 10.0  # seconds
@@ -58,32 +59,6 @@ LEFT_UNCOPIED = (
     "changes are kept"
 )
 """Why a table is stale that nobody can copy any more."""
-
-
-PAUSE_BYTES = 10 << 30
-PAUSE_TIME = 3 * 86400.0
-"""What a change log keeps for a paused table, if nothing else is asked for: bytes and seconds."""
-
-OnError = Literal["pause", "stop"]
-Uncopied = Literal["error", "empty", "changes"]
-
-
-class SyncOptions(NamedTuple):
-    """How tables are kept up to date.
-
-    Fields: see :func:`sync`.
-    """
-
-    tables: tuple[str, ...] | None
-    policies: Policies
-    history: HistoryPolicy
-    schema_changes: Literal["evolve", "fail"]
-    on_error: OnError
-    uncopied: Uncopied
-    interval: float
-    window_bytes: int
-    pause_bytes: int = PAUSE_BYTES
-    pause_time: float = PAUSE_TIME
 
 
 class WindowWriter:
@@ -165,7 +140,7 @@ class WindowWriter:
         except TableError as error:
             if self._options.on_error == "stop":
                 raise
-            raise PausedError([Paused(self._before(error.table), error)]) from error
+            raise PausedError([Paused(self._before(error.held), error)]) from error
 
     def _write(self, source: SegmentSource, plan: Plan) -> Stored:
         begin = time.perf_counter()
@@ -277,7 +252,7 @@ class WindowWriter:
         except TableError as error:
             if self._options.on_error == "stop":
                 raise
-            raise PausedError([Paused(self._before(error.table), error)]) from error
+            raise PausedError([Paused(self._before(error.held), error)]) from error
         except (PgOutputError, pa.ArrowException, OSError) as error:
             if self._options.on_error == "stop":
                 raise
@@ -414,10 +389,13 @@ class WindowWriter:
         if self._options.uncopied == "error":
             raise PgOutputError(
                 f"{qualified(relation)} has no snapshot in {self._directory}, so nobody knows the "
-                "rows that it had before its first change there. Capture with snapshot='initial', "
-                f"or {how_to_copy(self._directory, [relation_id])}; uncopied='empty' says that "
-                "there were none, uncopied='changes' keeps its changes alone"
-            )
+                "rows that it had before its first change there",
+                table=qualified(relation),
+                hint=("Capture with ", Argument("snapshot", "initial"),
+                      f", or {how_to_copy(self._directory, [relation_id])}. ",
+                      Argument("uncopied", "empty"), " says that there were none, ",
+                      Argument("uncopied", "changes"), " keeps its changes alone"),
+            )  # fmt: skip
         if self._options.uncopied == "changes":
             return held._replace(stale=CHANGES_ALONE)
         return held

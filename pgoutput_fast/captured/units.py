@@ -27,7 +27,7 @@ from ..directory.reading import (
     steps,
     without,
 )
-from ..errors import PgOutputError, counted
+from ..errors import Argument, PgOutputError, counted
 from ..lsn import format_lsn, parse_lsn
 from ..segments import Segment, SegmentMetadata, SegmentReader, list_segments
 from ..segments.folders import BEGIN_NAME
@@ -291,14 +291,15 @@ class SegmentSource:
             raise PgOutputError(
                 f"the directory has everything up to {at}, and {self._where} goes on at "
                 f"{format_lsn(begin)}: a segment between them is missing, give it too; if it was "
-                f"deleted, begin with a new directory. consumer= has kept what is needed"
+                f"deleted, begin with a new directory",
+                hint=("A ", Argument("consumer"), " has kept what is needed"),
             )
         missing = lacking(position, found.states, begin)
         if missing:
             raise PgOutputError(
                 f"of {counted(len(missing), 'table')} changes that the directory lacks are deleted "
-                f"from {self._where}: {how_to_copy(Path(self._where), missing)}. consumer= keeps "
-                "what is needed"
+                f"from {self._where}: {how_to_copy(Path(self._where), missing)}",
+                hint=("A ", Argument("consumer"), " keeps what is needed"),
             )
 
     def chunks(self, unit: Unit) -> Iterator[Chunk]:

@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 code = group.invoke(context)
             except PgOutputError as error:
-                _print_error(_in_options(str(error), group, context))
+                _print_error(_text_of(error, group, context))
                 return 1
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -201,12 +201,12 @@ def _completed(group: click.Group, instruction: str) -> int:
         return 1  # an extra is missing; a message would spoil the shell's prompt
 
 
-def _in_options(text: str, group: click.Group, context: click.Context) -> str:
+def _text_of(error: PgOutputError, group: click.Group, context: click.Context) -> str:
     """An error's text, with the options of the subcommand that has raised it."""
-    from ._named import in_options
+    from ._options import shown_by
 
     command = group.get_command(context, context.invoked_subcommand or "")
-    return text if command is None else in_options(text, command)
+    return str(error) if command is None else error.text(shown_by(command))
 
 
 def _print_error(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -11,47 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from .._disk import read_json_file
 from ..errors import DecodeError, PgOutputError, counted, printable
 from ..files import ExportedTable, ExportProgress, ExportResult, Format, export
 from ..lsn import format_lsn
-from ..names import NamePart, name_parts, qualified
-from ..policies import CHOICES, Policies, policies_of
+from ..names import qualified
 from ..types import TypeRegistry
-
-
-def _policies(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> Policies | None:
-    """Make Policies of options such as infinity=null."""
-    if not given:
-        return None
-    try:
-        return policies_of(given)
-    except PgOutputError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _completed_policy(
-    _: click.Context, __: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete a policy: each name with each of its values, or without if it takes numbers."""
-    offered = [f"{name}={choice}" for name, choices in CHOICES.items() for choice in choices]
-    offered += [f"{name}=" for name in Policies.__dataclass_fields__ if name not in CHOICES]
-    return [CompletionItem(one) for one in offered if one.startswith(incomplete)]
-
-
-def policies_option(help_text: str) -> Callable[[Any], Any]:
-    """Make the option --policy, which can be given several times."""
-    return click.option(
-        "--policy",
-        "policies",
-        multiple=True,
-        metavar="NAME=VALUE",
-        shell_complete=_completed_policy,
-        callback=_policies,
-        help=help_text,
-    )
+from ._options import table_patterns
 
 
 def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:
@@ -121,28 +87,6 @@ def is_of(tables: Iterable[str], patterns: Sequence[str]) -> bool:
     return not patterns or any(
         fnmatchcase(table, pattern) for table in tables for pattern in patterns
     )
-
-
-def table_patterns(tables: tuple[str, ...]) -> list[str]:
-    """Make patterns of ``namespace.name`` of patterns that may lack the schema.
-
-    What stands in SQL's double quotes is a name and no pattern.
-
-    Raises
-    ------
-    PgOutputError
-        Double quotes do not stand as in SQL.
-    """
-    found = []
-    for table in tables:
-        parts = name_parts(table) if '"' in table else [NamePart(table, is_quoted=False)]
-        pattern = ".".join(glob.escape(one.text) if one.is_quoted else one.text for one in parts)
-        # A pattern with a dot may still lack the schema, as a table's name may have a dot.
-        if len(parts) == 1:
-            found.append(f"*.{pattern}")
-        if len(parts) > 1 or (not parts[0].is_quoted and "." in pattern):
-            found.append(pattern)
-    return found
 
 
 @contextlib.contextmanager

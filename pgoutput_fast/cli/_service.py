@@ -7,16 +7,17 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from .. import PgOutputError, parse_lsn
 from ..errors import RetryableError
-from ..watching.logs import Formatter
+from ..options import Options, choice, count, option, seconds, text
+from ..watching.logs import Formatter, LogFormat
 from ._live import shown
-from ._named import in_options
-from ._quantities import Seconds
+from ._options import shown_by
 from ._systemd import Notifier
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from ..connections import ConnectionParameters
-    from ..watching.logs import LogFormat
     from ..watching.metrics import Collector
 
 EX_TEMPFAIL = 75
@@ -38,8 +38,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _log = logging.getLogger(__name__)
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
 
 def checked_until(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
     """The word "now", or an LSN as an int."""
@@ -51,38 +49,26 @@ def checked_until(_: click.Context, __: click.Parameter, value: str | None) -> i
         raise click.BadParameter(f"{error}, or 'now'") from None
 
 
-def service_options(function: _Command) -> _Command:
-    """Give a command the options of metrics and of the log."""
-    for option in (
-        click.option(
-            "--log-interval",
-            type=Seconds(),
-            default=10.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Between two lines with numbers, where there is no terminal.",
-        ),
-        click.option(
-            "--log-format",
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            help="Of the log, on standard error.",
-        ),
-        click.option(
-            "--metrics-host",
-            default="127.0.0.1",
-            show_default=True,
-            help="The address to serve them at. Nothing asks who reads them.",
-        ),
-        click.option(
-            "--metrics-port",
-            type=click.IntRange(0, 65535),
-            help="Serve metrics for Prometheus there; 0 takes a free port, which is logged.",
-        ),
-    ):
-        function = option(function)
-    return function
+@dataclass(frozen=True)
+class ServiceOptions(Options):
+    """What a command tells while it runs."""
+
+    metrics_port: int | None = option(
+        count(0, 65535), None,
+        "Serve metrics for Prometheus at this port; 0 takes a free port, which is logged.",
+        flag=True,
+    )  # fmt: skip
+    metrics_host: str = option(
+        text(), "127.0.0.1",
+        "The address to serve metrics at. Nothing asks who reads them.",
+        flag=True,
+    )  # fmt: skip
+    log_format: LogFormat = option(
+        choice("text", "json"), "text", "Format of the log on standard error.", flag=True
+    )
+    log_interval: float = option(
+        seconds(), 10.0, "Seconds between two lines with numbers, where there is no terminal."
+    )
 
 
 class Stop:
@@ -128,30 +114,25 @@ class Stop:
 class Service(NamedTuple):
     """What a command has while it runs.
 
-    Fields: context (click's), formatter (of its log), notifier, stop.
+    Fields: context (click's), options, formatter (of its log), notifier, stop.
     """
 
     context: click.Context
+    options: ServiceOptions
     formatter: Formatter
     notifier: Notifier
     stop: Stop
 
     def hide_secrets(self, parameters: ConnectionParameters) -> None:
         """Show none of these parameters' secrets in the log."""
-        self.formatter.change = lambda text: in_options(
-            parameters.without_secrets(text), self.context.command
-        )
+        self.formatter.change = parameters.without_secrets
 
     @contextlib.contextmanager
-    def metrics(
-        self, host: str, port: int | None, collectors: Callable[[], Sequence[Collector]]
-    ) -> Iterator[None]:
+    def metrics(self, collectors: Callable[[], Sequence[Collector]]) -> Iterator[None]:
         """Serve metrics for Prometheus, if there is a port.
 
         Parameters
         ----------
-        host, port
-            Of the options.
         collectors : callable
             Gives what makes the metrics.
 
@@ -160,6 +141,7 @@ class Service(NamedTuple):
         PgOutputError
             Nothing can listen there, or the extra is missing.
         """
+        host, port = self.options.metrics_host, self.options.metrics_port
         if port is None:
             yield
             return
@@ -174,8 +156,7 @@ class Service(NamedTuple):
 def serve(
     context: click.Context,
     name: str,
-    log_format: LogFormat,
-    log_interval: float,
+    options: ServiceOptions,
     views: tuple[Callable[[Live], Any], Callable[[float], Any]],
     run: Callable[[Any, Service], int],
 ) -> int:
@@ -186,23 +167,24 @@ def serve(
     context : click.Context
     name : str
         What the log calls it.
-    log_format, log_interval
-        Of the options.
+    options : ServiceOptions
     views : tuple of callable
         Make what shows numbers: on a terminal, and in a log.
     run : callable
         Does the work, and returns the exit code.
     """
-    formatter = Formatter(log_format)
-    formatter.change = lambda text: in_options(text, context.command)
+    formatter = Formatter(options.log_format)
+    formatter.name_option = shown_by(context.command)
     with contextlib.ExitStack() as held:
-        view = held.enter_context(shown(formatter, log_format, log_interval, *views))
+        view = held.enter_context(
+            shown(formatter, options.log_format, options.log_interval, *views)
+        )
         notifier = Notifier()
         held.callback(notifier.close)
         stop = Stop(notifier)
         held.enter_context(stop.on_signals())
         try:
-            return run(view, Service(context, formatter, notifier, stop))
+            return run(view, Service(context, options, formatter, notifier, stop))
         except (click.ClickException, KeyboardInterrupt):
             raise
         except RetryableError as error:

@@ -9,11 +9,13 @@ import re
 import signal
 import threading
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import PgOutputError, RetryableError
+from ..options import Options, choice, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -60,9 +62,26 @@ def _configuration(
     return found
 
 
+@dataclass(frozen=True)
+class SparkOptions(Options):
+    """How Spark does the work of a sync."""
+
+    stage: bool | None = option(
+        flag(), None,
+        "Whether segments are copied into the target's storage for executors that do not see the "
+        "directory.",
+        shown_default="true if the target is a URL and Spark runs on a cluster",
+    )  # fmt: skip
+    merge_by: MergeBy | None = option(
+        choice("auto", "delta-rs", "spark"), None,
+        "What changes the rows of state tables: a task for each table, or Spark's MERGE.",
+        shown_default="auto, Spark where it rewrites much of a table",
+    )  # fmt: skip
+
+
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options `--engine`, `--master` and `--conf`."""
-    for option in reversed((
+    for one in reversed((
         click.option(
             "--engine",
             type=click.Choice(["local", "spark"]),
@@ -83,7 +102,7 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="A setting of Spark.",
         ),
     )):  # fmt: skip
-        command = option(command)
+        command = one(command)
     return command
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 from rich.filesize import decimal
 
 from ..apply.departures import check_partitions
 from ..apply.dry_run import ask_server, plan_sync
-from ..apply.synchronize import checked_options, open_target, published_tables
-from ..connections import ConnectionParameters
-from ..errors import counted, printable
+from ..apply.embedded_capture import DEFAULT_CAPTURE
+from ..apply.options import SyncOptions, TargetOptions
+from ..apply.synchronize import completed, open_target, published_tables
+from ..capture_options import CaptureOptions
+from ..errors import PgOutputError, counted, printable
 from ..lsn import format_lsn
 from ..replication.walsender import check_slot_name
 
@@ -21,85 +27,160 @@ if TYPE_CHECKING:
 
     from ..apply.dry_run import SyncPlan, TablePlan
     from ..apply.synchronize import OpenedTarget
-    from ..apply.window_writer import SyncOptions
-
-_OPTIONS = (
-    "tables", "policies", "history", "schema_changes", "on_error", "uncopied", "interval",
-    "window_bytes", "pause_bytes", "pause_time",
-)  # fmt: skip
-
-OF_THE_TARGET = (
-    "soft_deletes", "partition_by", "retention_hours", "maintenance", "iceberg", "changes",
-    "duckdb_memory", "lock_timeout", "change_policies",
-)  # fmt: skip
-"""The options that are the target's alone."""
+    from ..connections import ConnectionParameters
 
 
-def check_arguments(arguments: dict[str, Any]) -> tuple[SyncOptions, OpenedTarget]:
-    """The options and the target of a sync with these arguments; nothing is read or made.
+@dataclass(frozen=True)
+class SyncCall:
+    """What a command asks of a sync, but for the connection.
 
-    Raises
-    ------
-    PgOutputError
-        An argument is wrong.
+    Attributes
+    ----------
+    target : str
+    slot : str or None
+    publications : tuple of str
+    segments, directory : str or None
+    until : int or "now" or None
+    options : SyncOptions
+    target_options : TargetOptions
+    capture_options : CaptureOptions or None
+        None: the directory of another capture is read.
     """
-    options = checked_options(None, *(arguments[name] for name in _OPTIONS))
-    opened = open_target(
-        arguments["target"], tables=options.tables, policies=arguments["policies"],
-        **{name: arguments[name] for name in OF_THE_TARGET},
-    )  # fmt: skip
-    if arguments["segments"] is None:
-        check_slot_name(arguments["slot"])
-        opened.directory(arguments["directory"])
-    return options, opened
+
+    target: str
+    slot: str | None
+    publications: tuple[str, ...] | None
+    segments: str | None
+    directory: str | None
+    until: int | Literal["now"] | None
+    options: SyncOptions
+    target_options: TargetOptions
+    capture_options: CaptureOptions | None
+
+    @property
+    def captures(self) -> bool:
+        """Whether a slot is captured."""
+        return self.capture_options is not None
+
+    @property
+    def source(self) -> str:
+        """What the changes come from, for people."""
+        if self.capture_options is None:
+            return f"directory {self.segments}"
+        return f"slot {self.slot}, publications {', '.join(self.publications or ())}"
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Source and target, for programs."""
+        found = {name: getattr(self, name) for name in ("slot", "publications", "segments")}
+        given = {name: value for name, value in found.items() if value is not None}
+        return {**given, "target": self.target}
+
+    def open(self) -> OpenedTarget:
+        """Return the target; nothing is read or made.
+
+        Raises
+        ------
+        PgOutputError
+            An argument is wrong.
+        """
+        options = completed(self.options, self.target_options)
+        opened = open_target(self.target, self.target_options, tables=options.tables)
+        if self.captures:
+            check_slot_name(self.slot or "")
+            opened.directory(self.directory)
+        return opened
 
 
-def print_plan(dsn: str | None, arguments: dict[str, Any], change: Callable[[str], str]) -> int:
-    """Print what a sync with these arguments would do, and return the exit code.
+def call_of(
+    context: click.Context,
+    given: Sequence[dict[str, Any]],
+    *,
+    target: str,
+    slot: str | None,
+    publications: tuple[str, ...],
+    segments: str | None,
+    directory: str | None,
+    until: int | Literal["now"] | None,
+) -> SyncCall:
+    """Return what the flags and the file of a command ask for.
 
     Parameters
     ----------
-    dsn : str or None
-    arguments : dict
-    change : callable
-        What is done to warnings, which name arguments.
+    context : click.Context
+    given : sequence of dict
+        The options that were given: of the sync, the target and the capture.
+    target, slot, publications, segments, directory, until
+        As of `SyncCall`.
+
+    Raises
+    ------
+    PgOutputError, click.UsageError
+        Options are wrong, or do not go together.
+    """
+    capture_options = None
+    if segments is None:
+        if slot is None or not publications:
+            raise click.UsageError("give --slot and --publication, or --segments")
+        capture_options = dataclasses.replace(DEFAULT_CAPTURE, **{"two_phase": None, **given[2]})
+    else:
+        if context.args:
+            raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
+        named = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+        wrong = [one for one in ("dsn", "dsn_file", "slot", "publications", "directory")
+                 if context.get_parameter_source(one) in named]  # fmt: skip
+        for name in (*wrong, *given[2]):
+            raise PgOutputError("it does not go together with --segments", parameter=name)
+    return SyncCall(
+        target, slot, publications or None, segments, directory, until, SyncOptions(**given[0]),
+        TargetOptions(**given[1]), capture_options,
+    )  # fmt: skip
+
+
+def print_plan(
+    parameters: ConnectionParameters | None, call: SyncCall, opened: OpenedTarget
+) -> int:
+    """Print what a sync would do, and return the exit code.
+
+    Parameters
+    ----------
+    parameters : ConnectionParameters or None
+        Of the server, if a slot is to be captured.
+    call : SyncCall
+    opened : OpenedTarget
 
     Raises
     ------
     PgOutputError
         It could not begin.
     """
-    options, opened = check_arguments(arguments)
-    partition_by = arguments["partition_by"]
+    options = completed(call.options, call.target_options)
+    partition_by = call.target_options.partition_by
     asked = None
-    if arguments["segments"] is None:
-        directory = opened.directory(arguments["directory"])
+    if parameters is not None and call.capture_options is not None:
+        directory = opened.directory(call.directory)
+        publications = call.publications or ()
         asked = ask_server(
-            ConnectionParameters(dsn), arguments["slot"], arguments["publications"], directory,
-            adopt_slot=arguments.get("adopt_slot", False),
+            parameters, call.slot or "", publications, directory,
+            adopt_slot=call.capture_options.adopt_slot,
         )  # fmt: skip
         if partition_by:
-            published = published_tables(ConnectionParameters(dsn), arguments["publications"])
+            published = published_tables(parameters, publications)
             check_partitions(
                 partition_by, published, opened.target.peek(asked.origin).tables.values()
             )
     else:
-        directory = Path(arguments["segments"])
-    consumer = arguments["consumer"] or opened.consumer
+        directory = Path(call.segments or "")
+    consumer = options.consumer or opened.consumer
     plan = plan_sync(
-        opened.target, arguments["target"], opened.decode_for, directory, options, consumer, asked
+        opened.target, call.target, opened.decode_for, directory, options, consumer, asked
     )
-    for line in _lines(plan, arguments, change, opened.target.shown):
+    for line in _lines(plan, call, opened.target.shown):
         click.echo(line)
     return 0
 
 
-def _lines(
-    plan: SyncPlan,
-    arguments: dict[str, Any],
-    change: Callable[[str], str],
-    shown: Callable[[str], str],
-) -> Iterator[str]:
+def _lines(plan: SyncPlan, call: SyncCall, shown: Callable[[str], str]) -> Iterator[str]:
     if plan.slot is not None:
         confirmed = plan.slot.confirmed_lsn or 0
         behind = decimal(max(0, plan.slot.server_lsn - confirmed))
@@ -117,15 +198,15 @@ def _lines(
     else:
         yield f"{plan.directory} would be made, and the slot captured there"
     for warning in plan.mistaken:
-        yield f"warning: {change(warning)}"
+        yield f"warning: {warning}"
     has = any(one.held is not None for one in plan.tables)
-    yield f"{arguments['target']} {'is continued' if has else 'would begin anew'}"
+    yield f"{call.target} {'is continued' if has else 'would begin anew'}"
     if not plan.tables:
         yield "no table is there yet"
     names = [printable(one.name) for one in plan.tables]
     width = max(map(len, names), default=0)
     for name, one in zip(names, plan.tables, strict=True):
-        said = "; ".join((_target(one, shown), *_comes(plan, one, arguments)))
+        said = "; ".join((_target(one, shown), *_comes(plan, one, call)))
         yield f"  {name:<{width}}  {said}"
     yield "nothing was written"
 
@@ -142,7 +223,7 @@ def _target(one: TablePlan, shown: Callable[[str], str]) -> str:
     return at if held.stale is None else f"{at}, not kept up to date: {printable(held.stale)}"
 
 
-def _comes(plan: SyncPlan, one: TablePlan, arguments: dict[str, Any]) -> Iterator[str]:
+def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall) -> Iterator[str]:
     if one.copy_lsn is not None:
         yield f"its snapshot of {counted(one.rows, 'row')} as of {format_lsn(one.copy_lsn)}"
     if plan.has_begun and (one.held is not None or one.has_snapshot or one.changes):
@@ -153,14 +234,19 @@ def _comes(plan: SyncPlan, one: TablePlan, arguments: dict[str, Any]) -> Iterato
         yield "waits until it is copied"
     elif one.has_snapshot or one.held is not None:
         pass
-    elif plan.slot is not None and not one.changes and arguments["snapshot"] == "initial":
+    elif (
+        plan.slot is not None
+        and not one.changes
+        and call.capture_options is not None
+        and call.capture_options.snapshot == "initial"
+    ):
         yield "would be copied"
     else:
-        uncopied = arguments["uncopied"]
+        uncopied = call.options.uncopied
         yield {
-            "error": "no snapshot: an error at its first change (--uncopied)",
-            "empty": "no snapshot: it is taken as empty when the capture began (--uncopied)",
-            "changes": "no snapshot: its changes alone are kept (--uncopied)",
+            "error": "no snapshot: an error at its first change",
+            "empty": "no snapshot: it is taken as empty when the capture began",
+            "changes": "no snapshot: its changes alone are kept",
         }[uncopied]
     if one.is_published is False:
         yield "not published any more"

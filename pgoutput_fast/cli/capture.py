@@ -6,41 +6,36 @@ import contextlib
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
 from .. import PgOutputError
+from ..capture_options import CaptureOptions
 from ..connections import ConnectionParameters
 from ..errors import counted
 from ..lsn import format_lsn
 from ..replication import capture
 from ..replication.attempt import unless_stopped
-from ..replication.capture import check_combined
+from ..replication.capture import check_local
 from ..replication.link import first_connection
 from ..replication.server_position import end_of_commits
 from ..watching.figures import Lag
-from ._capturing import capture_options
 from ._dsn import dsn_options, given_dsn, publications_option
 from ._live import LiveView, LogView, status_text
-from ._named import in_options
+from ._options import chosen, options_from, text_by
 from ._position import PositionWatch
-from ._quantities import Seconds
-from ._service import STATUS_INTERVAL, checked_until, serve, service_options
+from ._service import STATUS_INTERVAL, ServiceOptions, checked_until, serve
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..replication import CaptureProgress
     from ..watching.figures import Figures
-    from ..watching.logs import LogFormat
     from ..watching.metrics import Collector
     from ._live import View
     from ._service import Service
     from ._systemd import Notifier
-
-# What is checked before the log begins, as wrong usage.
-_COMBINED = (
-    "directory", "upload", "upload_endpoint", "upload_keep", "silent_after", "give_up",
-)  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -118,59 +113,18 @@ class _Watcher:
     callback=checked_until,
     help="End with what is committed by now, or was committed before an LSN.",
 )
-@click.option(
-    "--snapshot",
-    type=click.Choice(["never", "initial", "only"]),
-    default="never",
-    show_default=True,
-    help="Whether the rows come too that the tables had before; with only, nothing else comes yet.",
-)
-@click.option(
-    "--silent-after",
-    type=Seconds(),
-    metavar="SECONDS",
-    help="Report consumers that have something left to read and have not moved for so long; by "
-    "default two days.",
-)
-@click.option(
-    "--give-up",
-    is_flag=True,
-    help="With --silent-after: remove such consumers, so that nothing is kept for them.",
-)
-@click.option(
-    "--history/--no-history",
-    default=True,
-    show_default=True,
-    help="Whether the catalogue of types and tables is read beside the stream, for its history.",
-)
-@click.option(
-    "--upload",
-    metavar="s3://BUCKET/PREFIX",
-    help="Copy the directory there, for readers elsewhere. Credentials are those of the AWS SDK.",
-)
-@click.option(
-    "--upload-endpoint",
-    metavar="URL",
-    help="Of S3-compatible storage; by default AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.",
-)
-@click.option(
-    "--upload-keep",
-    type=click.Choice(["all", "local"]),
-    default="all",
-    show_default=True,
-    help="With local, what is deleted from the directory is then deleted from its copy.",
-)
-@capture_options
-@service_options
+@options_from(CaptureOptions, ServiceOptions)
 @click.pass_context
 def command(
     context: click.Context,
     /,
     dsn: str | None,
     dsn_file: Path | None,
-    log_format: LogFormat,
-    log_interval: float,
-    **options: Any,
+    slot: str,
+    publications: tuple[str, ...],
+    directory: str,
+    until: int | Literal["now"] | None,
+    **flags: Any,
 ) -> int:
     """Write a slot's changes to a directory of segments, until a signal or --until.
 
@@ -182,30 +136,36 @@ def command(
     it was told to; 75 an error that may pass, so try again later; 1 an error that does not pass by
     itself; 2 wrong usage; 130 Ctrl-C.
     """
+    given = {"create_slot": True, "two_phase": None, **chosen(context, flags, CaptureOptions)}
     try:
-        check_combined(**{name: options[name] for name in _COMBINED})
+        options = CaptureOptions(**given)
+        service_options = ServiceOptions(**chosen(context, flags, ServiceOptions))
+        check_local(directory)
     except PgOutputError as error:
-        raise click.UsageError(in_options(str(error), context.command)) from None
+        raise click.UsageError(text_by(context.command, error)) from None
 
     def run(view: View, service: Service) -> int:
-        given = given_dsn(context, dsn, dsn_file, _log.warning)
-        parameters = ConnectionParameters(given)
+        parameters = ConnectionParameters(given_dsn(context, dsn, dsn_file, _log.warning))
         service.hide_secrets(parameters)
-        return _run(given, parameters, view, service, options)
+        source = Slot(parameters, slot, publications, directory, until)
+        return _run(source, options, view, service)
 
-    return serve(context, "capture", log_format, log_interval, (LiveView, LogView), run)
+    return serve(context, "capture", service_options, (LiveView, LogView), run)
 
 
-def _run(
-    dsn: str | None,
-    parameters: ConnectionParameters,
-    view: View,
-    service: Service,
-    options: dict[str, Any],
-) -> int:
+class Slot(NamedTuple):
+    """What is captured, where to, and up to where."""
+
+    parameters: ConnectionParameters
+    slot: str
+    publications: Sequence[str]
+    directory: str
+    until: int | Literal["now"] | None
+
+
+def _run(source: Slot, options: CaptureOptions, view: View, service: Service) -> int:
     """Capture, and return the exit code."""
-    until, host, port = (options.pop(name) for name in ("until", "metrics_host", "metrics_port"))
-    options["two_phase"] = True if options["two_phase"] else None
+    parameters, slot, publications, directory, until = source
     stop, notifier = service.stop, service.notifier
 
     def ask() -> int:
@@ -218,22 +178,23 @@ def _run(
         def collectors() -> list[Collector]:
             from ..watching.metrics import capture_collector
 
-            return [capture_collector(watcher.figures, lambda: position.latest, options["slot"])]
+            return [capture_collector(watcher.figures, lambda: position.latest, slot)]
 
-        held.enter_context(service.metrics(host, port, collectors))
+        held.enter_context(service.metrics(collectors))
         _log.info(
-            "capture of slot %s, publications %s, into %s",
-            options["slot"], ", ".join(options["publications"]), options["directory"],
+            "capture of slot %s, publications %s, into %s", slot, ", ".join(publications),
+            directory,
             extra={"event": "start", "numbers": {
-                "slot": options["slot"], "publications": options["publications"],
-                "directory": options["directory"],
+                "slot": slot, "publications": publications, "directory": directory,
             }},
         )  # fmt: skip
         notifier.status("connecting")
         position.start()
         held.callback(position.close)
-        if until == "now":
-            until = first_connection(ask, options["retry_for"], stop.event)
-        ended = capture(dsn, until_lsn=until, stop=stop.event, progress=watcher, **options)
+        lsn = first_connection(ask, options.retry_for, stop.event) if until == "now" else until
+        ended = capture(
+            parameters, slot=slot, publications=publications, directory=directory,
+            until_lsn=lsn, stop=stop.event, progress=watcher, options=options,
+        )  # fmt: skip
         watcher.end(ended)
     return stop.exit_code

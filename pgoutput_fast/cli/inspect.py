@@ -33,7 +33,8 @@ from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
 from ._inspect_directory import described, files_of, lines_of
-from ._inspect_to import is_of, policies_option, run_export, table_patterns, types_option
+from ._inspect_to import is_of, run_export, types_option
+from ._options import policies_option, table_patterns
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain
 

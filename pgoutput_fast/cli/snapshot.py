@@ -15,8 +15,9 @@ from ..errors import PgOutputError, printable
 from ..history import history_of
 from ..lsn import format_lsn
 from ..names import parse_name, sql_name
+from ..options import seconds
 from ..segments.listing import has_begun
-from ._quantities import Seconds
+from ._options import Value
 
 if TYPE_CHECKING:
     from ..directory.copies import TableState
@@ -42,7 +43,7 @@ _POLL = 0.2  # seconds between two looks whether a copy is there
     help='One or more, by name as SQL has it (public.orders, public."My Table") or by relation id.',
 )
 @click.option(
-    "--wait", metavar="SECONDS", type=Seconds(min_open=False), help="Wait until they are copied."
+    "--wait", metavar="TIME", type=Value(seconds(zero=True)), help="Wait until they are copied."
 )
 def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int:
     """Ask the capture of a directory to copy tables again.

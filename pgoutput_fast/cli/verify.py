@@ -18,12 +18,11 @@ import click
 from ..apply.duckdb_file import LEAST_MEMORY
 from ..errors import PgOutputError, counted, printable, without_passwords
 from ..lsn import format_lsn
+from ..options import byte_count, seconds
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
 from ..watching.logs import Formatter, logged, write_line
 from ._dsn import dsn_options, given_dsn, publications_option
-from ._inspect_to import policies_option
-from ._named import in_options
-from ._quantities import ByteCount
+from ._options import Value, policies_option, shown_by
 from ._spark_engine import check_options, running_engine, spark_options
 from ._style import Paint, paint_for
 
@@ -61,10 +60,10 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
 )
 @click.option(
     "--timeout",
-    type=float,
+    type=Value(seconds()),
     default=60.0,
     show_default=True,
-    metavar="SECONDS",
+    metavar="TIME",
     help="How long to wait until the target has what the server has.",
 )
 @click.option(
@@ -85,7 +84,7 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
 @policies_option("A policy with which a sync wrote the target, e.g. infinity=null.")
 @click.option(
     "--duckdb-memory",
-    type=ByteCount(LEAST_MEMORY),
+    type=Value(byte_count(LEAST_MEMORY)),
     metavar="BYTES",
     help="What DuckDB may take; by default a quarter of the memory of the machine or the "
     "container, but 384MB at least and 4GB at most.",
@@ -131,7 +130,7 @@ def command(
             )
     except PgOutputError as error:
         painted = paint_for(sys.stderr)("pgoutput-fast:", "error")
-        text = without_passwords(in_options(str(error), context.command))
+        text = without_passwords(error.text(shown_by(context.command)))
         print(f"{painted} {printable(text)}", file=sys.stderr)
         return 2
     if as_object:

@@ -158,7 +158,7 @@ def _array(dimensions: int) -> Pack:
             plural = "s" * (found > 1)
             raise OutOfRange(
                 f"an array of {found} dimension{plural}{lowers} does not fit where all have "
-                f"{dimensions}, counted from 1; Policies(arrays=...) can make it text, or have "
+                f"{dimensions}, counted from 1; the policy arrays can make it text, or have "
                 "another number of dimensions"
             )
         return level(value, dimensions)

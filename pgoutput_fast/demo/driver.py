@@ -68,7 +68,7 @@ class Driver:
                 *(sys.executable, "-m", "pgoutput_fast", "sync", "--engine", "spark"),
                 *("--to", str(directory / "tables"), "--dir", str(directory / "segments")),
                 *("--slot", SLOT, "--publication", PUBLICATION, "--log-format", "json"),
-                *("--log-interval", str(_INTERVAL), "--max-delay", "0.2", "--interval", "0.5"),
+                *("--config", str(_options_file(directory)), "--interval", "0.5"),
                 *("--master", f"local[{min(os.cpu_count() or 1, _MAX_CORES)}]"),
                 *_settings(temporary),
             ],
@@ -196,6 +196,12 @@ def _has_processes(session: int) -> bool:
         if int(fields[3]) == session and fields[0] != "Z":
             return True
     return False
+
+
+def _options_file(directory: Path) -> Path:
+    path = directory / "sync.toml"
+    path.write_text(f"log_interval = {_INTERVAL}\nmax_delay = 0.2\n")
+    return path
 
 
 def _settings(temporary: Path) -> list[str]:

@@ -44,7 +44,7 @@ _CREDENTIALS = (
 )
 _ADVICE = {
     "NO_SUCH_BUCKET": "make the bucket, or give the name of another one",
-    "NETWORK_CONNECTION": "look at the network, and at the endpoint: --upload-endpoint, "
+    "NETWORK_CONNECTION": "look at the network, and at the endpoint: upload_endpoint, "
     "AWS_ENDPOINT_URL",
 }
 _REGION_ADVICE = "set AWS_REGION to the region of the bucket"

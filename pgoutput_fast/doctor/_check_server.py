@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import PgOutputError, counted, printable
-from ..replication.stream_options import best_protocol
+from ..replication.negotiation import best_protocol
 from ._examined import (
     listed,
     quoted_literal,

@@ -37,7 +37,8 @@ class Registered:
     def __init__(self, paths: Sequence[str | os.PathLike[str]], name: str) -> None:
         if len(paths) != 1 or not Path(paths[0]).is_dir():
             raise PgOutputError(
-                "consumer= needs one directory of segments, which then keeps what was not read"
+                "it needs one directory of segments, which then keeps what was not read",
+                parameter="consumer",
             )
         self._directory = Path(paths[0])
         self._is_made = name not in {one.name for one in consumers(self._directory)}

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import claim_directory, fsync_path, read_json_file, write_whole
 from .._forms import MALFORMED
@@ -15,7 +15,7 @@ from ..directory import requests, snapshots
 from ..directory.copies import Tables
 from ..directory.looking import check_marks, files_of_copy
 from ..directory.uploading import downloaded_from
-from ..errors import PgOutputError, RetryableError
+from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter
 from ..segments.folders import (
@@ -27,16 +27,17 @@ from ..segments.folders import (
 )
 from ..segments.listing import has_begun
 from .attempt import unless_stopped
+from .negotiation import negotiate
 from .source import missing_slot
 from .walsender import CreatedSlot, ReplicationConnection, SlotState
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ..capture_options import CaptureOptions
     from ..connections import ConnectionParameters
     from .snapshot import ServerSnapshot
-    from .stream_options import StreamOptions
 
 _log = logging.getLogger(__name__)
 
@@ -111,12 +112,10 @@ class Begun(NamedTuple):
 def begin_directory(
     parameters: ConnectionParameters,
     slot: str,
-    options: StreamOptions,
+    publications: Sequence[str],
+    options: CaptureOptions,
     directory: Path,
-    writing: dict[str, Any],
     *,
-    create_slot: bool,
-    adopt_slot: bool,
     open_first: Callable[[CreatedSlot, SegmentMetadata], ServerSnapshot] | None,
     stop: threading.Event | None,
 ) -> Begun:
@@ -135,23 +134,23 @@ def begin_directory(
             lambda: ReplicationConnection(parameters), ReplicationConnection.close, stop
         )
         held.enter_context(connection)
-        connection.check_publications(options.publications)
+        connection.check_publications(publications)
         state = connection.slot(slot)
         marked = state is not None and state.two_phase
-        negotiated = options.negotiate(connection.server_version, marked=marked)
+        negotiated = negotiate(options, publications, connection.server_version, marked=marked)
         intention = _Intention(directory, connection, slot)
         is_own = state is not None and not has_begun(directory) and intention.is_there()
         if not is_own:
-            check_beginning(state, slot, directory, adopt_slot=adopt_slot)
+            check_beginning(state, slot, directory, adopt_slot=options.adopt_slot)
             state = _once_unused(connection, state, directory)
         lock = made = opened = None
         if state is not None:
             confirmed = state.confirmed_flush_lsn or 0
-        elif create_slot:
+        elif options.create_slot:
             lock = claim_directory(directory, "capture", "segments")
             held.callback(os.close, lock)
-            check_beginning(None, slot, directory, adopt_slot=adopt_slot)
-            two_phase = options.makes_two_phase
+            check_beginning(None, slot, directory, adopt_slot=options.adopt_slot)
+            two_phase = bool(options.two_phase)
             made = _make_slot(
                 connection, slot, intention, stop, two_phase=two_phase,
                 snapshot=open_first is not None,
@@ -166,7 +165,7 @@ def begin_directory(
             system_identifier=connection.system_identifier,
             database=connection.database,
             slot=slot,
-            publications=tuple(options.publications),
+            publications=tuple(publications),
             server_version=connection.server_version,
             encoding=connection.settings["client_encoding"],
             settings=connection.settings,
@@ -183,7 +182,8 @@ def begin_directory(
                 confirmed_flush_lsn=confirmed,
                 made_slot=state is None or is_own,
                 lock=lock,
-                **writing,
+                segment_bytes=options.segment_bytes,
+                compression=options.compression,
             )
         except BaseException:
             if state is None:  # the slot was made here, and would keep the server's log for ever
@@ -276,9 +276,10 @@ def _check_download(directory: Path, *, adopt_slot: bool) -> None:
     if not adopt_slot:
         raise PgOutputError(
             f"{directory} is a copy that was downloaded from {url}, and what a capture brings here "
-            f"the original would lack: go on in that; if it is lost for good, adopt_slot=True has "
-            f"this one take its place, if the slot is not beyond its end"
-        )
+            f"the original would lack",
+            hint=("Go on in that. If it is lost for good, ", Argument("adopt_slot", True),
+                  " has this one take its place, if the slot is not beyond its end"),
+        )  # fmt: skip
     if not (directory / POSITION_NAME).exists():
         raise PgOutputError(
             f"{directory} was not downloaded from {url} to the end: download it anew into an empty "
@@ -347,10 +348,12 @@ def check_beginning(
         _check_empty(Path(directory))
     if state is not None and not adopt_slot and not begun:
         raise PgOutputError(
-            f"slot {slot!r} is there already, and no capture has begun in "
-            f"{os.fspath(directory)}: give the directory that has what the slot brought so "
-            f"far, or, if there is none, adopt_slot=True to begin where the slot stands, "
-            f"{format_lsn(state.confirmed_flush_lsn or 0)}"
+            f"slot {slot!r} is there already, and no capture has begun in {os.fspath(directory)}",
+            hint=(
+                "Give the directory that has what the slot brought so far, or, if there is none, ",
+                Argument("adopt_slot", True),
+                (f" to begin where the slot stands, {format_lsn(state.confirmed_flush_lsn or 0)}"),
+            ),
         )
     if state is None and begun:
         raise PgOutputError(

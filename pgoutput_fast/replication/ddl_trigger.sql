@@ -1,6 +1,6 @@
 -- pgoutput_fast: tell of each change of the catalogue in the stream, with the transaction that
 -- makes it. Run it as a superuser, in the database of the slot; it may be run again. A capture needs
--- messages=True (--messages). To remove it: DROP FUNCTION public.pgoutput_fast_ddl() CASCADE.
+-- messages=True. To remove it: DROP FUNCTION public.pgoutput_fast_ddl() CASCADE.
 
 BEGIN;
 

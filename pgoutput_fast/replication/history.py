@@ -13,7 +13,7 @@ import psycopg
 from ..catalog import catalog_of
 from ..connections import answered, server_error
 from ..directory.history import CatalogRead, HistoryWriter
-from ..errors import PgOutputError, ReplicationError, RetryableError
+from ..errors import Argument, PgOutputError, ReplicationError, RetryableError
 from ..lsn import parse_lsn
 from ..types import TypeRegistry
 
@@ -92,8 +92,8 @@ def read_state(
     with parameters.open(replication=False) as connection:
         if connection.info.server_version < _OLDEST_SERVER:
             raise PgOutputError(
-                "the history of types and tables needs PostgreSQL 14 or later; capture with "
-                "history=False"
+                "the history of types and tables needs PostgreSQL 14 or later",
+                hint=("Capture with ", Argument("schema_history", False)),
             )
         try:
             with answered(connection.pgconn):

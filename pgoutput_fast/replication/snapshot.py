@@ -27,11 +27,11 @@ from ..connections import (
 )
 from ..errors import PgOutputError, RetryableError
 from ..names import qualified
+from ..options import seconds
 from .attempt import unless_stopped
 from .imported import ADVICE, CopySource, Plan, Reader, SnapshotRange, SnapshotTable, asking
 from .locking import Locking
 from .published import read_published
-from .stream_options import check_seconds
 from .walsender import CreatedSlot, ReplicationConnection
 
 if TYPE_CHECKING:
@@ -398,7 +398,9 @@ def open_snapshot(
         An argument is of a wrong type.
     """
     check_publication_names(publications)
-    check_seconds(lock_timeout=lock_timeout, slot_timeout=slot_timeout)
+    for option, wait in (("lock_timeout", lock_timeout), ("slot_timeout", slot_timeout)):
+        if wait is not None:
+            seconds().check(option, wait)
     selection = Selection(tables)
     for option, number in (("connections", connections), ("range_bytes", range_bytes)):
         if type(number) is not int or number < 1:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..connections import ConnectionParameters
-from ..errors import PgOutputError, RetryableError
+from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
-from .stream_options import StreamOptions
+from .negotiation import negotiate
 from .walsender import ReplicationConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from ..capture_options import StreamOptions
 
 
 class Started(NamedTuple):
@@ -34,6 +37,7 @@ class Source:
     ----------
     parameters : ConnectionParameters
     slot : str
+    publications : sequence of str
     options : StreamOptions
     create_slot, temporary : bool
         As of :func:`pgoutput_fast.replication.connect`.
@@ -48,6 +52,7 @@ class Source:
         self,
         parameters: ConnectionParameters,
         slot: str,
+        publications: Sequence[str],
         options: StreamOptions,
         *,
         create_slot: bool = False,
@@ -57,6 +62,7 @@ class Source:
     ) -> None:
         self.slot = slot
         self._parameters = parameters
+        self._publications = publications
         self._options = options
         self._create_slot = create_slot
         self._temporary = temporary
@@ -87,9 +93,11 @@ class Source:
         connection = ReplicationConnection(self._parameters)
         try:
             self._check_system(connection)
-            connection.check_publications(self._options.publications)
+            connection.check_publications(self._publications)
             version = connection.server_version
-            self._options.negotiate(version)  # refuses options that the server does not know
+            negotiate(
+                self._options, self._publications, version
+            )  # refuses options that the server does not know
             if connection.in_recovery and version < 160000:
                 raise RetryableError(
                     "the server is a standby, on which logical decoding needs PostgreSQL 16; it "
@@ -118,7 +126,7 @@ class Source:
         """
         if not self._streams or self._temporary:
             return False
-        self._options.stop_streaming()
+        self._options = dataclasses.replace(self._options, streaming=False)
         return True
 
     def check(self, position: int, timeline: int | None) -> None:
@@ -148,7 +156,9 @@ class Source:
             What a stream will be that begins now, the LSN to give to the server, and the options.
         """
         confirmed, marked, made = self._take_slot(connection)
-        negotiated = self._options.negotiate(connection.server_version, marked=marked)
+        negotiated = negotiate(
+            self._options, self._publications, connection.server_version, marked=marked
+        )
         if position is None:
             position = confirmed
         else:
@@ -197,7 +207,7 @@ class Source:
         (int, bool, bool)
             The LSN where the slot stands, whether it is marked two_phase, and whether it was made.
         """
-        name, two_phase = self.slot, self._options.makes_two_phase
+        name, two_phase = self.slot, bool(self._options.two_phase)
         state = None if self._temporary else connection.slot(name)
         if state is not None:
             return state.confirmed_flush_lsn or 0, state.two_phase, False
@@ -210,10 +220,12 @@ class Source:
 def missing_slot(name: str) -> PgOutputError:
     """Make the error for a slot that does not exist."""
     return PgOutputError(
-        f"no slot {name!r} on the server (SQLSTATE 42704); create it with create_slot=True or "
-        f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput'); if there was one, what "
-        f"was committed since then is lost to it: copy the tables anew"
-    )
+        f"no slot {name!r} on the server (SQLSTATE 42704)",
+        parameter="slot",
+        hint=("Create it with ", Argument("create_slot", True), (" or SELECT "
+              f"pg_create_logical_replication_slot('{name}', 'pgoutput'). If there was one, what "
+              "was committed since then is lost to it: copy the tables anew")),
+    )  # fmt: skip
 
 
 def check_position(

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..directory.consumers import consumers, remove_consumer
 from ..directory.copies import Copy, Tables, TableState
@@ -15,7 +15,7 @@ from ..directory.merging import delete_covered, merge
 from ..directory.requests import forget_request, requested
 from ..directory.retention import Keep, retain
 from ..directory.uploading import CONSUMER_NAME
-from ..errors import PgOutputError, counted, printable
+from ..errors import Argument, PgOutputError, counted, printable
 from ..protocol.messages import decode_rare
 from ..segments.format import write_options
 from .copier import Copier
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ..capture_options import CaptureOptions
     from ..segments import SegmentWriter
     from ..transactions.runs import Run
     from ..types import TypeRegistry
@@ -45,35 +46,6 @@ _MUCH_KEPT = 1 << 30  # bytes of the log for which a consumer is reported
 _SILENT_AFTER = 2 * 86400.0  # seconds; a reader that runs once a day is not silent
 
 _log = logging.getLogger(__name__)
-
-
-class UpkeepOptions(NamedTuple):
-    """How a directory is kept.
-
-    Attributes
-    ----------
-    copies : bool
-        Whether tables are copied that join.
-    keep : Keep
-    merge_bytes : int
-        How large merged segments may be; 0: none is merged.
-    grace : float
-        Seconds for which files stay that a merged one covers.
-    silent_after : float or None
-        Seconds after which a consumer is reported that does not move; None: two days.
-    give_up : bool
-        Whether such a consumer is removed.
-    min_free : int
-        Bytes that stay free on the disk.
-    """
-
-    copies: bool
-    keep: Keep
-    merge_bytes: int
-    grace: float
-    silent_after: float | None
-    give_up: bool
-    min_free: int
 
 
 def order_first(directory: Path, opened: ServerSnapshot) -> None:
@@ -97,7 +69,7 @@ class Upkeep:
     ----------
     writer : SegmentWriter
     target : CopyTarget
-    options : UpkeepOptions
+    options : CaptureOptions
     members : Members
         What was published before the slot was made, or the capture began.
     opened : ServerSnapshot, optional
@@ -114,7 +86,7 @@ class Upkeep:
         self,
         writer: SegmentWriter,
         target: CopyTarget,
-        options: UpkeepOptions,
+        options: CaptureOptions,
         members: Members,
         opened: ServerSnapshot | None = None,
         history: HistoryWatch | None = None,
@@ -127,6 +99,7 @@ class Upkeep:
         self._directory = writer.directory
         self._target = target
         self._options = options
+        self._copies = options.snapshot != "never"
         self._check_space()
         self._tables = Tables(writer.directory)
         self._seen: dict[int, list[str]] = {}  # tables that were announced, by relation id
@@ -138,13 +111,13 @@ class Upkeep:
         # Those of the tables that were there from the beginning whose copies are not made yet.
         self._first = waits if opened is not None else set()
         self._copier = Copier(target, opened, members, types, history) if opened or waits else None
-        if options.copies:
+        if self._copies:
             self._take_members(members)
         self._take_requests()
-        self._watch = Watch(target.members, _WATCH_INTERVAL) if options.copies else None
+        self._watch = Watch(target.members, _WATCH_INTERVAL) if self._copies else None
         self._merger = (
-            _Merger(self._directory, options.merge_bytes, write_options(target.compression))
-            if options.merge_bytes
+            _Merger(self._directory, options.segment_bytes, write_options(target.compression))
+            if options.merge
             else None
         )
         self._next_tick = self._next_tidy = 0.0
@@ -155,12 +128,13 @@ class Upkeep:
     def _tell_that_none_joins(self) -> None:
         """Warn of a capture that leaves tables without their rows, where others have them."""
         copied = sum(one.copies[-1].state != "gone" for one in self._states.values())
-        if copied and not self._options.copies:
+        if copied and not self._copies:
             _log.warning(
                 "the directory has copies of %s, and this capture copies none that joins the "
-                "publications or returns to them: without snapshot='initial', which each call "
-                "needs, such a table lacks the rows that it has by then",
+                "publications or returns to them: without %s, which each call needs, such a table "
+                "lacks the rows that it has by then",
                 counted(copied, "table"),
+                Argument("snapshot", "initial"),
             )
 
     @property
@@ -251,7 +225,7 @@ class Upkeep:
         end_lsn : int
             Everything that is written next was committed before this LSN.
         """
-        if not self._seen or not self._options.copies:
+        if not self._seen or not self._copies:
             return
         # A table that has left is announced once more if the stream is still before that. Its
         # changes up to there count.
@@ -439,7 +413,11 @@ class Upkeep:
 
     def _delete(self) -> None:
         count = delete_covered(self._directory, self._options.grace)
-        count += retain(self._directory, self._options.keep, self._writer.store_position)
+        count += retain(
+            self._directory,
+            Keep(self._options.keep_seconds, self._options.keep_bytes),
+            self._writer.store_position,
+        )
         if count:
             _log.info("deleted %s without further use", counted(count, "file"))
 
@@ -475,8 +453,8 @@ class Upkeep:
         if name == CONSUMER_NAME and self._uploader is not None:
             raise PgOutputError(
                 f"{self._uploader.url} could not be written to for {silent:.0f} s, and is "
-                f"given up: what is not copied is no longer kept for it. Begin again when "
-                f"the storage is there, or without upload="
+                f"given up: what is not copied is no longer kept for it",
+                hint=("Begin again when the storage is there, or without ", Argument("upload")),
             )
 
     def finish(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:

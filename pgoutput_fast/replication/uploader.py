@@ -6,9 +6,9 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
-from ..directory.remote import RemoteError, parse_place
+from ..directory.remote import RemoteError
 from ..directory.uploading import Upload
 from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn
@@ -17,43 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ..capture_options import CaptureOptions
+
 _INTERVAL = 0.5  # seconds between two looks at a directory of which all is copied
 _FIRST_WAIT = 0.5  # seconds before the next try after an error: first, and at most
 _LONGEST_WAIT = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-class UploadOptions(NamedTuple):
-    """Where a directory is copied to: the arguments of `capture`."""
-
-    url: str
-    endpoint: str | None
-    keep: Literal["all", "local"]
-
-
-def upload_options(url: object, endpoint: object, keep: object) -> UploadOptions | None:
-    """Check these arguments of `capture`; None if nothing is to be copied. Nothing is asked for.
-
-    Raises
-    ------
-    PgOutputError
-        One has another form, or no sense without `url`. No password is shown.
-    TypeError
-        One is of another type.
-    """
-    for name, value in (("upload", url), ("upload_endpoint", endpoint)):
-        if not isinstance(value, (str, type(None))):
-            raise TypeError(f"{name} must be a str, not {type(value).__name__}")
-    if keep not in ("all", "local"):
-        raise PgOutputError(f"upload_keep={keep!r}: expected 'all' or 'local'")
-    if url is None:
-        if endpoint is not None or keep != "all":
-            raise PgOutputError("upload_endpoint= and upload_keep= need upload=")
-        return None
-    options = UploadOptions(cast("str", url), cast("str | None", endpoint), keep)
-    parse_place(options.url, options.endpoint)
-    return options
 
 
 class Uploader:
@@ -62,7 +32,8 @@ class Uploader:
     Parameters
     ----------
     directory : pathlib.Path
-    options : UploadOptions
+    options : CaptureOptions
+        With `upload`.
 
     Attributes
     ----------
@@ -79,9 +50,11 @@ class Uploader:
         The storage refuses, or has something else in this place; an argument has another form.
     """
 
-    def __init__(self, directory: Path, options: UploadOptions) -> None:
+    def __init__(self, directory: Path, options: CaptureOptions) -> None:
         self._directory = directory
-        self._upload = Upload(directory, *options)
+        self._upload = Upload(
+            directory, cast("str", options.upload), options.upload_endpoint, options.upload_keep
+        )
         self._has_begun = False
         self._failures = 0
         self._failing_since: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -11,12 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pgoutput_fast._disk import read_json_file
+from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE
+from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.directory.consumers import check_consumer_name
 from pgoutput_fast.directory.remote import refuse_secrets, without_secrets
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy
 from pgoutput_fast.lsn import parse_lsn
-from pgoutput_fast.policies import Policies, policies_of
+from pgoutput_fast.policies import Policies, policies_of, policy_texts
 from pgoutput_fast.types import TypeRegistry
 
 from ._envelopes import PLACEHOLDER, Style
@@ -25,7 +28,6 @@ Mode = Literal["table", "manifest", "envelope"]
 
 _MODES = ("table", "manifest", "envelope")
 _CAPTURES = ("embedded", "external")
-_SNAPSHOTS = ("initial", "never")
 _SEGMENTS = "segments"
 """The end of a directory's name beside a checkpoint."""
 
@@ -51,8 +53,8 @@ class SourceOptions:
     dsn : str or None
     slot : str or None
     publications : tuple of str
-    capture_options : dict
-        Further arguments of `capture`.
+    capture_options : CaptureOptions or None
+        None: another process captures.
     policies : Policies
     registry : TypeRegistry or None
         The users' types, in place of those that the directory or the server tells.
@@ -78,7 +80,7 @@ class SourceOptions:
     dsn: str | None = None
     slot: str | None = None
     publications: tuple[str, ...] = ()
-    capture_options: dict[str, Any] = field(default_factory=dict)
+    capture_options: CaptureOptions | None = None
     policies: Policies = field(default_factory=Policies)
     registry: TypeRegistry | None = None
     history: HistoryPolicy = "newer"
@@ -167,30 +169,33 @@ def _style(found: _Options, mode: str) -> Style:
     return Style(prefix, bool(tombstones), None if omitted else placeholder or PLACEHOLDER)
 
 
-_CAPTURE_NAMES = {
-    "max_delay": "maxDelay", "segment_bytes": "segmentBytes", "retry_for": "retryFor",
-    "adopt_slot": "adoptSlot", "two_phase": "twoPhase",
-}  # fmt: skip
-"""Arguments of a capture whose options have other names."""
-_ARGUMENT = re.compile(rf"\b({'|'.join(_CAPTURE_NAMES)})=(\w+)?")
+def _camel(name: str) -> str:
+    """The name of an option as Spark writes names."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.title, others))
 
 
-_POLICY = re.compile(r"Policies\(([a-z_]+=[^()]*)\)", re.ASCII)
+_CAPTURE = {_camel(one.name): one for one in CaptureOptions.options()}
+"""The options of an embedded capture."""
 
 
-def in_options(text: str) -> str:
-    """An error's text, with the source's options in place of arguments of functions."""
-    text = _POLICY.sub(lambda one: f"policies={one[1]}".replace("'", ""), text)
-    return _ARGUMENT.sub(lambda one: f"{_CAPTURE_NAMES[one[1]]}={(one[2] or '').lower()}", text)
+def shown(argument: Argument) -> str:
+    """Return how a query gives an option: ``maxDelay=0.5``."""
+    name, value = _camel(argument.name), argument.value
+    if isinstance(value, Policies):
+        value = " ".join(policy_texts(value))
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return f"{name}={value}" if argument.has_value else name
 
 
 _NAMES = frozenset(
     {
         "mode", "table", "tables", "output", "topicPrefix", "tombstones", "placeholder",
         "omitUnchanged", "segments", "path", "checkpointLocation", "slot", "publications", "dsn",
-        "capture", "snapshot", "protocol", "binary", "maxBytesPerTrigger", "startingLsn",
+        "capture", "maxBytesPerTrigger", "startingLsn",
         "endingLsn", "policies", "registry", "history", "newColumns", "consumer", "partitions",
-        *_CAPTURE_NAMES.values(),
+        *_CAPTURE,
     }
 )  # fmt: skip
 
@@ -298,36 +303,21 @@ def _registry(path: str) -> TypeRegistry:
     return TypeRegistry.from_json(read_json_file(Path(path.removeprefix("file://"))))
 
 
-def _capture_options(found: _Options, capture: str) -> dict[str, Any]:
-    read: dict[str, Callable[[str], Any]] = {
-        "snapshot": lambda text: _one_of(text, _SNAPSHOTS),
-        "protocol": _protocol,
-        "binary": _flag,
-        "two_phase": _flag,
-        "max_delay": float,
-        "segment_bytes": _count,
-        "retry_for": float,
-        "adopt_slot": _flag,
+def _capture_options(found: _Options, capture: str) -> CaptureOptions | None:
+    """The options of an embedded capture; None if another process captures."""
+    given = {one.name: found.text(name) for name, one in _CAPTURE.items()}
+    made = {
+        one.name: one.kind.from_text(one.name, text)
+        for one in CaptureOptions.options()
+        if (text := given[one.name]) is not None
     }
-    made = {}
-    for name, function in read.items():
-        value = found.value(_CAPTURE_NAMES.get(name, name), function)
-        if value is None:
-            continue
-        if capture == "external":
-            shown = _CAPTURE_NAMES.get(name, name)
-            raise PgOutputError(
-                f"the option {shown} is the capture's, which capture=external leaves to another "
-                "process"
-            )
-        made[name] = value
-    made.setdefault("snapshot", "initial")
-    return made if capture == "embedded" else {}
-
-
-def _protocol(text: str) -> str | int:
-    given = _one_of(text, ("auto", "1", "2", "3", "4"))
-    return given if given == "auto" else int(given)
+    if capture == "embedded":
+        return dataclasses.replace(DEFAULT_CAPTURE, **made)
+    for name in made:
+        raise PgOutputError(
+            "it is the capture's, which capture=external leaves to another process", parameter=name
+        )
+    return None
 
 
 def _one_of(text: str, allowed: tuple[str, ...]) -> str:

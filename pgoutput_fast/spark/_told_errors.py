@@ -12,7 +12,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.errors import Argument, DecodeError, PgOutputError
 
 from ._worker import prepare
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MARK = "[pgoutput_fast error] "
-_FIELDS = ("code", "offset", "tag", "frame", "path", "column")
+_FIELDS = ("code", "offset", "tag", "frame", "path", "column", "table", "parameter")
 _LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
 _TRACEBACK = "Traceback (most recent call last):"
 # The line that ends a traceback. Spark puts its own behind it, or in the next lines.
@@ -30,31 +30,36 @@ _RAISED = re.compile(
 
 
 @contextlib.contextmanager
-def telling(change: Callable[[str], str] = str) -> Iterator[None]:
+def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
     """Run on an executor: errors of this package end with a line that :func:`error_of` reads.
 
     And the worker prints no error where a LIMIT ends it early.
 
     Parameters
     ----------
-    change : callable
-        What is done to their texts, such as to name options.
+    shown : callable
+        How options are written that an error names.
     """
     prepare()
     try:
         yield
     except PgOutputError as error:
-        text = str(error.args[0]) if error.args else ""
-        if _MARK not in text:
-            text = change(text)
-            error.args = (f"{text}\n{_MARK}{_told(error, text)}", *error.args[1:])
+        if _MARK not in error.message:
+            line = f"{_MARK}{_told(error)}"
+            # What Spark shows is the traceback's text: the whole error, and then the line.
+            error.args = (f"{error.text(shown)}\n{line}", *error.args[1:])
+            error.parameter, error.hint, error.frame = None, (), None
         raise
 
 
-def _told(error: PgOutputError, text: str) -> str:
-    """What the line says: the class, how long the message is, and the attributes that are set."""
+def _told(error: PgOutputError) -> str:
+    """What the line says: the class, the message, and the attributes that are set."""
     kind = type(error)
-    told: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}", "length": len(text)}
+    told: dict[str, Any] = {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "message": error.message,
+        "hint": [one if isinstance(one, str) else {"option": str(one)} for one in error.hint],
+    }
     for name in _FIELDS:
         value = getattr(error, name)
         if value is not None:
@@ -103,9 +108,7 @@ def _read(text: str) -> PgOutputError | None:
     for match in reversed([*_LINE.finditer(text)]):
         try:
             told = json.loads(match[1])
-            before = text[: match.start()].removesuffix("\n")
-            message = before[len(before) - told["length"] :]
-            return _restored(told, message)
+            return _restored(told, told["message"])
         except (ValueError, KeyError, TypeError):
             continue  # a text that has such a line, but not from here
     return None
@@ -126,6 +129,9 @@ def _restored(told: dict[str, Any], message: str) -> PgOutputError:
     names = _FIELDS if issubclass(kind, DecodeError) else [name for name in _FIELDS if name in told]
     for name in names:
         setattr(error, name, told.get(name))
+    error.hint = tuple(
+        one if isinstance(one, str) else one["option"] for one in told.get("hint", ())
+    )
     return error
 
 

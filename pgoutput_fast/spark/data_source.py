@@ -49,7 +49,7 @@ except ImportError as error:
     ) from error
 
 from pgoutput_fast.apply.departures import mistaken
-from pgoutput_fast.apply.embedded_capture import EmbeddedCapture
+from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture
 from pgoutput_fast.captured.histories import has_commit, has_copy, newest_commit, newest_copy
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.captured.units import SegmentSource, open_source
@@ -68,7 +68,7 @@ from ._change_files import DDL, write_changes
 from ._envelopes import RECORD_DDL, envelopes
 from ._offsets import copy_of, is_no_offset, newest_of, offset_at, position_of
 from ._planning import Item, item_batches
-from ._source_options import SourceOptions, in_options, source_options
+from ._source_options import SourceOptions, shown, source_options
 from ._told_errors import telling
 from ._worker import end_quietly
 from .dataframes import (
@@ -181,7 +181,7 @@ class _Units(InputPartition):
         super().__init__(None)
         self.units, self.metadata = units, metadata
         # A task needs no server.
-        self.options = dataclasses.replace(options, dsn=None, capture_options={})
+        self.options = dataclasses.replace(options, dsn=None, capture_options=None)
 
 
 def _unit_partitions(
@@ -199,7 +199,7 @@ def _unit_partitions(
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The changes of a partition, their records, or the files they are in, on an executor."""
-    with telling(in_options):
+    with telling(shown):
         yield from _found(partition)
 
 
@@ -207,7 +207,7 @@ def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, _Units) and partition.options.mode == "envelope":
         options = partition.options
         yield from envelopes(
-            partition.units, partition.metadata, str(options.segments), options.style, in_options,
+            partition.units, partition.metadata, str(options.segments), options.style, str,
             tables=options.tables, policies=options.policies, history=options.history,
         )  # fmt: skip
     elif isinstance(partition, _Units):
@@ -259,7 +259,8 @@ def _find(options: SourceOptions) -> FoundTable:
         raise PgOutputError(f"no capture has begun in {options.segments}")
     return published_table(
         options.dsn, options.publications, table, options.policies,
-        binary=bool(options.capture_options.get("binary")), registry=options.registry,
+        binary=options.capture_options is not None and options.capture_options.binary,
+        registry=options.registry,
     )  # fmt: skip
 
 
@@ -512,13 +513,16 @@ class _Planner:
         try:
             yield
         except PgOutputError as error:
-            raise PgOutputError(in_options(str(error))) from error
+            raise PgOutputError(error.text(shown)) from error
 
     def _begin_capture(self) -> None:
+        from pgoutput_fast.connections import ConnectionParameters
+
         options = self._options
         self._capture = EmbeddedCapture(
-            options.dsn, options.segments, self._stop, "now" if self._ends else None,
-            slot=options.slot, publications=options.publications, **options.capture_options,
+            ConnectionParameters(options.dsn), options.segments, self._stop,
+            "now" if self._ends else None, options.slot or "", options.publications,
+            options.capture_options or DEFAULT_CAPTURE,
         )  # fmt: skip
         with self._refusals():
             self._capture.start()

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._impl import implementation, twin
 from ..decoding.state import StreamState
-from ..errors import DecodeError, PgOutputError, fail
+from ..errors import Argument, DecodeError, PgOutputError, fail
 from ..policies import Policies
 from ..protocol.messages import (
     BeginPrepare,
@@ -552,9 +552,10 @@ class Assembler:
         ):
             raise PgOutputError(
                 f"the prepared transaction {message.gid!r} (xid {message.xid}) is committed, and "
-                "its changes did not come: it was prepared before this stream began. Copy the "
-                "tables anew; if it had no changes, in Python unknown_prepared='empty' goes on"
-            )
+                "its changes did not come: it was prepared before this stream began",
+                hint=("Copy the tables anew; if it had no changes, ",
+                      Argument("unknown_prepared", "empty"), " goes on"),
+            )  # fmt: skip
         prepared = self._prepared.pop(key, None)
         stage = None if prepared is None else prepared.stage
         if isinstance(message, CommitPrepared):

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from .runs import Run
 
 _BLOCK = 4 << 20
@@ -161,7 +161,8 @@ class Stage:
             raise PgOutputError(
                 f"a transaction that has not ended needs more memory than it may have, and can't "
                 f"be kept in {self._directory or tempfile.gettempdir()}: "
-                f"{error.strerror or error}; make room there, or allow more with max_memory="
+                f"{error.strerror or error}",
+                hint=("Make room there, or allow more with ", Argument("max_memory")),
             ) from error
         self._blocks += blocks
         self._spilled += len(self._ends)

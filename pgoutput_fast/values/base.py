@@ -73,7 +73,7 @@ def limited(choice: str, policy: str, shown: str, clamp: Any, name: str, note: s
     if choice == "text":
         return shown
     raise OutOfRange(
-        f"{shown} does not fit into {name}; Policies({policy}=...) can be 'null', 'clamp' (the "
+        f"{shown} does not fit into {name}; the policy {policy} can be 'null', 'clamp' (the "
         f"nearest value) or 'text'{note}"
     )
 

@@ -79,7 +79,7 @@ def _json(policies: Policies, encoding: str, binary_prefix: bytes) -> Codec:
         except (ValueError, RecursionError) as error:
             shown = show_bytes(text.encode(encoding))
             raise ValueError(
-                f"{shown} is refused by Python's parser ({error}); Policies(json='text') keeps it "
+                f"{shown} is refused by Python's parser ({error}); the policy json=text keeps it "
                 "as str"
             ) from error
 

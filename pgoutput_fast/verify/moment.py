@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 
 from .. import Begin, Decoder, Delete, Insert, Relation, Truncate, Update
+from ..capture_options import StreamOptions
 from ..catalog import CatalogTable, catalog_of
 from ..connections import ConnectionParameters, server_error
 from ..errors import DecodeError, PgOutputError
@@ -20,10 +21,10 @@ from ..names import qualified
 from ..objects import UNCHANGED
 from ..publications import Publications, read_attributes, row_filters
 from ..replication import ReplicationConnection
+from ..replication.negotiation import negotiate
 from ..replication.receiver import Receiver, Taken
 from ..replication.server_position import check_target
 from ..replication.snapshot import open_snapshot
-from ..replication.stream_options import StreamOptions
 from ..types import ColumnType, TypeRegistry, column_type
 from .sums import Sum
 from .texts import NotComparable, joined, literal, quoted
@@ -231,8 +232,10 @@ class Moment:
             if found[1] or confirmed >= self.lsn:
                 return confirmed
             try:
-                options = StreamOptions(self._publications, protocol=1, streaming=False)
-                given = options.negotiate(connection.info.server_version).options
+                options = StreamOptions(protocol=1, streaming=False)
+                given = negotiate(
+                    options, self._publications, connection.info.server_version
+                ).options
                 left = connection.execute(
                     "SELECT EXISTS (SELECT FROM pg_catalog.pg_logical_slot_peek_binary_changes("
                     "%s, %s::pg_lsn, 1, VARIADIC %s))",
@@ -275,8 +278,10 @@ class Moment:
         if until <= self.lsn:
             return {relation_id: one.result() for relation_id, one in collectors.items()}
         self.check(until)
-        options = StreamOptions(self._publications, protocol=1, streaming=False)
-        negotiated = options.negotiate(self._replication.server_version).options
+        options = StreamOptions(protocol=1, streaming=False)
+        negotiated = negotiate(
+            options, self._publications, self._replication.server_version
+        ).options
         self._replication.start(self._slot, self.lsn, negotiated)
         receiver = self._receiver = Receiver(self._replication, self.lsn)
         decoder = Decoder()

@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import printable, without_passwords
+from ..errors import Argument, PgOutputError, printable, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,17 +32,30 @@ class Formatter(logging.Formatter):
         super().__init__()
         self._kind = kind
         self.change: Callable[[str], str] = str
-        """Replaces what a text may not show, or shows otherwise, such as secrets."""
+        """Replaces what a text may not show, such as secrets."""
+        self.name_option: Callable[[Argument], str] = str
+        """How options are written that a message or an error names."""
 
     def shown(self, text: str) -> str:
         """A text as the log has it."""
         return without_passwords(self.change(text))
 
+    def _message(self, record: logging.LogRecord) -> str:
+        given = record.args
+        if not isinstance(given, tuple) or not given:
+            return record.getMessage()
+        return str(record.msg) % tuple(map(self._named, given))
+
+    def _named(self, value: object) -> object:
+        if isinstance(value, Argument):
+            return self.name_option(value)
+        return value.text(self.name_option) if isinstance(value, PgOutputError) else value
+
     def format(self, record: logging.LogRecord) -> str:
         """Make the line, without its end."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         when = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        message = self.shown(record.getMessage())
+        message = self.shown(self._message(record))
         failed = getattr(record, "details", None)
         if record.exc_info is not None:
             failed = self.formatException(record.exc_info)

@@ -39,6 +39,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import psycopg
 from chaos import wait_for
+from option_files import config
 from reference_parser import parse
 from servers import execute, find_server
 from type_values import NEWER, TYPES, VALUES
@@ -396,11 +397,11 @@ def prepare(server: EmbeddedServer, pgbench: Path, scale: int) -> None:
 class Running:
     """A subcommand of `pgoutput-fast` as a process, with a log."""
 
-    def __init__(self, log: Path, *given: str, dsn: str = "") -> None:
+    def __init__(self, log: Path, *given: str, dsn: str = "", **options: object) -> None:
         self._log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [*COMMAND, *given, "--log-format", "json", "--log-interval", "1"],
+                [*COMMAND, *given, "--log-format", "json", *config(log_interval=1, **options)],
                 env={**os.environ, "PGOUTPUT_FAST_DSN": dsn},
                 stderr=file,
             )
@@ -435,10 +436,12 @@ class Running:
 class Capture(Running):
     """`pgoutput-fast capture`."""
 
-    def __init__(self, server: EmbeddedServer, directory: Path, log: Path, *more: str) -> None:
+    def __init__(
+        self, server: EmbeddedServer, directory: Path, log: Path, *more: str, **options: object
+    ) -> None:
         super().__init__(
             log, "capture", "--slot", "live", "--publication", "p", "--out", str(directory),
-            "--snapshot", "initial", *more, dsn=f"{server.dsn()} user={ROLE}",
+            "--snapshot", "initial", *more, dsn=f"{server.dsn()} user={ROLE}", **options,
         )  # fmt: skip
 
 
@@ -690,7 +693,7 @@ def run(version: int, scale: int, seconds: int, minutes: int, seed: int) -> None
             given = (server.dsn(), names, chance.random(), writers.stop, written)
             writers.start(write, *given)
         begin = time.monotonic()
-        capture = Capture(server, directory, path / "log", "--min-free", "1")
+        capture = Capture(server, directory, path / "log", min_free=1)
         held.callback(capture.kill)
         held.push(capture.tell)
         wait_for("the slot", lambda: execute(server, "SELECT 1 FROM pg_replication_slots"))
@@ -745,7 +748,7 @@ def run(version: int, scale: int, seconds: int, minutes: int, seed: int) -> None
 def finish(server: EmbeddedServer, directory: Path, log: Path) -> None:
     """Capture what is committed by now, and all copies that are ordered."""
     begin = time.monotonic()
-    capture = Capture(server, directory, log, "--until", "now", "--min-free", "1")
+    capture = Capture(server, directory, log, "--until", "now", min_free=1)
     cpu, most, stop = capture.end()
     assert waiting(directory) == set()
     print(

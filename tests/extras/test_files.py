@@ -369,7 +369,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert [line.split()[0] for line in said.splitlines()[:-1]] == ["public.b"] * 2 + [
             "public.c"
         ]
-    assert "begun with no --before, not --before;" in run(
+    assert "begun with before=False, not before=True;" in run(
         "--to", "parquet", out, "--before", code=1
     )
     for option, why in (

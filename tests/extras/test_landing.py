@@ -14,12 +14,12 @@ pytest.importorskip("pyarrow")
 from made_connection import Connection
 
 from pgoutput_fast import testing
-from pgoutput_fast.directory.retention import Keep
+from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.replication.landing import Landing
 from pgoutput_fast.replication.link import Link
 from pgoutput_fast.replication.membership import Members
 from pgoutput_fast.replication.receiver import Receiver
-from pgoutput_fast.replication.upkeep import Upkeep, UpkeepOptions
+from pgoutput_fast.replication.upkeep import Upkeep
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter, list_segments
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def test_what_a_server_waits_for_is_made_durable(
         with SegmentWriter(tmp_path, METADATA, confirmed_flush_lsn=begin) as writer:
             stop: Any = Stop(writer, end)
             target: Any = None  # nothing is copied
-            options = UpkeepOptions(False, Keep(), 0, 60.0, None, False, 0)
+            options = CaptureOptions(merge=False, min_free=0)
             with contextlib.closing(Upkeep(writer, target, options, Members({}, 0))) as upkeep:
                 landing = Landing(link, writer, upkeep, 64 << 20, 1e9, "empty", None)
                 landing.run(None, stop)

@@ -19,6 +19,7 @@ import pytest
 from in_process import InProcessEngine
 from made_directory import MadeDirectory, catalog_read
 from object_storage import ENVIRONMENT, SECRET
+from option_files import config
 from pyarrow import fs
 from synced_tables import ParquetTables
 
@@ -289,15 +290,19 @@ def test_a_target_keeps_to_plain_files(made: MadeDirectory, tables: ParquetTable
         return {path: path.stat().st_mtime_ns for path in tables.path.rglob("*") if path.is_file()}
 
     before = content()
-    with pytest.raises(PgOutputError, match=r"are plain Parquet files, .*: give changes='parquet'"):
+    with pytest.raises(
+        PgOutputError, match=r"are plain Parquet files, .*\. Give changes='parquet'"
+    ):
         sync(made, tables, changes=None)
-    with pytest.raises(PgOutputError, match=r"are plain Parquet files, .*: give changes='parquet'"):
+    with pytest.raises(
+        PgOutputError, match=r"are plain Parquet files, .*\. Give changes='parquet'"
+    ):
         sync(made, tables, changes="delta")
     assert content() == before
     tables.remove()
     sync(made, tables, changes=None)
     before = content()
-    with pytest.raises(PgOutputError, match=r"are Delta tables, .*: leave out changes='parquet'"):
+    with pytest.raises(PgOutputError, match=r"are Delta tables, .*Leave out changes='parquet'"):
         sync(made, tables)
     assert content() == before
     # A target of a version that did not store the kind can't have had these files.
@@ -305,14 +310,17 @@ def test_a_target_keeps_to_plain_files(made: MadeDirectory, tables: ParquetTable
     for log in progress.glob("*.json"):
         log.write_text(log.read_text().replace(r", \"changes\": \"delta\"", ""))
     sync(made, tables, changes=None)
-    with pytest.raises(PgOutputError, match=r"are Delta tables, .*: leave out changes='parquet'"):
+    with pytest.raises(PgOutputError, match=r"are Delta tables, .*Leave out changes='parquet'"):
         sync(made, tables)
 
 
 def test_a_second_sync_of_files_is_refused(made: MadeDirectory, tables: ParquetTables) -> None:
+    from pgoutput_fast.apply.options import TargetOptions
     from pgoutput_fast.apply.synchronize import open_target
 
-    with contextlib.closing(open_target(tables.target, changes="parquet").target) as other:
+    with contextlib.closing(
+        open_target(tables.target, TargetOptions(changes="parquet")).target
+    ) as other:
         other.claim()
         with pytest.raises(PgOutputError, match="another sync writes into"):
             sync(made, tables)
@@ -404,19 +412,19 @@ def test_a_log_that_is_damaged(
 def test_arguments_of_plain_files(
     made: MadeDirectory, tables: ParquetTables, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(PgOutputError, match="changes='orc': expected one of 'delta', 'parquet'"):
+    with pytest.raises(PgOutputError, match="changes: 'orc' is not one of 'delta', 'parq"):
         sync(made, tables, changes="orc")
-    with pytest.raises(PgOutputError, match="changes= and iceberg= do not go together"):
+    with pytest.raises(PgOutputError, match="changes: it does not go together with an Ice"):
         sync(made, tables, iceberg="shop")
-    with pytest.raises(PgOutputError, match="changes= is for Delta tables, not for 'duckdb:"):
+    with pytest.raises(PgOutputError, match="changes: it is for Delta tables, and 'duckdb:"):
         sync(made, tables, target="duckdb:a.duckdb")
     command = ["sync", "--segments", str(made.directory), "--to", tables.target, "--until", "now"]
-    assert main([*command, "--changes", "parquet", "--iceberg", "shop"]) == 2
-    assert "--changes and --iceberg do not go together" in capsys.readouterr().err
+    assert main([*command, *config(changes="parquet", iceberg="shop")]) == 2
+    assert "changes: it does not go together" in capsys.readouterr().err
     for dry_run in ([], ["--dry-run"]):
         assert main([*command, *dry_run]) == 1
-        assert "give --changes parquet, or begin anew" in " ".join(capsys.readouterr().err.split())
-    assert main([*command, "--changes", "parquet"]) == 0
+        assert "Give changes='parquet', or begin anew" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, *config(changes="parquet")]) == 0
     assert globbed(tables) == FIRST + SECOND
 
 
@@ -554,7 +562,9 @@ def test_plain_files_in_object_storage(
     assert {one for one in there if "/_log/" not in one} < {*stored.names()}
     assert "public.others" in {one.partition("/")[0] for one in stored.names()}
     # Nobody else may begin another kind there.
-    with pytest.raises(PgOutputError, match=r"are plain Parquet files, .*: give changes='parquet'"):
+    with pytest.raises(
+        PgOutputError, match=r"are plain Parquet files, .*\. Give changes='parquet'"
+    ):
         sync(made, stored, changes=None)
     (entry,) = (one for one in stored.names() if one.startswith("public.others/_log/"))
     with stored.place.filesystem("changes").open_output_stream(entry, buffer_size=9) as file:

@@ -457,7 +457,7 @@ def test_a_target_keeps_to_its_tables(made: MadeDirectory, tables: Tables) -> No
     chosen = {"uncopied": "empty", "tables": ["public.accounts", "public.b*"]}
     sync(made, tables, **chosen)
     for other in (None, "public.accounts", ["public.accounts", "public.c"]):
-        with pytest.raises(pf.PgOutputError, match=r"give tables=\['public\.accounts', 'public\.b"):
+        with pytest.raises(pf.PgOutputError, match=r"Give tables=\['public\.accounts', 'public\.b"):
             sync(made, tables, **{**chosen, "tables": other})
     made.commit(3000, testing.insert(ACCOUNTS, [2, "b"]))
     sync(made, tables, **{**chosen, "tables": chosen["tables"][::-1]})
@@ -506,7 +506,7 @@ def test_a_table_that_is_not_to_follow(made: MadeDirectory, tables: Tables) -> N
     made.commit(3000, wider.relation(), testing.insert(wider, [2, "b", 3]))
     with pytest.raises(
         pf.PgOutputError,
-        match=r"public\.accounts was altered, .*were id \(23, -1\), note.*and are id",
+        match=r"public\.accounts was altered: .*were id \(23, -1\), note.*and are id",
     ):
         sync(made, tables, uncopied="empty", schema_changes="fail", on_error="stop")
     assert rows(tables, "public.accounts") == [{"id": 1, "note": "a"}]
@@ -559,7 +559,7 @@ def test_a_table_that_is_altered_in_its_first_window(
 def test_a_misspelled_table_is_told_with_one_like_it(pattern: str, hint: str) -> None:
     patterns = [pattern, f"*.{pattern}"]
     assert [*mistaken(patterns, ["public.accounts", "public.x"])] == [
-        f"tables={pattern!r} matches no published table{hint}"
+        f"the pattern {pattern!r} matches no published table{hint}"
     ]
 
 
@@ -593,7 +593,9 @@ def test_tables_that_left_or_never_came_are_told(
     known = {"tables": ["public.acc*", "*.public.other", "public.other", "public.others"]}
     assert sync(made, tables, **known).left == ()
     told = [record.getMessage() for record in caplog.records]
-    expected = ["tables='public.others' matches no published table; did you mean public.other?"]
+    expected = [
+        "the pattern 'public.others' matches no published table; did you mean public.other?"
+    ]
     assert told == expected
     caplog.clear()
     history.note(catalog_read(1500, ACCOUNTS))
@@ -615,9 +617,9 @@ def test_partitions_by_what_is_not_there(made: MadeDirectory, tmp_path: Path) ->
     for wrong, text in (
         (
             {"public.acco": ["id"]},
-            r"which is no published table, .*did you mean public.accounts",
+            r"is no published table, .*did you mean public.accounts",
         ),
-        ({"accounts": ["id"]}, "names accounts, which is no published table"),
+        ({"accounts": ["id"]}, "accounts is no published table"),
         ({"public.accounts": ["day"]}, "accounts has no published column 'day'; it has id, note"),
     ):
         with pytest.raises(pf.PgOutputError, match=text):
@@ -633,11 +635,15 @@ def test_partitions_by_what_is_not_there(made: MadeDirectory, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [
-        ({"partition_by": "id"}, TypeError, "partition_by must be a mapping of tables, not str"),
-        ({"partition_by": {"t": "id"}}, TypeError, "partition_by of t must be a sequence of names"),
-        ({"partition_by": {"t": ["a", "a"]}}, pf.PgOutputError, "several different ones"),
-        ({"partition_by": {"t": []}}, pf.PgOutputError, "give one column, or several"),
-        ({"storage_options": {"timeout": 5}}, TypeError, "must be a mapping of str to str"),
+        ({"partition_by": "id"}, TypeError, "partition_by must be a mapping of tables to .*, not"),
+        ({"partition_by": {"t": "id"}}, pf.PgOutputError, "several different columns"),
+        ({"partition_by": {"t": ["a", "a"]}}, pf.PgOutputError, "several different columns"),
+        ({"partition_by": {"t": []}}, pf.PgOutputError, "one or several"),
+        (
+            {"storage_options": {"timeout": 5}},
+            pf.PgOutputError,
+            "this is not a mapping of str to str",
+        ),
         ({"storage_options": [("a", "b")]}, TypeError, "must be a mapping of str to str"),
     ],
 )
@@ -836,7 +842,7 @@ def test_another_binary_has_tables_copied(
         "column v comes as string now, and came as string of digits, from binary format"
         in found.stale["public.prices"]
     )
-    assert "another binary= were given" in found.stale["public.prices"]
+    assert "another format were chosen" in found.stale["public.prices"]
     assert rows(tables, "public.prices") == (was if is_after else was[:1])
     assert rows(tables, "public.numbers") == [{"id": 1}, {"id": 2}]
     assert requested(made.directory).keys() == {prices.relation_id}
@@ -873,7 +879,7 @@ def test_a_target_without_tables_takes_other_options(made: MadeDirectory, tables
 def test_a_value_that_no_column_holds(made: MadeDirectory, tables: Tables) -> None:
     days = testing.Table("days", {"id": "int4", "day": "date"}, 16392)
     made.commit(1200, days.relation(), testing.insert(days, [1, "infinity"]))
-    with pytest.raises(pf.PgOutputError, match=r"LSN 0/4AB: .*Policies\(infinity=\.\.\.\)") as told:
+    with pytest.raises(pf.PgOutputError, match=r"LSN 0/4AB: .*the policy infinity") as told:
         sync(made, tables, uncopied="empty", on_error="stop")
     assert "on_error" not in str(told.value)
     assert tables.progress() == {}
@@ -906,11 +912,11 @@ def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:
     [
         ({"target": "duckdb:"}, "names no file"),
         ({"target": "duckdb:/nowhere/at/all/t.duckdb"}, "there is no directory /nowhere/at/all"),
-        ({"target": ""}, "target: give"),
-        ({"slot": "s"}, "slot does not go together with segments"),
-        ({"on_error": "guess"}, "on_error='guess': expected one of 'pause', 'stop'"),
-        ({"interval": -1}, "interval=-1"),
-        ({"window_bytes": 0}, "window_bytes must be 1 at least"),
+        ({"target": ""}, "target: it names nothing. Give"),
+        ({"slot": "s"}, "slot: it does not go together with segments"),
+        ({"on_error": "guess"}, "on_error: 'guess' is not one of 'pause', 'stop'"),
+        ({"interval": -1}, "interval: -1 is not"),
+        ({"window_bytes": 0}, "window_bytes: 0 is not a number of bytes from 1"),
     ],
 )
 def test_options_of_sync_are_checked(
@@ -999,8 +1005,8 @@ def test_tables_come_to_names_by_way_of_free_ones(
     [
         ({"target": None}, "target must be a str or a path, not NoneType"),
         ({"target": b"x"}, "target must be a str or a path, not bytes"),
-        ({"interval": "1s"}, "interval must be a number of seconds, not str"),
-        ({"interval": True}, "interval must be a number of seconds, not bool"),
+        ({"interval": "1s"}, "interval must be a number of seconds, .*, not str"),
+        ({"interval": True}, "interval must be a number of seconds, .*, not bool"),
     ],
 )
 def test_arguments_of_wrong_types(tmp_path: Path, wrong: dict[str, Any], text: str) -> None:

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("psycopg")
 pytest.importorskip("pyarrow")
 
+from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.directory.consumers import Consumer
 from pgoutput_fast.directory.reading import Position
-from pgoutput_fast.directory.retention import Keep
 from pgoutput_fast.replication import upkeep
 from pgoutput_fast.replication.membership import Members
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
@@ -49,7 +49,7 @@ def test_consumers_for_which_much_is_kept_are_named_once(
                 json.dumps({**json.loads(path.read_text()), "seen": time.time() - days * DAY})
             )
         target: Any = None  # nothing is copied
-        options = upkeep.UpkeepOptions(False, Keep(), 0, 60.0, None, False, 0)
+        options = CaptureOptions(merge=False, min_free=0)
         with contextlib.closing(upkeep.Upkeep(writer, target, options, Members({}, 0))) as made:
             for _ in range(3):
                 made.tick()

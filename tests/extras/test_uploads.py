@@ -19,6 +19,7 @@ from made_directory import KilledError, MadeDirectory
 from object_storage import KEY_ID, SECRET, Storage, new_storage, serving
 
 from pgoutput_fast import files, testing
+from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.directory import remote as remote_module
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.directory.looking import look
@@ -29,7 +30,7 @@ from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.uploading import Upload, download
 from pgoutput_fast.errors import PgOutputError, RetryableError
 from pgoutput_fast.replication import capture, uploader
-from pgoutput_fast.replication.uploader import Uploader, UploadOptions
+from pgoutput_fast.replication.uploader import Uploader
 from pgoutput_fast.segments import list_segments
 
 ORDERS = testing.Table("orders", {"id": "int4", "v": "text"}, 16384)
@@ -436,18 +437,18 @@ def test_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("url", ["s3://bucket/lake", "s3:/bucket/lake", "gs://bucket/lake"])
 def test_a_capture_does_not_write_to_object_storage(url: str) -> None:
     for directory in (url, Path(url)):
-        with pytest.raises(PgOutputError, match=r"give a local directory, .* upload='s3://"):
+        with pytest.raises(PgOutputError, match=r"Give a local directory, .* upload='s3://"):
             capture("host=/nowhere", slot="s", publications=["p"], directory=directory)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "why"),
     [
-        ({"upload": 5}, TypeError, "upload must be a str, not int"),
-        ({"upload_endpoint": "http://a"}, PgOutputError, "need upload"),
-        ({"upload": "s3://bucket/a", "upload_keep": "some"}, PgOutputError, "'all' or 'local'"),
+        ({"upload": 5}, TypeError, "upload must be a non-empty text, not int"),
+        ({"upload_endpoint": "http://a"}, PgOutputError, "upload_endpoint: it goes with upload"),
+        ({"upload": "s3://bucket/a", "upload_keep": "some"}, PgOutputError, "'all', 'local'"),
         ({"upload": "s3://a:b@bucket/a"}, PgOutputError, "has a user or password"),
-        ({"give_up": True}, PgOutputError, "give_up=True needs silent_after="),
+        ({"give_up": True}, PgOutputError, "give_up: it needs .* Give silent_after= too"),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -460,15 +461,19 @@ def test_wrong_arguments_are_refused(
     assert not (tmp_path / "lake").exists()
 
 
+def copied(storage: Storage, endpoint: str | None = None) -> CaptureOptions:
+    return CaptureOptions(upload=storage.url, upload_endpoint=endpoint or storage.endpoint)
+
+
 def test_a_bucket_that_is_not_there(made: MadeDirectory, storage: Storage) -> None:
-    options = UploadOptions("s3://another/lake", storage.endpoint, "all")
+    options = CaptureOptions(upload="s3://another/lake", upload_endpoint=storage.endpoint)
     with pytest.raises(PgOutputError, match="there is no bucket another: make the bucket, or"):
         Uploader(made.directory, options)
     assert consumers(made.directory) == []
 
 
 def test_wrong_credentials(made: MadeDirectory, storage: Storage) -> None:
-    options = UploadOptions(storage.url, storage.endpoint, "all")
+    options = copied(storage)
     storage.refuse = lambda method, key, query: "403 InvalidAccessKeyId"
     with pytest.raises(RemoteError, match=r"ACCESS_DENIED.*: the credentials are those of") as one:
         Uploader(made.directory, options)
@@ -487,10 +492,10 @@ def test_wrong_credentials(made: MadeDirectory, storage: Storage) -> None:
 
 def test_an_endpoint_where_nobody_answers(made: MadeDirectory, storage: Storage) -> None:
     with pytest.raises(RetryableError, match=r"NETWORK_CONNECTION.*look at the network, and at"):
-        Uploader(made.directory, UploadOptions(storage.url, "http://127.0.0.1:1", "all"))
+        Uploader(made.directory, copied(storage, "http://127.0.0.1:1"))
     # A restart while the storage is away does not keep the capture from its work.
     whole(upload_of(made, storage))
-    found = Uploader(made.directory, UploadOptions(storage.url, "http://127.0.0.1:1", "all"))
+    found = Uploader(made.directory, copied(storage, "http://127.0.0.1:1"))
     found.start()
     found.close()
     assert found.error is None
@@ -582,7 +587,7 @@ def test_it_goes_on_when_the_storage_is_there_again(
     monkeypatch.setattr(uploader, "_INTERVAL", 0.01)
     monkeypatch.setattr(uploader, "_FIRST_WAIT", 0.01)
     caplog.set_level(logging.INFO)
-    found = Uploader(made.directory, UploadOptions(storage.url, storage.endpoint, "all"))
+    found = Uploader(made.directory, copied(storage))
     found.start()
     refused: list[str] = []
 
@@ -615,7 +620,7 @@ def test_what_is_asked_for_is_done_by_a_round_that_begins_later(
     made: MadeDirectory, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploader, "_INTERVAL", 0.0)
-    found = Uploader(made.directory, UploadOptions(storage.url, storage.endpoint, "all"))
+    found = Uploader(made.directory, copied(storage))
     idle: list[bool] = []
 
     def round_(_: Upload, stop: threading.Event) -> bool:

@@ -448,7 +448,7 @@ def test_slot_that_was_there_does_not_begin_another_directory(
         for create in (False, True):
             with pytest.raises(
                 pf.PgOutputError,
-                match=rf"no capture has begun in {directory}: .*adopt_slot=True .*"
+                match=rf"no capture has begun in {directory}\. .*adopt_slot=True .*"
                 + pf.format_lsn(before),
             ):
                 run(prepared, directory, adopt_slot=False, create_slot=create)
@@ -569,8 +569,8 @@ def test_what_is_not_there(
         ({"progress": 1}, "progress must be callable, not int"),
         ({"directory": None}, "directory must be a path, not NoneType"),
         ({"directory": b"x"}, "directory must be a path, not bytes"),
-        ({"segment_bytes": "1"}, "segment_bytes must be an int, of bytes, not str"),
-        ({"segment_bytes": 0}, "segment_bytes=0: expected 1 at least"),
+        ({"segment_bytes": "1"}, "segment_bytes must be a number of bytes .*, not str"),
+        ({"segment_bytes": 0}, "segment_bytes: 0 is not a number of bytes from 1"),
         ({"binary": "false"}, "binary must be a bool, not str"),
         ({"messages": 1}, "messages must be a bool, not int"),
         ({"create_slot": "yes"}, "create_slot must be a bool, not str"),

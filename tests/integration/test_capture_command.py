@@ -17,16 +17,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
-import click
 import psycopg
 import pytest
 from builds import ROOT
+from option_files import config
 from running_command import Running
 
 import pgoutput_fast as pf
 from pgoutput_fast.cli import _position, main
 from pgoutput_fast.cli import capture as capture_command
-from pgoutput_fast.cli._quantities import ByteCount
+from pgoutput_fast.options import byte_count
 from pgoutput_fast.replication import connect, walsender
 from pgoutput_fast.segments import SegmentReader, list_segments
 from pgoutput_fast.watching.metrics import METRICS, PREFIX
@@ -99,7 +99,7 @@ def test_until_now_has_what_the_server_has(published: Any, run: Running, tmp_pat
         # It is on the server's disk some time after it is committed.
         "SET synchronous_commit = off; INSERT INTO t VALUES (1000, 'late')",
     )
-    run([*given, *JSON, "--compression", "lz4", "--segment-bytes", "4kB"])
+    run([*given, *JSON, *config(compression="lz4", segment_bytes="4kB")])
     assert rows(directory) == held(published)
     assert 1000 in rows(directory)
     told = run.event("stop")
@@ -146,7 +146,7 @@ def test_terminated_and_called_again(published: Any, tmp_path: Path, wait_until:
                 number += 1
 
     writer = threading.Thread(target=write)
-    given = [*COMMAND, *arguments(published, directory, "--max-delay", "0.1")]
+    given = [*COMMAND, *arguments(published, directory, *config(max_delay=0.1))]
     try:
         for number, code, least in ((signal.SIGTERM, 0, 1), (signal.SIGINT, 130, 3)):
             process = subprocess.Popen(given, stderr=subprocess.PIPE, text=True)
@@ -192,14 +192,14 @@ def test_refusals_and_their_exit_codes(
     run([*new, "--adopt-slot"])
     published.execute(f"SELECT pg_drop_replication_slot('slot_{published.name}')")
     none = [*arguments(published, tmp_path / "none"), *JSON, "--until", "now"]
-    run([*none, "--no-create-slot"], code=1)
+    run([*none, *config(create_slot=False)], code=1)
     assert run.event("error")["retryable"] is False  # type: ignore[index]
     assert published.slots() == {}
 
     for more, text in [
         (["--until", "yesterday"], "'yesterday' is no LSN"),
-        (["--segment-bytes", "16MiB"], "is no number of bytes"),
-        (["--max-delay", "-1"], "--max-delay"),
+        (config(segment_bytes="16MiB"), "segment_bytes: '16MiB' is not a number of bytes"),
+        (config(max_delay=-1), "max_delay: -1 is not"),
         (["--dsn-file", "x"], "exclude each other"),
         (["host=/nonexistent", "password=s3cret"], "a DSN follows --dsn, in quotes"),
     ]:
@@ -215,12 +215,12 @@ def test_numbers_of_bytes_are_as_in_the_servers_settings(pg18: Any) -> None:
         for given in ("100kB", "1.5MB", " 1 GB ", "1TB", "1.0005MB", "70000B", "2.GB"):
             connection.execute("SELECT set_config('work_mem', %s, false)", [given])
             ((kilobytes,),) = connection.execute(setting).fetchall()
-            assert round(ByteCount().convert(given, None, None) / 1024) == kilobytes
+            assert round(byte_count().from_text("", given) / 1024) == kilobytes
         for given in ("1mb", "1 KB", "1MiB", "", "x"):
             with pytest.raises(psycopg.errors.InvalidParameterValue):
                 connection.execute("SELECT set_config('work_mem', %s, false)", [given])
-            with pytest.raises(click.BadParameter):
-                ByteCount().convert(given, None, None)
+            with pytest.raises(pf.PgOutputError):
+                byte_count().from_text("", given)
 
 
 def test_a_server_that_refuses_is_told_once(
@@ -289,8 +289,8 @@ def test_no_secret_is_shown(
         assert "s3cret" not in run.text
 
     # A fault of the program, whose traceback has the DSN in it.
-    def fail(dsn: str, **_: object) -> None:
-        raise ValueError(f"can't go on with {dsn}")
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError(f"can't go on with {published.dsn} password=s3cret")
 
     monkeypatch.setattr(capture_command, "capture", fail)
     for form in ("json", "text"):
@@ -340,7 +340,7 @@ def test_lines_of_json(published: Any, run: Running, tmp_path: Path, wait_until:
         wait_until(lambda: run.event("reconnected"))
         wait_until(lambda: run.event("progress")["reconnects"] == 1)  # type: ignore[index]
 
-    run([*arguments(published, tmp_path / "out"), *JSON, "--log-interval", "0.1"], look)
+    run([*arguments(published, tmp_path / "out"), *JSON, *config(log_interval=0.1)], look)
     names = [one["event"] for one in run.events()]
     order = ("start", "slot_made", "streaming", "retry", "reconnected", "stop")
     assert [name for name in names if name in order] == list(order)
@@ -428,7 +428,7 @@ def test_metrics_are_the_servers_facts(
         )
         wait_until(lambda: scrape()["reconnects_total"] == 1)
 
-    more = ["--metrics-port", 0, "--max-memory", 0, "--max-delay", 0.1, *JSON]
+    more = ["--metrics-port", 0, *config(max_memory=0, max_delay=0.1), *JSON]
     run(arguments(published, tmp_path / "out", *more), look)
     # Nothing is uploaded.
     assert found.keys() >= {kind.name for kind in METRICS} - {"upload_lag_bytes"}

@@ -168,7 +168,7 @@ def test_a_copy_without_the_column_of_partitions(synced: Synced) -> None:
     request_copy(
         Path(f"{synced.tables.path}.segments"), relation_id, ["public", "t"], "a test asks"
     )
-    with pytest.raises(pf.PgOutputError, match=r"partitioned by 'v'.*give partition_by= with"):
+    with pytest.raises(pf.PgOutputError, match=r"partitioned by 'v'.*Give columns that it has"):
         synced.settle()
     # As it says.
     shutil.rmtree(synced.tables.path / "state" / "public.t")

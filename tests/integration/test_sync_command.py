@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from builds import ROOT
+from option_files import config
 from rich.console import Console
 from rich.live import Live
 from running_command import Running
@@ -76,9 +77,11 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return Running("sync", capsys, monkeypatch)
 
 
-def arguments(database: Any, file: Path, *more: object, dsn: str | None = None) -> list[str]:
+def arguments(
+    database: Any, file: Path, *more: object, dsn: str | None = None, **options: object
+) -> list[str]:
     given = ["--dsn", dsn or database.dsn, "--slot", f"slot_{database.name}", "--publication", "p"]
-    quick = ["--max-delay", "0.05", "--interval", "50ms"]
+    quick = config(**{"max_delay": 0.05, "interval": "50ms", **options})
     return [*given, "--to", f"duckdb:{file}", *quick, *map(str, more)]
 
 
@@ -213,17 +216,20 @@ def test_dry_run_leaves_nothing_behind(
     assert consumers(directory) == kept
     # What it would warn of.
     assert main(["sync", *given, "--table", "t", "--dry-run"]) == 1
-    assert f"{file} was made without --table, and keeps to" in capsys.readouterr().err
+    assert (
+        f"--table: {file} was made without it, and keeps to that. Leave out --table"
+        in capsys.readouterr().err
+    )
     lake = [*arguments(published, tmp_path / "lake", "--dir", str(tmp_path / "d")), "--dry-run"]
     lake[lake.index("--to") + 1] = str(tmp_path / "lake")
     lake += ["--table", "t", "--table", "q", "--adopt-slot"]
     assert main(["sync", *lake, "--partition-by", "public.t=id"]) == 0
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.startswith("warning")] == [
-        "warning: --table q matches no published table"
+        "warning: the pattern 'q' matches no published table"
     ]
     for wrong, text in (
-        ("public.x=id", "--partition-by names public.x, which is no published"),
+        ("public.x=id", "--partition-by: public.x is no published"),
         ("public.t=x", "--partition-by: public.t has no published column 'x'"),
     ):
         assert main(["sync", *lake, "--partition-by", wrong]) == 1
@@ -238,10 +244,10 @@ def test_dry_run_of_a_target_that_was_moved(
 ) -> None:
     """It is another consumer there, which lacks what was deleted as the former one had it."""
     old, new = tmp_path / "old.duckdb", tmp_path / "new.duckdb"
-    small = ("--until", "now", "--segment-bytes", "1", "--keep-seconds", "0.1")
+    small = {"segment_bytes": 1, "keep_seconds": 0.1}
     for one in range(3):
         published.execute(f"INSERT INTO t VALUES ({100 + one}, 'x')")
-        run(arguments(published, old, *small))
+        run(arguments(published, old, "--until", "now", **small))
     directory = tmp_path / "new.duckdb.segments"
     (tmp_path / "old.duckdb.segments").rename(directory)
     old.rename(new)
@@ -284,7 +290,7 @@ def test_two_syncs_of_one_target(
         run(given, code=1)
         assert "another sync writes" in run.text
         second = ["--segments", str(directory), "--to", f"duckdb:{file}", "--until", "now"]
-        run([*second, "--consumer", "other"], code=1)
+        run([*second, *config(consumer="other")], code=1)
         assert f"another sync writes {file}: wait for its end or stop it" in run.text
     finally:
         stop.set()
@@ -329,8 +335,8 @@ def test_a_directory_of_another_slot_or_database(
     capture(published.dsn, slot=name, publications=["p"], directory=directory,
             until_lsn=pf.parse_lsn(lsn))  # fmt: skip
     text = (
-        f"{directory} has the changes of slot '{name}', not of '{name}_2': give --slot {name} to "
-        f"go on with them, or another --dir for slot '{name}_2'"
+        f"--slot: {directory} has the changes of slot '{name}', not of '{name}_2'. Give --slot "
+        f"{name} to go on with them, or another --dir for slot '{name}_2'"
     )
     for target in (file, tmp_path / "third.duckdb"):
         given = ["--dsn", published.dsn, "--slot", f"{name}_2", "--publication", "p",
@@ -493,7 +499,7 @@ def test_the_log_has_lines_with_numbers(
         published.execute("INSERT INTO t VALUES (100, 'x')")
         wait_until(lambda: (run.event("progress") or {})["changes"] == 22)
 
-    run([*arguments(published, file, "--log-interval", "0.05"), *JSON], look)
+    run([*arguments(published, file, log_interval=0.05), *JSON], look)
     names = [one["event"] for one in run.events()]
     assert names[0] == "start"
     assert names[-1] == "stop"
@@ -598,12 +604,12 @@ def test_errors_and_their_exit_codes(
 ) -> None:
     file = tmp_path / "shop.duckdb"
     # 75: it may pass.
-    gone = arguments(published, file, dsn="host=/nonexistent password=s3cret")
-    run([*gone, *JSON], code=75)
+    gone = "host=/nonexistent password=s3cret"
+    run([*arguments(published, file, dsn=gone), *JSON], code=75)
     assert run.event("error")["retryable"] is True  # type: ignore[index]
     assert "other users of this machine" in run.text
     assert "s3cret" not in run.text
-    run([*gone, "--retry-for", "1", *JSON], code=75)
+    run([*arguments(published, file, dsn=gone, retry_for=1), *JSON], code=75)
     assert run.event("retry") is not None
     # 1: it does not, and the advice names options.
     published.execute(f"SELECT pg_create_logical_replication_slot('slot_{published.name}', "
@@ -613,9 +619,10 @@ def test_errors_and_their_exit_codes(
     run([*arguments(published, file, "--until", "now", "--snapshot", "never", "--adopt-slot")])
     published.execute("INSERT INTO t VALUES (100, 'x')")
     run(arguments(published, file, "--until", "now", "--snapshot", "never"), code=1)
-    assert "--uncopied empty says" in run.text
+    assert "uncopied='empty' says" in run.text
     assert "with --snapshot initial" in run.text
-    run(arguments(published, file, "--until", "now", "--snapshot", "never", "--uncopied", "empty"))
+    never = ("--until", "now", "--snapshot", "never")
+    run(arguments(published, file, *never, uncopied="empty"))
     assert rows(file) == [(100, "x")]
 
     def fail(**_: object) -> None:
@@ -636,23 +643,26 @@ def test_errors_and_their_exit_codes(
     [
         ([], "give --slot and --publication, or --segments"),
         (["--slot", "s"], "give --slot and --publication, or --segments"),
-        (["--segments", "d", "--slot", "s"], "--slot does not go together with --segments"),
-        (["--segments", "d", "--dir", "s"], "--dir does not go together with --segments"),
-        (["--segments", "d", "--dsn", "x"], "--dsn does not go together with --segments"),
-        (["--segments", "d", "--binary"], "--binary does not go together with --segments"),
-        (["--segments", "d", "--snapshot", "never"], "--snapshot does not go together with --seg"),
+        (["--segments", "d", "--slot", "s"], "--slot: it does not go together with --segments"),
+        (["--segments", "d", "--dir", "s"], "--dir: it does not go together with --segments"),
+        (["--segments", "d", "--dsn", "x"], "--dsn: it does not go together with --segments"),
+        (
+            ["--segments", "d", *config(binary=True)],
+            "binary: it does not go together",
+        ),
+        (["--segments", "d", "--snapshot", "never"], "--snapshot: it does not go together with"),
         (["--segments", "d", "password=s3cret"], "unexpected extra argument"),
         (["--segments", "d", "--until", "soon"], "'soon' is no LSN; expected a form"),
-        (["--segments", "d", "--interval", "1x"], "'1x' is no time"),
+        (["--segments", "d", "--interval", "1x"], "'1x' is not a number of seconds"),
         (["--segments", "d", "--engine", "spark"], "--engine spark keeps Delta tables"),
         (["--segments", "d", "--report", "/nonexistent/r.html"], "--report: there is no directory"),
         (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
         (["--segments", "d", "--partition-by", "public.a="], "expected schema.name=COLUMN"),
         (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "storage has a user or password"),
-        (["--segments", "d", "--to", "ducdb:x"], "'ducdb:x' is neither duckdb:FILE, nor a dir"),
+        (["--segments", "d", "--to", "ducdb:x"], "--to: 'ducdb:x' is of no kind that is known"),
         (["--segments", "d", "--to", "duckdb:"], "'duckdb:' names no file"),
-        (["--segments", "d", "--soft-deletes", ""], "--soft-deletes '': expected the name of"),
-        (["--segments", "d", "--partition-by", "s.a=b"], "--partition-by is for Delta tables"),
+        (["--segments", "d", "--soft-deletes", ""], "'--soft-deletes': '' is not a non-empty"),
+        (["--segments", "d", "--partition-by", "s.a=b"], "--partition-by: it is for Delta tables"),
         (["--slot", "S", "--publication", "p"], "'S' is no name of a slot"),
     ],
 )
@@ -873,7 +883,7 @@ def test_a_report_of_what_ends_by_an_error(published: Any, run: Running, tmp_pat
     assert f"stands as of {lsn}" in rest
     assert "the sync ended by an error" in rest
     assert "up to date" not in page
-    assert "--policy infinity=..." in head
+    assert "the policy infinity can be" in head
     assert "Policies(" not in page
     published.execute("UPDATE t SET day = NULL")
     run([*given, "--policy", "infinity=null", "--change-policies"])
@@ -890,7 +900,7 @@ def test_a_report_of_what_ends_before_it_begins(
     run([*given, "--table", "t"], code=1)
     page = Page(report.read_text()).shown
     assert "The sync ended by an error" in page
-    assert "was made without --table" in page
+    assert "was made without it, and keeps to that. Leave out --table" in page
     assert "It had not looked at the tables yet" in page
     assert "kept up to date" not in page
 
@@ -919,13 +929,13 @@ def test_tables_that_are_all_misspelled(
     given[given.index("--to") + 1] = str(lake)
     published.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     wrong = [*given, "--table", "public.ordres"]
-    said = "--table public.ordres matches no published table; did you mean public.orders?"
+    said = "the pattern 'public.ordres' matches no published table; did you mean public.orders?"
     run(wrong, code=1)
     assert said in run.text
-    assert "--table public.q matches no published table" in run.text
+    assert "the pattern 'public.q' matches no published table" in run.text
     assert "no published table is wanted, so nothing was begun" in run.text
     assert published.slots() == {}
-    with pytest.raises(pf.PgOutputError, match=r"tables='public\.ordres' matches no published tab"):
+    with pytest.raises(pf.PgOutputError, match=r"the pattern 'public\.ordres' matches no publ"):
         apply.sync(
             published.dsn, target=lake, slot="s", publications=["p"], tables=["public.ordres"]
         )

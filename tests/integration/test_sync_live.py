@@ -17,6 +17,7 @@ from synced_tables import TABLES, DuckdbTables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply
+from pgoutput_fast.apply.options import TargetOptions
 from pgoutput_fast.apply.synchronize import open_target
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.requests import request_copy
@@ -132,7 +133,7 @@ def test_names_that_differ_in_case_from_former_ones(synced: Synced, tmp_path: Pa
     assert set(synced.tables.changes("public.t", 2).column("op").to_pylist()) >= {"update"}
     # A new copy has the name that is free now.
     (relation_id,) = (one for one, row in synced.tables.progress().items() if row["table"] == "k")
-    directory = open_target(synced.tables.target).directory(None)
+    directory = open_target(synced.tables.target, TargetOptions()).directory(None)
     request_copy(directory, relation_id, ["public", "k"], "a test asks")
     run("UPDATE k SET a = 22")
     synced.settle()
@@ -182,7 +183,7 @@ def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path)
         with pytest.raises(pf.PgOutputError, match=r"has other things|is not a valid DuckDB"):
             synced.sync(target=target, iceberg=None, changes=None)
     busy = f"duckdb:{tmp_path / 'busy.duckdb'}"
-    with contextlib.closing(open_target(busy).target) as other:
+    with contextlib.closing(open_target(busy, TargetOptions()).target) as other:
         other.claim()
         with pytest.raises(pf.PgOutputError, match="another sync writes"):
             synced.sync(target=busy, iceberg=None, changes=None)

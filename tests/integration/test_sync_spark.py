@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from made_directory import MadeDirectory
+from option_files import config
 
 from pgoutput_fast import cli, testing
 from pgoutput_fast.apply.delta_place import Place
@@ -88,8 +89,8 @@ def test_the_command_with_spark(
         sys.executable, "-m", "pgoutput_fast", "sync", "--dsn", database.dsn,
         "--slot", f"slot_{database.name}", "--publication", "p", "--to", str(lake),
         "--engine", "spark", "--master", "local[3]", "--log-format", "json",
-        "--conf", "spark.sql.shuffle.partitions=3", "--interval", "0.1s", "--max-delay", "0.1s",
-        "--log-interval", "0.2s", "--metrics-port", "0",
+        "--conf", "spark.sql.shuffle.partitions=3", "--interval", "0.1s", "--metrics-port", "0",
+        *config(max_delay="0.1s", log_interval="0.2s"),
     ]  # fmt: skip
     log = tmp_path / "log"
     with started(command, log) as process:
@@ -148,7 +149,7 @@ def test_a_jvm_that_is_killed(made: MadeDirectory, tmp_path: Path, when: str) ->
     log = tmp_path / "log"
     command = [
         sys.executable, "-m", "pgoutput_fast", "sync", "--segments", made.directory, "--to",
-        tmp_path / "lake", "--uncopied", "empty", "--engine", "spark", "--master", "local[3]",
+        tmp_path / "lake", *config(uncopied="empty"), "--engine", "spark", "--master", "local[3]",
         "--log-format", "json", "--interval", "0.1s",
     ]  # fmt: skip
     with started(command, log) as process:
@@ -449,8 +450,8 @@ def test_options_that_do_not_go_together(
         (["--to", str(tmp_path / "lake"), "--master", "local"], "--master is for --engine spark"),
         (["--to", str(tmp_path / "lake"), "--conf", "spark.a=b"], "--conf is for --engine spark"),
         (
-            ["--to", str(tmp_path / "lake"), "--merge-by", "spark"],
-            "--merge-by is for --engine spark",
+            ["--to", str(tmp_path / "lake"), *config(merge_by="spark")],
+            "merge_by: it is for --engine spark",
         ),
         (["--to", str(tmp_path / "lake"), "--conf", "spark.secret"], "expected spark.NAME=VALUE"),
     ):

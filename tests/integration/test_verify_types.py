@@ -78,7 +78,7 @@ class Made:
         # Nobody has seen the types when the rows were written, so a history would refuse them.
         capture(
             dsn, slot="s", publications=["p"], directory=self.segments, adopt_slot=True,
-            until_lsn=pf.parse_lsn(end), binary=binary, history=False,
+            until_lsn=pf.parse_lsn(end), binary=binary, schema_history=False,
         )  # fmt: skip
 
     def of(self, report: Report) -> dict[str, str]:

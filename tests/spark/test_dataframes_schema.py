@@ -297,7 +297,7 @@ POLICIES = [
     ((1182, -1), "{infinity,2024-01-01}", {"infinity": "null"}, "array<date>",
      [None, dt.date(2024, 1, 1)]),
     ((1182, -1), "{infinity}", {"infinity": "text"}, "array<string>", ["infinity"]),
-    ((1182, -1), "{infinity}", {}, "array<date>", "Policies(infinity=...)"),
+    ((1182, -1), "{infinity}", {}, "array<date>", "the policy infinity"),
     (TIME, "24:00:00", {"out_of_range": "text"}, "string", "24:00:00"),
     (TIMESTAMP, "0044-03-15 00:00:00 BC", {"out_of_range": "null"}, "timestamp_ntz", None),
     (JSONB, '{"a": [1, 2.50]}', {"json": "parse"}, "variant", {"a": [1, Decimal("2.50")]}),

@@ -1,0 +1,211 @@
+"""The options of a sync, and of the target that it keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..directory.consumers import check_consumer_name
+from ..errors import Argument, PgOutputError
+from ..history import POLICIES, HistoryPolicy
+from ..options import Kind, Options, byte_count, choice, count, flag, option, seconds, text
+from ..policies import Policies, policies_of
+from .duckdb_file import LEAST_MEMORY
+
+OnError = Literal["pause", "stop"]
+Uncopied = Literal["error", "empty", "changes"]
+
+WINDOW_BYTES = 64 << 20
+
+
+def _words(given: str) -> list[str]:
+    # Not at commas: numeric=20,4 has one.
+    return [one for one in re.split(r"[;\s]+", given) if one]
+
+
+def _is_text_mapping(given: Any) -> bool:
+    return all(isinstance(one, str) for pair in given.items() for one in pair)
+
+
+def _are_columns(given: Mapping[str, Any]) -> bool:
+    return all(
+        not isinstance(columns, str)
+        and columns
+        and all(isinstance(one, str) for one in columns)
+        and len({*columns}) == len(columns)
+        for columns in given.values()
+    )
+
+
+def _no_text(given: str) -> Any:
+    raise ValueError(given)
+
+
+_POLICIES = Kind(
+    (Policies,), "policies, such as infinity=null numeric=20,4",
+    lambda given: policies_of(_words(given)), metavar="NAME=VALUE",
+)  # fmt: skip
+_TABLES = Kind(
+    (str, Sequence), "names of tables",
+    str, lambda given: bool(given) and all(isinstance(one, str) for one in given), "PATTERN",
+)  # fmt: skip
+_STORAGE = Kind(
+    (Mapping,), "a mapping of str to str", _no_text, _is_text_mapping, "{NAME=VALUE}",
+    is_secret=True,
+)  # fmt: skip
+_ICEBERG = Kind(
+    (str, Mapping), "the name of a catalogue, or a mapping of str to str", str,
+    lambda given: bool(given) and (isinstance(given, str) or _is_text_mapping(given)), "CATALOG",
+    is_secret=True,
+)  # fmt: skip
+_PARTITIONS = Kind(
+    (Mapping,), "a mapping of tables to one or several different columns",
+    _no_text, _are_columns, "TABLE=COLUMN,…",
+)  # fmt: skip
+_CONSUMER = Kind((str,), "the name of a consumer", str, metavar="NAME")
+
+
+@dataclass(frozen=True)
+class TargetOptions(Options):
+    """How the tables of a sync are kept: options of a target."""
+
+    policies: Policies | None = option(
+        _POLICIES, None,
+        "What to do with values that the target cannot store. For example, infinity=null; "
+        "numeric=20,4 makes decimals of numerics without precision. A target keeps to the policies "
+        "with which it began.",
+        flag=True,
+    )  # fmt: skip
+    change_policies: bool = option(
+        flag(), False,
+        "Let the policies of this call hold from now on. Tables that they concern get a new "
+        "snapshot.",
+        flag=True,
+    )  # fmt: skip
+    soft_deletes: str | None = option(
+        text(), None,
+        "A column that state tables get: deleted rows stay, with the commit time of the deletion "
+        "in this column. A row goes when another row gets its key, and with a new snapshot.",
+        flag=True,
+    )  # fmt: skip
+    duckdb_memory: int | None = option(
+        byte_count(LEAST_MEMORY), None,
+        "Bytes of memory that DuckDB may take. One transaction has to fit in it.",
+        flag=True,
+        shown_default="a quarter of the memory of the machine or the container, 384MB to 4GB",
+    )  # fmt: skip
+    lock_timeout: float | None = option(
+        seconds(zero=True), None,
+        "End when another process has had the DuckDB file open for so long. By default windows "
+        "wait, and the capture goes on.",
+        flag=True,
+    )  # fmt: skip
+    partition_by: Mapping[str, Sequence[str]] | None = option(
+        _PARTITIONS, None,
+        "The columns by which the Delta state table of a table, schema.name, is partitioned when "
+        "it is made.",
+        flag=True,
+    )  # fmt: skip
+    storage_options: Mapping[str, str] | None = option(
+        _STORAGE, None,
+        "What delta-rs has to know of the object storage of Delta tables, such as "
+        "AWS_ENDPOINT_URL. What is left out is found as the AWS SDK finds it.",
+    )  # fmt: skip
+    retention_hours: int | None = option(
+        count(), None,
+        "Hours after which files are deleted that Delta tables do not need any more.",
+        shown_default="6",
+    )  # fmt: skip
+    maintenance: bool | None = option(
+        flag(), None,
+        "Whether sync joins the small files of Delta tables and deletes old ones.",
+        shown_default="true",
+    )  # fmt: skip
+    iceberg: str | Mapping[str, str] | None = option(
+        _ICEBERG, None,
+        "A catalogue of pyiceberg, by its name in pyiceberg's configuration or by its properties: "
+        "change tables are Iceberg tables in its namespace changes.",
+    )  # fmt: skip
+    changes: Literal["delta", "parquet"] | None = option(
+        choice("delta", "parquet"), None,
+        "Whether change tables are Delta tables, or directories of Parquet files without a log.",
+        shown_default="delta",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.soft_deletes is not None and not self.soft_deletes.isprintable():
+            raise PgOutputError(
+                f"{self.soft_deletes!r} is not the name of a column", parameter="soft_deletes"
+            )
+        if self.changes is not None and self.iceberg is not None:
+            raise PgOutputError(
+                "it does not go together with an Iceberg catalogue",
+                parameter="changes",
+                hint=("Give it or ", Argument("iceberg"), ", not both"),
+            )
+
+
+@dataclass(frozen=True)
+class SyncOptions(Options):
+    """How a sync keeps tables up to date."""
+
+    interval: float = option(
+        seconds(zero=True), 1.0,
+        "Seconds from the begin of one window to the begin of the next.",
+        flag=True,
+    )  # fmt: skip
+    tables: str | Sequence[str] | None = option(
+        _TABLES, None,
+        "Only these tables: schema.name, with *, ? and [...]. The flag also takes a name without "
+        "the schema. A target keeps to what it began with.",
+        flag=True,
+    )  # fmt: skip
+    on_error: OnError = option(
+        choice("pause", "stop"), "pause",
+        "What to do when one table cannot go on, as a value or a commit is refused or changes are "
+        "missing: pause that table while the others go on, or end.",
+        flag=True,
+    )  # fmt: skip
+    pause_bytes: int = option(
+        byte_count(), 10 << 30,
+        "Bytes of segments that are kept for a paused table. Beyond them its changes are passed "
+        "over, and it gets a new snapshot.",
+        shown_default="10GB",
+    )  # fmt: skip
+    pause_time: float = option(
+        seconds(zero=True), 3 * 86400.0,
+        "How long segments are kept for a paused table.",
+        shown_default="3d",
+    )  # fmt: skip
+    schema_changes: Literal["evolve", "fail"] = option(
+        choice("evolve", "fail"), "evolve",
+        "Whether state tables follow when columns are added, dropped, renamed and altered.",
+    )  # fmt: skip
+    uncopied: Uncopied = option(
+        choice("error", "empty", "changes"), "error",
+        "What to do with a table without a snapshot: end, take it that the table was empty, or "
+        "keep its changes alone.",
+    )  # fmt: skip
+    history: HistoryPolicy = option(
+        choice(*POLICIES), "newer",
+        "By which of two states of a type to decode values that were written at about the time of "
+        "its alteration.",
+    )  # fmt: skip
+    window_bytes: int | None = option(
+        byte_count(1), None,
+        "About so many bytes of changes are committed together at most. A transaction is not cut.",
+        shown_default="64MB, or 256MB where Spark has more than two cores",
+    )  # fmt: skip
+    consumer: str | None = option(
+        _CONSUMER, None,
+        "The name under which the change log keeps what the target lacks. The default is made of "
+        "the target's name.",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.consumer is not None:
+            check_consumer_name(self.consumer)

@@ -1,0 +1,193 @@
+"""The options of a stream of changes, and of a capture.
+
+They are apart from what opens connections: a program that reads a directory needs no psycopg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .directory.remote import parse_place
+from .errors import Argument, PgOutputError
+from .options import Kind, Options, byte_count, choice, count, flag, option, seconds, text
+
+Protocol = Literal["auto"] | int
+Streaming = Literal["on", "parallel"] | bool
+
+NEWEST_PROTOCOL = 4
+
+
+def _protocol(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def _streaming(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+_PROTOCOLS = Kind(
+    (int, str), "'auto', or a version from 1 to 4", _protocol,
+    lambda value: value in ("auto", *range(1, NEWEST_PROTOCOL + 1)), "auto|1|2|3|4",
+)  # fmt: skip
+_STREAMINGS = Kind(
+    (bool, str), "a bool, 'on' or 'parallel'", _streaming,
+    lambda value: value in (True, False, "on", "parallel"), "true|false|on|parallel",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StreamOptions(Options):
+    """How a slot's changes come: options of `connect` and `capture`."""
+
+    protocol: Protocol = option(
+        _PROTOCOLS, "auto",
+        "The version of the replication protocol. The default is the newest that the server knows.",
+    )  # fmt: skip
+    streaming: Streaming = option(
+        _STREAMINGS, True,
+        "Whether the server sends large transactions while they are in progress. With false, the "
+        "server decodes each transaction when it has ended.",
+        flag=True,
+    )  # fmt: skip
+    two_phase: bool | None = option(
+        flag(), False,
+        "Whether the server sends prepared transactions when they are prepared (PostgreSQL 15 and "
+        "newer). A slot that was once read so stays so. With None, which is the default of the "
+        "command, it is as the slot is.",
+        may_be_none=True,
+    )  # fmt: skip
+    binary: bool = option(
+        flag(), False, "Whether the server sends values in binary format, where a type has one."
+    )
+    messages: bool = option(
+        flag(), False, "Whether the server sends logical messages (pg_logical_emit_message)."
+    )
+    origin: Literal["any", "none"] | None = option(
+        choice("any", "none"), None,
+        "With none, only changes come that were made on this server itself (PostgreSQL 16 and "
+        "newer).",
+        shown_default="any",
+    )  # fmt: skip
+    unknown_prepared: Literal["empty", "error"] | None = option(
+        choice("empty", "error"), None,
+        "What to do at the commit of a prepared transaction that never came. The default is empty "
+        "where the call makes the slot, else error.",
+        shown_default="see there",
+    )  # fmt: skip
+    max_memory: int = option(
+        byte_count(), 64 << 20,
+        "Bytes of memory for transactions that have not ended. Beyond them, the largest "
+        "transaction goes to a file without a name.",
+        shown_default="64MB",
+    )  # fmt: skip
+    silence_timeout: float | None = option(
+        seconds(), None,
+        "Give up a server that is silent for so long. The default is twice wal_sender_timeout.",
+    )  # fmt: skip
+    retry_for: float | None = option(
+        seconds(), None,
+        "How long to try to connect. By default the first connection is tried once, and a lost "
+        "connection is tried again without end.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CaptureOptions(StreamOptions):
+    """How a slot's changes are captured: options of `capture`, and of a sync that captures."""
+
+    snapshot: Literal["never", "initial", "only"] = option(
+        choice("never", "initial", "only"), "never",
+        "Whether the rows come that the tables had before the slot was made, and those of tables "
+        "that join the publications later. With only, the capture ends when they are copied.",
+        flag=True,
+    )  # fmt: skip
+    create_slot: bool = option(
+        flag(), False,
+        "Whether to make the slot if it does not exist and the directory is new. The default of "
+        "the command and of a sync is true.",
+    )  # fmt: skip
+    adopt_slot: bool = option(
+        flag(), False,
+        "Begin a new directory with a slot that exists, or go on in a directory that was "
+        "downloaded, as the original is lost.",
+        flag=True,
+    )  # fmt: skip
+    connections: int = option(
+        count(1), 2, "Number of connections that read snapshots, beside the one of the stream."
+    )
+    segment_bytes: int = option(
+        byte_count(1), 16 << 20,
+        "A segment ends with the first commit after so many bytes. A larger transaction is cut "
+        "into parts of half as many again.",
+        shown_default="16MB",
+    )  # fmt: skip
+    max_delay: float = option(
+        seconds(zero=True), 1.0,
+        "Seconds after which a commit is durable in a segment, and acknowledged.",
+    )  # fmt: skip
+    compression: Literal["lz4", "zstd"] | None = option(
+        choice("lz4", "zstd"), None, "Compression of segments.", shown_default="none"
+    )
+    merge: bool = option(flag(), True, "Whether small segments are merged, up to segment_bytes.")
+    grace: float = option(
+        seconds(), 3600.0,
+        "How long a file stays after it was merged into another one, for readers that have listed "
+        "the directory before.",
+        shown_default="1h",
+    )  # fmt: skip
+    keep_seconds: float | None = option(
+        seconds(), None,
+        "Delete segments that are older, once every consumer has read them. By default no segment "
+        "is deleted; a sync that captures keeps 10 minutes.",
+    )  # fmt: skip
+    keep_bytes: int | None = option(
+        byte_count(), None,
+        "Delete the oldest segments beyond so many bytes, once every consumer has read them.",
+    )  # fmt: skip
+    silent_after: float | None = option(
+        seconds(), None,
+        "Report a consumer that has something to read and has not moved for so long.",
+        shown_default="2d",
+    )  # fmt: skip
+    give_up: bool = option(
+        flag(), False,
+        "Remove a consumer that silent_after reports, so that nothing is kept for it.",
+    )  # fmt: skip
+    min_free: int = option(
+        byte_count(), 256 << 20, "End with an error when the disk has fewer bytes free.",
+        shown_default="256MB",
+    )  # fmt: skip
+    schema_history: bool = option(
+        flag(), True,
+        "Whether the capture keeps the schema history, the types and tables by LSN, which a "
+        "connection beside the stream reads.",
+    )  # fmt: skip
+    upload: str | None = option(
+        text(), None,
+        "Copy the directory to S3-compatible storage, s3://bucket/prefix. Credentials are found as "
+        "the AWS SDK finds them.",
+        flag=True,
+    )  # fmt: skip
+    upload_endpoint: str | None = option(
+        text(), None,
+        "URL of S3-compatible storage. The default is AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or "
+        "AWS itself.",
+    )  # fmt: skip
+    upload_keep: Literal["all", "local"] = option(
+        choice("all", "local"), "all",
+        "With local, what is deleted from the directory is then deleted from its copy.",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.give_up and self.silent_after is None:
+            raise PgOutputError(
+                "it needs the time after which a consumer that has not moved is removed",
+                parameter="give_up", hint=("Give ", Argument("silent_after"), " too"),
+            )  # fmt: skip
+        if self.upload is not None:
+            parse_place(self.upload, self.upload_endpoint)  # refuses a wrong one
+        elif self.upload_endpoint is not None or self.upload_keep != "all":
+            wrong = "upload_endpoint" if self.upload_endpoint is not None else "upload_keep"
+            raise PgOutputError("it goes with upload alone", parameter=wrong)

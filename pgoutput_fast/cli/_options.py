@@ -1,0 +1,305 @@
+"""Flags and the file of a command, made from classes of options; and how errors name them."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..errors import Argument, PgOutputError, printable
+from ..names import NamePart, name_parts
+from ..options import Kind, OptionField, Options, near
+from ..policies import Policies, policies_of, policy_texts
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_MOST = 1 << 20  # bytes of a file of options
+_CLASSES = "pgoutput_fast.classes"
+_FROM_FILE = "pgoutput_fast.options"
+_FLAG_NAMES = {"tables": "--table", "policies": "--policy"}
+"""Flags that are given once for each value, and so have names of their own."""
+
+
+class Value(click.ParamType[Any]):
+    """A value of an option, as its kind reads it.
+
+    Parameters
+    ----------
+    kind : Kind
+    """
+
+    name = "value"
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value; click calls it."""
+        try:
+            return value_of("", self._kind, value)
+        except PgOutputError as error:
+            self.fail(error.message, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete one of few values; click calls it."""
+        return click.Choice(self._kind.choices).shell_complete(ctx, param, incomplete)
+
+
+def value_of(name: str, kind: Kind, given: Any) -> Any:
+    """Return the value of an option that a flag has as text, and a file as text or as it is.
+
+    Raises
+    ------
+    PgOutputError
+        It is none.
+    """
+    if isinstance(given, str):
+        return kind.from_text(name, given)
+    try:
+        kind.check(name, given)
+    except TypeError as error:
+        raise PgOutputError(
+            f"it {str(error).removeprefix(name).lstrip()}", parameter=name
+        ) from None
+    return given
+
+
+def options_from(
+    *classes: type[Options], defaults: Options | None = None, no_flags: Sequence[str] = ()
+) -> Callable[[_Command], _Command]:
+    """Give a command a flag for each option that has one, and `--config` for all of them.
+
+    Parameters
+    ----------
+    *classes : type
+    defaults : Options, optional
+        What the command takes for its options where that is not their own default.
+    no_flags : sequence of str
+        Options for which the command has no flag, though others have.
+    """
+    changed = {} if defaults is None else vars(defaults)
+
+    def give(function: _Command) -> _Command:
+        fields = [one for kind in classes for one in kind.options()]
+        function = _config(fields)(function)
+        for field in reversed([one for one in fields if one.has_flag]):
+            if field.name not in no_flags:
+                default = changed.get(field.name, field.default)
+                function = _flag(dataclasses.replace(field, default=default))(function)
+        return function
+
+    return give
+
+
+def flag_of(field: OptionField) -> str:
+    """Return the flag of an option."""
+    return _FLAG_NAMES.get(field.name, f"--{field.name.replace('_', '-')}")
+
+
+def _flag(field: OptionField) -> Callable[[_Command], _Command]:
+    shown = field.shown_default or _shown(field.default)
+    text = field.help if shown is None else f"{field.help} [default: {shown}]"
+    flag = flag_of(field)
+    if type(field.default) is bool:
+        both = f"{flag}/--no-{flag.removeprefix('--')}" if field.default else flag
+        return click.option(both, field.name, is_flag=True, default=None, help=text)
+    if field.name in _SEVERAL:
+        return click.option(
+            flag, field.name, multiple=True, metavar=field.kind.metavar, help=text,
+            callback=_SEVERAL[field.name], shell_complete=_COMPLETED.get(field.name),
+        )  # fmt: skip
+    return click.option(
+        flag, field.name, type=Value(field.kind), metavar=field.kind.metavar, help=text
+    )
+
+
+def _shown(default: Any) -> str | None:
+    if default is None or default is False:
+        return None
+    return str(default).lower() if isinstance(default, bool) else f"{default}"
+
+
+def table_patterns(tables: Sequence[str]) -> list[str]:
+    """Make patterns of ``namespace.name`` of patterns that may lack the schema.
+
+    What stands in SQL's double quotes is a name and no pattern.
+
+    Raises
+    ------
+    PgOutputError
+        Double quotes do not stand as in SQL.
+    """
+    found = []
+    for table in tables:
+        parts = name_parts(table) if '"' in table else [NamePart(table, is_quoted=False)]
+        pattern = ".".join(glob.escape(one.text) if one.is_quoted else one.text for one in parts)
+        # A pattern with a dot may still lack the schema, as a table's name may have a dot.
+        if len(parts) == 1:
+            found.append(f"*.{pattern}")
+        if len(parts) > 1 or (not parts[0].is_quoted and "." in pattern):
+            found.append(pattern)
+    return found
+
+
+def _policies(_: click.Context, __: click.Parameter, given: Sequence[str]) -> Policies | None:
+    try:
+        return policies_of(given) if given else None
+    except PgOutputError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _tables(_: click.Context, __: click.Parameter, given: Sequence[str]) -> list[str] | None:
+    return table_patterns(given) if given else None
+
+
+def _partitions(
+    _: click.Context, __: click.Parameter, given: Sequence[str]
+) -> dict[str, list[str]] | None:
+    found: dict[str, list[str]] = {}
+    for value in given:
+        table, _equals, columns = value.partition("=")
+        found[table] = columns.split(",")
+        if not table or not all(found[table]):
+            raise click.BadParameter(f"{value!r}: expected schema.name=COLUMN or =COLUMN,COLUMN")
+    return found or None
+
+
+def _completed_policy(
+    _: click.Context, __: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete a policy: each name with each of its values, or without if it takes numbers."""
+    from click.shell_completion import CompletionItem
+
+    from ..policies import CHOICES
+
+    offered = [f"{name}={choice}" for name, choices in CHOICES.items() for choice in choices]
+    offered += [f"{name}=" for name in Policies.__dataclass_fields__ if name not in CHOICES]
+    return [CompletionItem(one) for one in offered if one.startswith(incomplete)]
+
+
+# Options that are given once for each of their values.
+_SEVERAL: Mapping[str, Callable[[click.Context, click.Parameter, Sequence[str]], Any]] = {
+    "policies": _policies,
+    "tables": _tables,
+    "partition_by": _partitions,
+}
+_COMPLETED: Mapping[str, Any] = {"policies": _completed_policy}
+
+
+def policies_option(help_text: str) -> Callable[[_Command], _Command]:
+    """Make the option --policy, which can be given several times."""
+    return click.option(
+        "--policy", "policies", multiple=True, metavar="NAME=VALUE", callback=_policies,
+        shell_complete=_completed_policy, help=help_text,
+    )  # fmt: skip
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
+    """Give a command `--config`; what stands in the file is the default of its flags."""
+    by_name = {one.name: one for one in fields}
+
+    def read(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+        if path is None:
+            return
+        flags = {one.name: one for one in context.command.params if one.name != parameter.name}
+        context.default_map = {}
+        values: dict[str, Any] = {}
+        for name, value in _read(path).items():
+            try:
+                if name in by_name:
+                    values[name] = value_of(name, by_name[name].kind, value)
+                elif name in flags and name not in ("dsn", "dsn_file"):
+                    context.default_map[name] = value
+                else:
+                    known = {*by_name, *(one for one in flags if one)} - {"dsn", "dsn_file"}
+                    raise PgOutputError(f"there is no such option. {near(name, known)}".strip())
+            except PgOutputError as error:
+                raise click.BadParameter(f"{path}: {name}: {error.message}") from error
+        context.meta[_FROM_FILE] = values
+
+    return click.option(
+        "--config",
+        metavar="FILE.toml",
+        type=click.Path(dir_okay=False, path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=read,
+        help="A file with options, by their names in Python: max_delay = 0.5. It takes those "
+        "without a flag too, see the reference. A flag goes before the file.",
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST + 1)
+        if len(text) > _MOST:
+            raise click.BadParameter(f"{path} has more than {_MOST} bytes")
+        return tomllib.loads(text.decode())
+    except OSError as error:
+        raise click.BadParameter(f"can't read {path}: {error.strerror or error}") from error
+    except ValueError as error:  # what is no TOML, and no UTF-8
+        raise click.BadParameter(f"{path}: {error}") from error
+
+
+def chosen(
+    context: click.Context, given: dict[str, Any], *classes: type[Options]
+) -> dict[str, Any]:
+    """Return the options that flags and the file give, by name; they leave `given`."""
+    values: dict[str, Any] = dict(context.meta.get(_FROM_FILE, {}))
+    names = {one.name for kind in classes for one in kind.options()}
+    flags = {name: given.pop(name) for name in names & given.keys()}
+    values |= {name: value for name, value in flags.items() if value is not None}
+    return {name: value for name, value in values.items() if name in names}
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+_PARAMETERS = {"registry": "types", "until_lsn": "until"}
+"""Arguments whose flags have other names."""
+
+
+def shown_by(command: click.Command) -> Callable[[Argument], str]:
+    """Return how a command writes an option: as its flag, else as a line of its file."""
+    flags = {one.name: one for one in command.params if isinstance(one, click.Option) and one.name}
+
+    def shown(argument: Argument) -> str:
+        option = flags.get(_PARAMETERS.get(argument.name, argument.name))
+        if option is None:
+            return str(argument).removesuffix("=")
+        flag, value = option.opts[0], argument.value
+        if not argument.has_value or (option.is_flag and value is True):
+            return flag
+        if option.is_flag:
+            return option.secondary_opts[0] if option.secondary_opts else f"no {flag}"
+        values = policy_texts(value) if isinstance(value, Policies) else value
+        if isinstance(values, (list, tuple)):
+            # The command makes two patterns of a name that may lack its schema.
+            items = [one for one in values if str(one).removeprefix("*.") not in {*values} - {one}]
+            return " ".join(f"{flag} {shlex.quote(str(one))}" for one in items)
+        return f"{flag} {shlex.quote(str(values))}"
+
+    return shown
+
+
+def text_by(command: click.Command, error: PgOutputError) -> str:
+    """Return the text of an error with a command's options, for a terminal."""
+    return printable(error.text(shown_by(command)))
