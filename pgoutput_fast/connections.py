@@ -14,7 +14,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from .errors import CUT, PgOutputError, ReplicationError, RetryableError, shortened
+from .errors import CUT, PgOutputError, ReplicationError, RetryableError, printable, shortened
 
 try:
     import psycopg
@@ -128,6 +128,7 @@ PUBLICATION_ADVICE = (
     "one that is gone, or was made, or dropped and made again, after that can't be used for them; "
     "make it first, then a new slot, and copy the tables anew"
 )
+_SHOWN = 8  # publications that an error names
 STREAM_ADVICE = _ADVICE | {"42704": PUBLICATION_ADVICE}
 """Advice by SQLSTATE for errors that end a stream. Its publications were there when it began."""
 
@@ -552,19 +553,26 @@ def check_publications(
         One is not there, the server can't be asked, or as of `check_publication_names`.
     """
     check_publication_names(publications)
-    query = sql.SQL("SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})").format(
-        sql.SQL(", ").join(sql.Literal(name) for name in publications)
-    )
+    query = "SELECT pubname FROM pg_catalog.pg_publication ORDER BY pubname"
     try:
         with answered(connection.pgconn):
-            rows = connection.execute(query).fetchall()
+            known = [str(name) for (name,) in connection.execute(query).fetchall()]
     except psycopg.Error as error:
         raise server_error("can't look publications up", str(error), error.sqlstate) from error
-    missing = sorted(set(publications) - {str(row[0]) for row in rows})
+    missing = sorted({*publications}.difference(known))
     if missing:
         quoted = any(name[:1] == name[-1:] == '"' for name in missing)
         raise PgOutputError(
-            f"no publication {', '.join(repr(name) for name in missing)} in database "
-            f"{connection.info.dbname!r}; CREATE PUBLICATION, or give another name"
-            + (", without the quotes that SQL needs" if quoted else "")
+            f"no publication {', '.join(map(repr, missing))} in database "
+            f"{connection.info.dbname!r}, which has {_some(known)}",
+            parameter="publications",
+            hint="CREATE PUBLICATION, or give another name"
+            + (", without the quotes that SQL needs" if quoted else ""),
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Some names for an error; a server may have many."""
+    shown = [printable(name) for name in names[:_SHOWN]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "") if shown else "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -284,6 +285,10 @@ def shown_by(command: click.Command) -> Callable[[Argument], str]:
     def shown(argument: Argument) -> str:
         option = flags.get(_PARAMETERS.get(argument.name, argument.name))
         if option is None:
+            value = argument.value
+            is_plain = argument.has_value and isinstance(value, (bool, int, float, str))
+            if is_plain:
+                return f"{argument.name} = {json.dumps(value)}"  # as TOML has it
             return str(argument).removesuffix("=")
         flag, value = option.opts[0], argument.value
         if not argument.has_value or (option.is_flag and value is True):

@@ -25,7 +25,7 @@ from ..segments.folders import (
     SLOT_NAME,
     others_in,
 )
-from ..segments.listing import has_begun
+from ..segments.listing import has_begun, metadata_of
 from .attempt import unless_stopped
 from .negotiation import negotiate
 from .source import missing_slot
@@ -356,9 +356,18 @@ def check_beginning(
             ),
         )
     if state is None and begun:
+        metadata = metadata_of(Path(directory))
+        begun_with = slot if metadata is None else metadata.slot
         raise PgOutputError(
-            f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)}: "
-            f"give the slot with which it was begun; if that was dropped, begin with a new slot "
-            f"and an empty directory, and copy the tables anew, as a slot that is made now brings "
-            f"nothing of what was committed since this one's end"
+            f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)} "
+            f"with slot {begun_with!r}",
+            parameter="slot",
+            hint=(
+                *(() if begun_with == slot else ("Give ", Argument("slot", begun_with), ". ")),
+                (
+                    "If it was dropped, begin with a new slot and an empty directory, and copy the "
+                    "tables anew, as a slot that is made now brings nothing of what was committed "
+                    "since this one's end"
+                ),
+            ),
         )

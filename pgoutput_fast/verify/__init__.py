@@ -144,10 +144,11 @@ def verify(
     require_pyarrow()
     check_publication_names(publications)
     for name, number in (("rounds", rounds), ("shown", shown)):
-        if type(number) is not int or number < (name == "rounds"):
-            raise PgOutputError(f"{name}={number!r}: expected a number")
+        least = int(name == "rounds")
+        if type(number) is not int or number < least:
+            raise PgOutputError(f"{number!r} is not a number from {least} on", parameter=name)
     if type(timeout) not in (int, float) or not timeout > 0:
-        raise PgOutputError(f"timeout={timeout!r}: expected a number of seconds above 0")
+        raise PgOutputError(f"{timeout!r} is not a number of seconds above 0", parameter="timeout")
     check_memory(duckdb_memory)
     if policies is not None and not isinstance(policies, Policies):
         raise TypeError(f"policies must be a Policies, not {type(policies).__name__}")

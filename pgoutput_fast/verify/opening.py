@@ -65,15 +65,18 @@ def open_target(
     if engine is not None and not isinstance(target, DistributedStates):
         target.close()
         raise PgOutputError(
-            f"{given} has no Delta tables of a sync, which is all that is read by another "
-            "engine=: leave it out"
+            f"{given} has no Delta tables of a sync, which is all that another engine reads",
+            parameter="engine",
+            hint="Leave it out",
         )
     if policies is not None:
         if not isinstance(target, States):
             target.close()
             raise PgOutputError(
-                f"{given} has no tables of a sync, to which alone policies= belong: a change log "
-                "has the server's values: leave them out"
+                f"{given} has no tables of a sync, to which alone they belong: a change log has "
+                "the server's values",
+                parameter="policies",
+                hint="Leave them out",
             )
         target.policies = policies
     if duckdb_memory is not None:

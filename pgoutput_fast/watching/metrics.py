@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import __version__
-from ..errors import PgOutputError, printable
+from ..errors import Argument, PgOutputError, printable
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -297,8 +297,9 @@ class MetricsServer:
         except (OSError, UnicodeError) as error:
             raise PgOutputError(
                 f"metrics can't be served at {host} port {port}: "
-                f"{getattr(error, 'strerror', None) or error}; give another metrics_port= or "
-                f"metrics_host="
+                f"{getattr(error, 'strerror', None) or error}",
+                parameter="metrics_port",
+                hint=("Give another one, or another ", Argument("metrics_host")),
             ) from error
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"

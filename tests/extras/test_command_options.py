@@ -38,7 +38,7 @@ from pgoutput_fast.errors import Argument
         ("capture", Argument("upload"), "--upload"),
         ("capture", Argument("until_lsn", 5), "--until 5"),
         ("capture", Argument("directory"), "--out"),
-        ("capture", Argument("protocol", 5), "protocol=5"),
+        ("capture", Argument("protocol", 5), "protocol = 5"),
         ("capture", Argument("schema_history"), "schema_history"),
         ("inspect", Argument("registry"), "--types"),
         ("sync", Argument("tables", "a.b"), "--table a.b"),

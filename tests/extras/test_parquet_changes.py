@@ -423,7 +423,9 @@ def test_arguments_of_plain_files(
     assert "changes: it does not go together" in capsys.readouterr().err
     for dry_run in ([], ["--dry-run"]):
         assert main([*command, *dry_run]) == 1
-        assert "Give changes='parquet', or begin anew" in " ".join(capsys.readouterr().err.split())
+        assert 'Give changes = "parquet", or begin anew' in " ".join(
+            capsys.readouterr().err.split()
+        )
     assert main([*command, *config(changes="parquet")]) == 0
     assert globbed(tables) == FIRST + SECOND
 

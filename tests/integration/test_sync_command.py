@@ -619,7 +619,7 @@ def test_errors_and_their_exit_codes(
     run([*arguments(published, file, "--until", "now", "--snapshot", "never", "--adopt-slot")])
     published.execute("INSERT INTO t VALUES (100, 'x')")
     run(arguments(published, file, "--until", "now", "--snapshot", "never"), code=1)
-    assert "uncopied='empty' says" in run.text
+    assert 'uncopied = "empty" says' in run.text
     assert "with --snapshot initial" in run.text
     never = ("--until", "now", "--snapshot", "never")
     run(arguments(published, file, *never, uncopied="empty"))
