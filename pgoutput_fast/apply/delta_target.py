@@ -87,9 +87,9 @@ class Positions(NamedTuple):
     state: tuple[int, int] | None = None
 
     @classmethod
-    def parse(cls, text: str | None) -> Positions:
-        """Read what `_progress` has; targets of former versions have nothing, or more."""
-        return cls(*(one and (one[0], one[1]) for one in json.loads(text))) if text else cls()
+    def parse(cls, text: str) -> Positions:
+        """Return what `_progress` has."""
+        return cls(*(one and (one[0], one[1]) for one in json.loads(text)))
 
 
 class DeltaTarget:
@@ -298,7 +298,7 @@ class DeltaTarget:
         if found["format"] != TARGET_FORMAT:
             raise PgOutputError(
                 f"{self.place.uri} has format {found['format']}, and this version knows "
-                f"{TARGET_FORMAT}: use a newer one"
+                f"{TARGET_FORMAT}: use the version that wrote it, or begin anew in another target"
             )
         if (found["system_identifier"], found["database"]) != tuple(origin):
             raise PgOutputError(
@@ -307,13 +307,11 @@ class DeltaTarget:
                 f"{origin.system_identifier}: give another place"
             )
         held = self._read(progress)
-        kept = Kept.of(found["soft_deletes"], found["tables"], found.get("policies"))
-        if not held and not (self.kept.is_like(kept) and found.get("changes") == self._kind):
+        kept = Kept.of(found["soft_deletes"], found["tables"], found["policies"])
+        if not held and not (self.kept.is_like(kept) and found["changes"] == self._kind):
             return Stored(0, {})
         self.kept = self.kept.check(self.place.uri, kept)
-        # Before this was stored there were no Parquet files, and tables tell the others apart.
-        other = "delta" if self._kind == "parquet" else self._kind
-        check_kind(self.place.uri, self._kind, found.get("changes", other))
+        check_kind(self.place.uri, self._kind, found["changes"])
         if self.place.path is not None:  # in object storage each question takes its time
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
         lsn, time, slot = (progress.transaction(name) or 0 for name in _NEWEST)
@@ -398,8 +396,7 @@ class DeltaTarget:
                         moves += [(at, Move(*one)) for at, *one in json.loads(row["moves"])]
                         self._own[held.relation_id] = Positions.parse(row["own"])
                         tables[held.relation_id] = held
-        # Former versions have moved files in object storage, and list that here.
-        self._unmoved = [] if self.place.path is None else [move for _, move in sorted(moves)]
+        self._unmoved = [move for _, move in sorted(moves)]
         return tables
 
     def close(self) -> None:

@@ -24,12 +24,6 @@ CREATE TABLE _source (
 )
 """
 
-ADDED_COLUMNS = {
-    "_source": ("newest_lsn UBIGINT", "newest_time BIGINT", "slot BIGINT", "policies VARCHAR[]"),
-    "_progress": ("paused VARCHAR", "paused_since TIMESTAMPTZ", "gaps VARCHAR"),
-}
-"""Columns that files of former versions lack."""
-
 
 def quoted(*names: str) -> str:
     """A name as SQL has it."""

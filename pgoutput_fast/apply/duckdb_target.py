@@ -23,7 +23,7 @@ from ..errors import Argument, PgOutputError
 from ..names import distinct_names
 from ..segments.reader import Commit
 from .duckdb_file import DuckdbFile, lacks_memory
-from .duckdb_sql import ADDED_COLUMNS, PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same, versioned
+from .duckdb_sql import PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same, versioned
 from .duckdb_views import remake_views
 from .progress_rows import held_tables, progress_rows
 from .targets import (
@@ -199,9 +199,6 @@ class DuckdbTarget:
                 connection.execute("COMMIT")
             else:
                 self._check_own(names)
-                for table, columns in ADDED_COLUMNS.items():
-                    for column in columns:
-                        connection.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}")
             if is_new:
                 fsync_path(self.path.parent)
             stored = self._read(connection, origin, names)
@@ -237,8 +234,8 @@ class DuckdbTarget:
         (found,) = connection.execute("FROM _source").fetchall()
         if found[0] != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self.path} has format {found[0]}, and this version knows {TARGET_FORMAT}: use a "
-                "newer one"
+                f"{self.path} has format {found[0]}, and this version knows {TARGET_FORMAT}: use "
+                "the version that wrote it, or begin anew in another target"
             )
         if found[1:3] != tuple(origin):
             raise PgOutputError(
@@ -251,11 +248,11 @@ class DuckdbTarget:
         for held, _ in held_tables(found_rows):
             lost = _lost(held, names)
             tables[held.relation_id] = held._replace(stale=lost) if lost else held
-        kept = Kept.of(*found[4:6], *found[9:10])  # a former version has no policies
+        kept = Kept.of(found[4], found[5], found[9])
         if not tables and not self.kept.is_like(kept):
             return Stored(0, {})
         self.kept = self.kept.check(str(self.path), kept)
-        lsn, time_, slot = (*found[6:], None, None, None)[:3]  # a former version has none
+        lsn, time_, slot = found[6:9]
         newest = Commit(lsn, time_) if lsn else None
         return Stored(found[3], tables, newest, slot or 0, policies=kept.policies)
 

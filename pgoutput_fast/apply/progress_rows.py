@@ -54,20 +54,20 @@ def progress_rows(tables: Iterable[Held]) -> pa.RecordBatch:
 def held_tables(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Held, dict[str, Any]]]:
     """Yield what each row says, with the row itself, which may have more columns.
 
-    Rows of former versions lack `paused`, `paused_since` and `gaps`; those of DuckDB have no `gap`.
+    Rows of DuckDB have no `gap`.
     """
-    for name in {"commit_time", "paused_since"}.intersection(rows.schema.names):
+    for name in ("commit_time", "paused_since"):
         at = rows.schema.get_field_index(name)
         moments = rows.column(name).cast(_MOMENT).cast(pa.int64())
         rows = rows.set_column(at, pa.field(name, pa.int64()), moments)
     for row in rows.to_pylist():
-        paused = row.get("paused")
+        paused = row["paused"]
         yield Held(
             row["relation_id"], row["schema"], row["table"], row["stored"], row["version"],
             row["lsn"], row["copy_lsn"], row["commit_time"], row["stale"],
             tuple(Column(*one) for one in json.loads(row["columns"])),
             row.get("gap"),
             None if paused is None else Pause(paused, row["paused_since"] / 1e6),
-            tuple(Gap(*one) for one in json.loads(row.get("gaps") or "[]")),
-            row.get("schema_lsn") or 0,
+            tuple(Gap(*one) for one in json.loads(row["gaps"])),
+            row["schema_lsn"],
         ), row  # fmt: skip

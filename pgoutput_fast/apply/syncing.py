@@ -271,8 +271,6 @@ class Syncing:
         """Have the policies of this call hold for the target, if it was written by others."""
         kept, made = self._target.kept, self._stored.policies
         if made is None or kept.policies in (None, made):
-            if made is None:
-                self._target.keep()
             return
         for relation_id, held in self._stored.tables.items():
             why = None if held.stale is not None else kept.concerned(made, held)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..segments.reader import Commit
     from .folding import NetChanges
 
-TARGET_FORMAT = 2
+TARGET_FORMAT = 3
 """Of what a target stores beside the tables."""
 
 
@@ -182,7 +182,7 @@ class Stored(NamedTuple):
     is_new : bool
         Whether the target was made just now.
     policies : Policies or None
-        By which the rows were written that are there; None: that is not stored.
+        By which the rows were written that are there; None: there are none.
     """
 
     lsn: int
@@ -239,11 +239,11 @@ class Kept(NamedTuple):
         cls,
         soft_deletes: str | None,
         tables: Sequence[str] | None,
-        policies: Sequence[str] | None = None,
+        policies: Sequence[str],
     ) -> Kept:
-        """What a target has stored. One of a former version has no policies."""
-        made = None if policies is None else policies_of(policies)
-        return cls(soft_deletes, None if tables is None else tuple(tables), made)
+        """Return what a target has stored."""
+        wanted = None if tables is None else tuple(tables)
+        return cls(soft_deletes, wanted, policies_of(policies))
 
     def is_like(self, found: Kept) -> bool:
         """Whether a target was made with what a call asks for."""
@@ -271,8 +271,8 @@ class Kept(NamedTuple):
                     f"{where} was made {had}, and keeps to that", parameter=name,
                     hint=(*fix, ", or begin anew in another target"),
                 )  # fmt: skip
-        if self.policies is None or found.policies is None:
-            return self._replace(policies=self.policies or found.policies)
+        if self.policies is None:
+            return self._replace(policies=found.policies)
         if self.policies != found.policies and not self.changes_policies:
             made, given = (" ".join(one.policy_texts) or "the defaults" for one in (found, self))
             raise PgOutputError(

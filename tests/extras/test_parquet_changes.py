@@ -305,13 +305,6 @@ def test_a_target_keeps_to_plain_files(made: MadeDirectory, tables: ParquetTable
     with pytest.raises(PgOutputError, match=r"are Delta tables, .*Leave out changes='parquet'"):
         sync(made, tables)
     assert content() == before
-    # A target of a version that did not store the kind can't have had these files.
-    progress = tables.path / "_progress" / "_delta_log"
-    for log in progress.glob("*.json"):
-        log.write_text(log.read_text().replace(r", \"changes\": \"delta\"", ""))
-    sync(made, tables, changes=None)
-    with pytest.raises(PgOutputError, match=r"are Delta tables, .*Leave out changes='parquet'"):
-        sync(made, tables)
 
 
 def test_a_second_sync_of_files_is_refused(made: MadeDirectory, tables: ParquetTables) -> None:
