@@ -64,7 +64,7 @@ def test_a_time_may_be_zero_where_the_option_says_so():
 @pytest.mark.parametrize(
     ("kind", "value"),
     [(byte_count(), True), (seconds(), "1s"), (flag(), 1), (choice("a"), None)],
-    ids=str,
+    ids=["byte_count", "seconds", "flag", "choice"],
 )
 def test_values_of_other_types(kind, value):
     with pytest.raises(TypeError, match=r"^x must be "):
