@@ -290,7 +290,7 @@ def test_recorded_streams_give_what_their_messages_say(
     # that is not what it was.
     errors = beside(tmp_path / "out", "errors") if result.errors else []
     assert all(
-        "Policies(arrays" in one["message"] or "update_from" in one["message"] for one in errors
+        "policy arrays" in one["message"] or "update_from" in one["message"] for one in errors
     )
     refused = Frames(one["data"] for one in errors)
     assert refused.total() == result.errors
@@ -368,7 +368,7 @@ def test_files_end_in_the_rows_that_the_server_copied(capture: Capture, tmp_path
     text = ServerText(capture.truth.catalog())
     counts: collections.Counter[str] = collections.Counter()
     refused = [one["message"] for one in beside(tmp_path / "out", "errors")]
-    assert all("Policies(arrays" in message for message in refused)
+    assert all("policy arrays" in message for message in refused)
     for copy in copies(capture.truth.path, "default", "utf-8"):
         entry = entries.get((copy.schema, copy.table))
         if entry is None or len(entry["versions"]) > 1:
