@@ -679,7 +679,7 @@ def test_a_directory_that_was_replaced(
         ),
         (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p", "protocol": "9"},
-            "protocol: '9' is not 'auto', or a version",
+            "protocol: 9 is not 'auto', or a version",
         ),
         (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p",
