@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..captured.changes import ChangeReader
+from ..captured.changes import ChangeReader, Refusal
 from ..captured.progress import Progress
-from ..captured.units import SegmentSource, open_source
+from ..captured.units import Chunk, SegmentSource, open_source
 from ..directory.consumers import consumers
 from ..directory.reading import Position, first_position
 from ..errors import PgOutputError
@@ -54,6 +54,8 @@ class TablePlan(NamedTuple):
         Whether a publication has it; None: no server was asked.
     is_lost : bool
         Whether it would be copied again first, as the directory lacks changes of it.
+    refused : str or None
+        Why it would be paused, as values of it are refused: nothing of it is counted from there on.
     """
 
     relation_id: int
@@ -67,6 +69,7 @@ class TablePlan(NamedTuple):
     has_snapshot: bool = False
     is_published: bool | None = None
     is_lost: bool = False
+    refused: str | None = None
 
 
 class SlotPlan(NamedTuple):
@@ -290,7 +293,16 @@ def _count(
     follower = None if history is None else Follower(history, options.history)
     if follower is not None:
         decoding["registry"] = follower.registry
-    reader = ChangeReader(decoding, follower)
+
+    def pause(_: Chunk, refusals: list[Refusal]) -> None:
+        for one in refusals:
+            relation_id = one.relation.relation_id
+            plan_of = found.get(relation_id) or TablePlan(relation_id, qualified(one.relation))
+            if plan_of.refused is None:
+                found[relation_id] = plan_of._replace(refused=str(one.error))
+
+    stops = options.on_error == "stop"
+    reader = ChangeReader(decoding, follower, refused=None if stops else pause)
     for unit in plan.units:
         copy = None if unit.step is None else unit.step.copy
         for chunk in source.chunks(unit):
@@ -299,6 +311,8 @@ def _count(
                 relation_id = relation.relation_id
                 held = stored.tables.get(relation_id)
                 one = found.get(relation_id) or TablePlan(relation_id, "")
+                if one.refused is not None:
+                    continue
                 one = one._replace(name=qualified(relation))
                 if copy is None:
                     lsn = 0 if held is None else held.lsn

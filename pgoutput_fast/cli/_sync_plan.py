@@ -224,6 +224,9 @@ def _target(one: TablePlan, shown: Callable[[str], str]) -> str:
 
 
 def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall) -> Iterator[str]:
+    if one.refused is not None:
+        yield f"would be paused: {printable(one.refused)}"
+        return
     if one.copy_lsn is not None:
         yield f"its snapshot of {counted(one.rows, 'row')} as of {format_lsn(one.copy_lsn)}"
     if plan.has_begun and (one.held is not None or one.has_snapshot or one.changes):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from made_directory import MadeDirectory, catalog_read
-from synced_tables import ALL_KINDS, TABLES, DeltaTables, Tables
+from synced_tables import ALL_KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 
 import pgoutput_fast as pf
-from pgoutput_fast import apply, testing
+from pgoutput_fast import apply, cli, testing
 from pgoutput_fast.apply import pauses, syncing
 from pgoutput_fast.apply.delta_table import Table
 from pgoutput_fast.apply.delta_target import DeltaState
@@ -126,6 +126,28 @@ def test_a_refused_value_in_a_snapshot(made: MadeDirectory, tables: Tables) -> N
     found = sync(made, tables, **NULL)
     assert found.paused == {}
     assert rows(tables, "public.days") == [("1", "None"), ("2", "2020-01-02")]
+
+
+def test_a_dry_run_goes_on_behind_a_refused_value(
+    made: MadeDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A policy lets one value pass, and the next one is refused."""
+    kept = DuckdbTables(tmp_path)
+    begin(made, DAYS)
+    both(made, 2000, DAYS, [1, "infinity"])
+    assert [*sync(made, kept).paused] == ["public.days"]
+    both(made, 3000, DAYS, [2, "0044-03-15 BC"])
+    given = ["sync", "--segments", str(made.directory), "--to", str(kept.given["target"])]
+    for policies, policy in (
+        ([], "infinity"),
+        (["--policy", "infinity=null", "--change-policies"], "out_of_range"),
+    ):
+        assert cli.main([*given, *policies, "--dry-run"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (days,) = (line for line in lines if "public.days" in line.split("  "))
+        (other,) = (line for line in lines if "public.other" in line.split("  "))
+        assert f"the policy {policy} " in days.partition("would be paused: ")[2]
+        assert "2 changes from" in other
 
 
 @pytest.mark.parametrize("comes", ["changes", "snapshot"])
