@@ -456,7 +456,10 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
     def store(value: Decimal) -> bytes | None:
         if not value.is_finite():
             if choice == "clamp" and value.is_nan():
-                raise OutOfRange(f"NaN does not fit into {name}, nor is it near to any value of it")
+                raise OutOfRange(
+                    f"NaN does not fit into {name}, nor is it near to any value of it; the policy "
+                    "special_values can be 'null' or 'text'"
+                )
             clamped = 1 - limit if value.is_signed() else limit - 1
             kept = limited(choice, "special_values", _numeric_word(value), clamped, name)
             return None if kept is None else kept.to_bytes(width, _ORDER, signed=True)

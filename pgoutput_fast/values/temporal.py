@@ -55,6 +55,7 @@ _INFINITE = frozenset({b"infinity", b"-infinity"})
 # What fits, for errors. These are the limits of Python's classes, and columns have the same.
 _DATES = "a date of the years 1 to 9999"
 _TIMESTAMPS = "a timestamp of the years 1 to 9999"
+_FINITE_DATES, _FINITE_TIMESTAMPS = "a finite date", "a finite timestamp"
 _TIMES = "a time before 24:00"
 _INTERVALS = "a finite interval"
 
@@ -88,7 +89,7 @@ def _date(policies: Policies) -> Codec:
             return limited(policies.out_of_range, "out_of_range", raw.decode(), clamp, _DATES)
         if raw in _INFINITE:
             clamp = least if raw[:1] == b"-" else greatest
-            return limited(policies.infinity, "infinity", raw.decode(), clamp, _DATES)
+            return limited(policies.infinity, "infinity", raw.decode(), clamp, _FINITE_DATES)
         raise _no_value(raw, "date")
 
     def form(raw: bytes) -> str:
@@ -168,7 +169,7 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
     def slow(raw: bytes) -> Any:
         if raw in _INFINITE:
             clamp = least if raw[:1] == b"-" else greatest
-            return limited(policies.infinity, "infinity", raw.decode(), clamp, _TIMESTAMPS)
+            return limited(policies.infinity, "infinity", raw.decode(), clamp, _FINITE_TIMESTAMPS)
         year, month, day, clock, shift, bc = _timestamp_fields(raw, name)
         if zoned is (shift is None):
             raise _no_value(raw, name)

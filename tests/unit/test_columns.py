@@ -800,7 +800,7 @@ def test_lsns_are_checked(lsns: list[Any], error: type[Exception]) -> None:
         ("clamp", "-Infinity", Decimal("-999.99")),
         ("null", "NaN", None),
         ("null", "-Infinity", None),
-        ("clamp", "NaN", "NaN does not fit into decimal"),
+        ("clamp", "NaN", "NaN does not fit into .*the policy special_values can be 'null' or"),
         ("error", "-Infinity", "-Infinity does not fit into decimal"),
         ("text", "NaN", "NaN"),
     ],
@@ -823,9 +823,9 @@ def test_what_a_decimal_does_not_hold(choice: str, value: str, expected: Any) ->
 @pytest.mark.parametrize(
     ("oid", "value", "said"),
     [
-        (1082, "infinity", "infinity does not fit into a date of the years 1 to 9999"),
+        (1082, "infinity", "infinity does not fit into a finite date"),
         (1114, "0044-03-15 12:00:00 BC", "BC does not fit into a timestamp of the years 1 to 9999"),
-        (1184, "-infinity", "-infinity does not fit into a timestamp of the years 1 to 9999"),
+        (1184, "-infinity", "-infinity does not fit into a finite timestamp"),
         (1083, "24:00:00", "24:00:00 does not fit into a time before 24:00"),
     ],
 )
