@@ -283,7 +283,7 @@ POLICIES = [
     ((1007, -1), "{{1,2},{3,NULL}}", {"arrays": 2}, "array<array<int>>", [[1, 2], [3, None]]),
     ((1007, -1), "{1}", {"arrays": 2}, "array<array<int>>", "an array of 1 dimension"),
     ((1007, -1), "{}", {"arrays": 2}, "array<array<int>>", []),
-    (NUMERIC, "NaN", {}, "decimal(12,2)", "NaN does not fit into decimal(12,2); the policy special"),
+    (NUMERIC, "NaN", {}, "decimal(12,2)", "NaN does not fit into decimal(12,2); the policy"),
     (NUMERIC, "NaN", {"special_values": "null"}, "decimal(12,2)", None),
     (NUMERIC, "NaN", {"special_values": "clamp"}, "decimal(12,2)", "nor is it near"),
     (NUMERIC, "-Infinity", {"special_values": "clamp"}, "decimal(12,2)", Decimal("-9999999999.99")),
