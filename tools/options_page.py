@@ -26,7 +26,7 @@ _BEGIN = """\
 Each option has one name and one meaning wherever it is given:
 
 - In Python it is a keyword of `connect`, `capture` or `apply.sync`, or a field of a class below:
-  `capture(…, options=CaptureOptions(merge=False))`. A keyword goes before the object.
+  `capture(…, capture_options=CaptureOptions(merge=False))`. A keyword goes before the object.
 - The commands `capture` and `sync` have a flag where the list names one. All others are in a file,
   `--config FILE.toml`, by the same names. A flag goes before the file. The file may also have the
   command's own arguments, such as `slot = "shop"` and `publications = ["shop"]`, but no connection

@@ -91,7 +91,7 @@ class EmbeddedCapture:
             capture(
                 self._parameters, slot=self._slot, publications=self._publications,
                 directory=self._directory, until_lsn=until, stop=self._own, progress=self._note,
-                options=self._options,
+                capture_options=self._options,
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
             self._error = error

@@ -64,7 +64,7 @@ def sync(
     segments: str | os.PathLike[str] | None = None,
     directory: str | os.PathLike[str] | None = None,
     until: int | Literal["now"] | None = None,
-    options: SyncOptions | None = None,
+    sync_options: SyncOptions | None = None,
     target_options: TargetOptions | None = None,
     capture_options: CaptureOptions | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
@@ -93,7 +93,7 @@ def sync(
         ``.segments`` behind it it has.
     until : int or "now", optional
         End when the tables have what was committed before this LSN, or by now.
-    options : SyncOptions, optional
+    sync_options : SyncOptions, optional
         How the tables are kept up to date.
     target_options : TargetOptions, optional
         How they are kept in the target.
@@ -127,7 +127,7 @@ def sync(
         An argument has a wrong type.
     """
     captures = _of_the_capture(keywords)
-    options = options_of(SyncOptions, options, keywords)
+    options = options_of(SyncOptions, sync_options, keywords)
     target_options = options_of(TargetOptions, target_options, keywords)
     capture_options = options_of(CaptureOptions, capture_options or DEFAULT_CAPTURE, keywords)
     options = completed(options, target_options)

@@ -194,7 +194,8 @@ def _run(source: Slot, options: CaptureOptions, view: View, service: Service) ->
         lsn = first_connection(ask, options.retry_for, stop.event) if until == "now" else until
         ended = capture(
             parameters, slot=slot, publications=publications, directory=directory,
-            until_lsn=lsn, stop=stop.event, progress=watcher, options=options,
+            until_lsn=lsn, stop=stop.event, progress=watcher,
+            capture_options=options,
         )  # fmt: skip
         watcher.end(ended)
     return stop.exit_code

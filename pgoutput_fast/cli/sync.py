@@ -285,7 +285,7 @@ def _run(
             ended = sync(
                 parameters, target=call.target, slot=call.slot, publications=call.publications,
                 segments=call.segments, directory=call.directory, until=call.until,
-                options=call.options, target_options=call.target_options,
+                sync_options=call.options, target_options=call.target_options,
                 capture_options=call.capture_options, engine=engine, stop=stop.event,
                 progress=watcher,
             )  # fmt: skip

@@ -50,7 +50,7 @@ def capture(
     until_lsn: int | None = None,
     progress: Callable[[CaptureProgress], None] | None = None,
     stop: threading.Event | None = None,
-    options: CaptureOptions | None = None,
+    capture_options: CaptureOptions | None = None,
     **keywords: object,
 ) -> CaptureProgress:
     """Write a slot's changes to segments, from where the directory ends.
@@ -82,11 +82,11 @@ def capture(
     stop : threading.Event
         Ends the capture within some tenths of a second after it is set by another thread. Whole
         transactions that were received are made durable before.
-    options : CaptureOptions, optional
+    capture_options : CaptureOptions, optional
         How the changes are captured.
     **keywords
-        Fields of :class:`CaptureOptions`, which go before those of `options`; and parameters of
-        libpq by name, which go before those of `dsn`.
+        Fields of :class:`CaptureOptions`, which go before those of `capture_options`; and parameters
+        of libpq by name, which go before those of `dsn`.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def capture(
         Ctrl-C was pressed. What was acknowledged is durable, and the slot has the rest: call again
         to go on.
     """
-    options = options_of(CaptureOptions, options, keywords)
+    options = options_of(CaptureOptions, capture_options, keywords)
     _check_arguments(until_lsn, progress, stop, directory)
     check_publication_names(publications)
     copies = options.snapshot != "never"

@@ -86,7 +86,7 @@ def connect(
     tables: str | Iterable[str] | None = None,
     columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
     fill_unchanged: bool = False,
-    options: StreamOptions | None = None,
+    stream_options: StreamOptions | None = None,
     **keywords: object,
 ) -> ReplicationStream:
     """Begin to receive a slot's changes.
@@ -124,11 +124,11 @@ def connect(
     policies, registry, target, tables, columns, fill_unchanged
         See :class:`pgoutput_fast.ColumnarDecoder`; these are for the columns and values of
         transactions.
-    options : StreamOptions, optional
+    stream_options : StreamOptions, optional
         How the changes come.
     **keywords
-        Fields of :class:`StreamOptions`, which go before those of `options`; and parameters of
-        libpq by name, which go before those of `dsn`: ``host="…", sslmode="verify-full"``.
+        Fields of :class:`StreamOptions`, which go before those of `stream_options`; and parameters
+        of libpq by name, which go before those of `dsn`: ``host="…", sslmode="verify-full"``.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def connect(
     TypeError
         An argument is of another type.
     """
-    options = options_of(StreamOptions, options, keywords)
+    options = options_of(StreamOptions, stream_options, keywords)
     check_publication_names(publications)
     for name, value in (("create_slot", create_slot), ("temporary", temporary)):
         if type(value) is not bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 import pytest
 from servers import NewServer
 
@@ -207,26 +206,6 @@ def test_a_session_without_them_leaves_them_to_the_next(site: Site) -> None:
     site.execute("COMMIT PREPARED 'i'")
     site.capture()
     assert (site.ids(), site.kept()) == ([4, 5, 1, 2, 3], [])
-
-
-def test_a_compressed_file_is_refused_before_it_is_unpacked(site: Site) -> None:
-    """Zeros of any size are a few bytes in it."""
-    site.capture()
-    site.execute(*prepare("j", 1, 3), "INSERT INTO t VALUES (4, 'x')")
-    site.capture()
-    path = site.path / "prepared" / site.kept()[0]
-    sound = path.read_bytes()
-    with pa.ipc.open_file(path) as file:
-        schema = file.schema
-        batches = [file.get_batch_with_custom_metadata(i) for i in range(file.num_record_batches)]
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_file(path, schema, options=options) as file:
-        for batch, custom in batches:
-            file.write_batch(batch, custom_metadata=dict(custom or {}))
-    with pytest.raises(pf.PgOutputError, match="record batch 0 is compressed"):
-        list(PreparedTransactions(site.path, 0).load(None))
-    path.write_bytes(sound)
-    site.execute("ROLLBACK PREPARED 'j'")
 
 
 def test_damaged_it_is_refused(site: Site) -> None:

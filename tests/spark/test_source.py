@@ -881,7 +881,7 @@ def test_files_that_can_not_be_written(source: Any, made: MadeDirectory, tmp_pat
     read = source.read.format("pgoutput").options(**given)
     with pytest.raises(PythonException, match="the policy infinity can be 'null'") as raised:
         read.options(output=str(tmp_path / "files")).load().collect()
-    assert "; policies=infinity=" in str(error_of(raised.value))
+    assert "the policy infinity can be" in str(error_of(raised.value))
     # Nothing is left of what a failed task began.
     assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
     (tmp_path / "file").write_text("")
