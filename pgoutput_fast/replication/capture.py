@@ -85,7 +85,7 @@ def capture(
     capture_options : CaptureOptions, optional
         How the changes are captured.
     **keywords
-        Fields of :class:`CaptureOptions`, which go before those of `capture_options`; and parameters
+        Fields of :class:`CaptureOptions`, which go before those of that object; and parameters
         of libpq by name, which go before those of `dsn`.
 
     Returns

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..apply.duckdb_file import check_memory
 from ..connections import ConnectionParameters, check_publication_names
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from ..names import parse_name, qualified, sql_name
 from ..policies import Policies
@@ -387,7 +387,8 @@ class _Verification:
                     f"the target has {'nothing yet' if not position else 'everything up to '}"
                     f"{format_lsn(position) if position else ''}, and did not come to "
                     f"{format_lsn(moment.lsn)}, where the server was read, in {self._timeout:g} s; "
-                    f"let its capture or sync go on{_segments(target)}"
+                    "let its capture or sync go on",
+                    hint=_segments(target),
                 )
             # What is being read can't always be written, as a file of duckdb.
             time.sleep(max(_PAUSE, _PART * (time.monotonic() - begin)))
@@ -516,15 +517,14 @@ def _refused(table: ServerTable, error: NotComparable) -> TableResult:
     return TableResult(table.table.namespace, table.table.name, state, str(error))
 
 
-def _segments(target: Target) -> str:
-    """What may be wanting beside, if it is not known from which segments a target comes."""
+def _segments(target: Target) -> tuple[str | Argument, ...]:
+    """What to give, if it is not known from which segments a target comes."""
     if target.slot:
-        return ""
-    return (
-        "; if it has everything and nothing was committed since, only its directory of segments "
-        "tells that: give segments=, with the directory where the capture or the sync (its --dir) "
-        "has them"
+        return ()
+    why = (
+        "If it has everything and nothing was committed since, only its directory tells that: give "
     )
+    return why, Argument("segments"), ", the directory of the capture or the sync"
 
 
 def _check_same(server: tuple[str, str], target: Target) -> None:

@@ -411,7 +411,7 @@ def test_publications_that_can_not_be_streamed_together(database18: Any) -> None
     [
         ({"connections": 0}, "connections=0"),
         ({"range_bytes": -1}, "range_bytes=-1"),
-        ({"lock_timeout": 0}, "lock_timeout=0"),
+        ({"lock_timeout": 0}, "lock_timeout: 0"),
         ({"slot_timeout": "1"}, "slot_timeout='1'"),
         ({"publications": []}, "there is none in it"),
     ],

@@ -166,30 +166,6 @@ def test_a_change_table_that_was_deleted(synced: Synced) -> None:
     check_copied(synced, 50)
 
 
-@pytest.mark.parametrize("tables", ["delta"], indirect=True)
-def test_a_target_of_a_former_version(synced: Synced, tmp_path: Path) -> None:
-    """It does not tell how far its tables are by themselves, and is taken as it is."""
-    from deltalake import write_deltalake
-
-    synced.sync()
-    progress = DeltaTable(str(synced.tables.path / "_progress"))
-    rows = progress.to_pyarrow_table().drop_columns(["own"])
-    write_deltalake(progress, rows, mode="overwrite", schema_mode="overwrite")
-    copy = tmp_path / "copy"
-    place = place_of(synced, "state")
-    assert synced.sync(on_error="stop").stale == {}
-    # What it was then is known from the next window on.
-    synced.database.execute("UPDATE bag SET b = 'y' WHERE a = 1")
-    assert synced.sync(on_error="stop").stale == {}
-    shutil.copytree(place, copy)
-    synced.database.execute("UPDATE t SET n = 99 WHERE id < 20")
-    assert synced.sync(on_error="stop").stale == {}
-    assert synced.compare("t", COLUMNS) == 50
-    put_back(place, copy)
-    with pytest.raises(pf.PgOutputError, match="an earlier state of its table of rows"):
-        synced.sync(on_error="stop")
-
-
 @pytest.mark.parametrize("tables", ["duckdb", "delta"], indirect=True)
 def test_a_target_that_is_not_there(synced: Synced, caplog: pytest.LogCaptureFixture) -> None:
     """It may have been deleted, or its disk is not mounted: it begins anew, and says so."""

@@ -393,7 +393,7 @@ def test_a_column_of_the_key_that_is_dropped(synced: Synced) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("delta", marks=pytest.mark.slow)])
-def test_a_column_of_partitions_that_is_dropped(synced: Synced) -> None:
+def test_a_snapshot_without_a_column_of_partitions(synced: Synced) -> None:
     """The new snapshot is partitioned by the other one, in this call and the next ones."""
     from deltalake import DeltaTable
 

@@ -150,7 +150,7 @@ def test_a_download_goes_on_only_in_place_of_the_original(
     check(shop, storage, lake, there)
     before = shop.execute(SLOTS)
     shop.execute("UPDATE t SET v = 'behind' WHERE id < 100")
-    with pytest.raises(pf.PgOutputError, match=rf"downloaded from {storage.url}, .* go on in that"):
+    with pytest.raises(pf.PgOutputError, match=rf"downloaded from {storage.url}, .* Go on in that"):
         capture(shop.dsn, directory=there, until_lsn=now(shop), **local)
     assert shop.execute(SLOTS) == before
     # The original goes on, and what it has acknowledged the download lacks.

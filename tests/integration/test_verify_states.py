@@ -451,11 +451,11 @@ def test_a_file_alone(synced: Synced, tmp_path: Path, capsys: pytest.CaptureFixt
     """Without its segments it does not tell that nothing was committed since its last window."""
     path = tmp_path / "alone.duckdb"
     shutil.copy(synced.path, path)
-    with pytest.raises(pf.PgOutputError, match="give segments=, with the directory where"):
+    with pytest.raises(pf.PgOutputError, match="tells that: give segments=, the directory"):
         synced.verify(path, segments=None, timeout=0.1)
     command = ["verify", "--dsn", synced.dsn, "--publication", "p", "--target", f"duckdb:{path}"]
     assert cli.main([*command, "--timeout", "0.1"]) == 2
-    assert "only its directory of segments tells that: give --segments, with" in (
+    assert "only its directory tells that: give --segments, the directory" in (
         capsys.readouterr().err
     )
     with psycopg.connect(synced.dsn) as server, duckdb.connect(str(path)) as connection:

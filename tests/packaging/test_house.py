@@ -193,6 +193,7 @@ SAME_NAMES = {
     "consumers": "those who read a directory, and the command that lists them",
     "history": "the history that readers open, its rules, and what asks the server for it",
     "nested": "one job, nested values: C writes them into columns, Python makes objects of them",
+    "options": "what every option is made of, and the options of a sync and its target",
     "reader": "the compiled loop over frames, and the one who reads a segment beside its writer",
     "snapshot": "tables read at one point, and the command that asks a capture for that",
     "state": "what a decoder knows, and the current-state tables of Spark",
