@@ -29,7 +29,7 @@ from ..segments.folders import (
     owner_of,
 )
 from ..segments.format import Segment
-from ..segments.listing import Contents, contents, listed, stored_metadata
+from ..segments.listing import Contents, asked_since, contents, listed, stored_metadata
 from ..segments.reader import SegmentReader
 from . import copies, snapshots
 from .consumers import Consumer, consumers
@@ -305,7 +305,9 @@ class Upload:
             "position": format_lsn(end),
             "begin": format_lsn(begin),
             "segments_end": format_lsn(max([found.begin, *ends])),
+            "asked_since": format_lsn(asked_since(self._directory)),
             "metadata": json.loads(metadata.to_json()),
+            "made_slot": False,  # who goes on in a download adopts the slot
         }
         if fields != self._position:
             self._remote.write(POSITION_NAME, json.dumps(fields).encode())
