@@ -283,32 +283,35 @@ class TextsOf:
             raise NotComparable(f"the target holds its values as {held.kind}")
         if codec == "numeric" and held.kind == "decimal":
             return self._decimal(type, form, server, target)
-        server = self._limited(codec, held, server)
-        return Texts(form.server.format(c=server), form.duckdb.format(c=target))
+        text = form.server.format(c=self._changed(codec, server))
+        if codec == "interval" and self.policies.infinity == "clamp":
+            # From version 17 on the server has no finite interval of these parts.
+            text = f"replace(replace({text}, '-infinity', '{_LEAST}'), 'infinity', '{_GREATEST}')"
+        return Texts(text, form.duckdb.format(c=target))
 
     def _deeper(self) -> TextsOf:
         return TextsOf(self.policies, self._depth + 1)
 
-    def _limited(self, codec: str, held: Held, server: str) -> str:
-        """The server's value as the policies change those that a column can't hold."""
+    def _changed(self, codec: str, server: str) -> str:
+        """The server's value as the policies change it.
+
+        A policy changes its own values whatever the column is: where the other policy asks for
+        text, or the target has no such type, the column has the text of the changed value.
+        """
         ends = _ENDS.get(codec)
-        if ends is None or held.kind == "varchar":
-            if codec == "interval" and self.policies.infinity == "null":
-                return f"(CASE WHEN isfinite({server}) THEN {server} END)"
-            if codec == "interval" and self.policies.infinity == "clamp":
-                raise NotComparable("infinity='clamp' makes infinite intervals finite ones")
+        changed = {"null": "NULL"}
+        cases = []
+        if ends is not None:
+            changed["clamp"] = f"least(greatest({{c}}, '{ends[0]}'), '{ends[1]}')"
+            cases = [("out_of_range", f"NOT {{c}} BETWEEN '{ends[0]}' AND '{ends[1]}'")]
+        if codec in _WITH_INFINITY:
+            # First, as infinity lies beyond the ends too.
+            cases.insert(0, ("infinity", "NOT isfinite({c})"))
+        choices = [(changed.get(getattr(self.policies, name), "{c}"), one) for name, one in cases]
+        if all(result == "{c}" for result, _ in choices):
             return server
-        cases = ""
-        for policy, condition in (
-            ("infinity", "NOT isfinite({c})" if codec != "time" else None),
-            ("out_of_range", f"NOT {{c}} BETWEEN '{ends[0]}' AND '{ends[1]}'"),
-        ):
-            choice = getattr(self.policies, policy)
-            if choice == "null" and condition is not None:
-                cases += f" WHEN {condition} THEN NULL"
-            elif choice == "clamp" and condition is not None:
-                cases += f" WHEN {condition} THEN least(greatest({{c}}, '{ends[0]}'), '{ends[1]}')"
-        return f"(CASE{cases} ELSE {{c}} END)".format(c=server) if cases else server
+        whens = " ".join(f"WHEN {condition} THEN {result}" for result, condition in choices)
+        return f"(CASE {whens} ELSE {{c}} END)".format(c=server)
 
     def _decimal(self, type: ColumnType, form: Form, server: str, target: str) -> Texts:
         shape = decimal_shape(type.modifier) or self.policies.numeric
@@ -450,7 +453,12 @@ _ENDS = {
     "timestamptz": ("0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999999+00"),
     "time": ("00:00:00", "23:59:59.999999"),
 }
-"""Codec → the least and the greatest value of a column that is no text."""
+"""Codec → the least and the greatest value that policies leave as it is."""
+_WITH_INFINITY = ("date", "timestamp", "timestamptz", "interval")
+"""Codecs of types that have infinite values."""
+_LEAST = "-2147483648/-2147483648/-9223372036854775808"
+_GREATEST = "2147483647/2147483647/9223372036854775807"
+"""The canonical texts of the least and the greatest interval."""
 
 
 def _element(type: ColumnType) -> ColumnType:

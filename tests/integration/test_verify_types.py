@@ -349,3 +349,41 @@ def test_a_target_that_was_written_with_policies(
             connection.execute("""UPDATE state."public.u" SET t = 'other'""")
         one, other = verify(database.dsn, policies=policies, **given).tables
         assert (one.differing, other.differing, other.why) == (0, 1, "")  # no policy made this
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("out_of_range", ["null", "clamp", "text"])
+@pytest.mark.parametrize("infinity", ["null", "clamp", "text"])
+@pytest.mark.parametrize("kind", ["duckdb", "delta"])
+def test_each_policy_changes_its_own_values(
+    pg18: EmbeddedServer, make_database: Any, tmp_path: Path, kind: str, infinity: Any,
+    out_of_range: Any,
+) -> None:  # fmt: skip
+    """Where one of them asks for text, the column is text, and the other one holds in it too."""
+    database = make_database(pg18)
+    database.execute(
+        "CREATE TYPE pair AS (d date, iv interval)",
+        "CREATE TABLE t (id int PRIMARY KEY, d date, ts timestamp, tz timestamptz, iv interval,"
+        " n numeric(12,2), r daterange, a date[], tm time, tms time[], tt timetz, c pair)",
+        *(
+            f"INSERT INTO t VALUES ({key}, '{day}', '{day}', '{day}', '{length}', {number},"
+            f" '[2000-01-01,{day}]', '{{{day},NULL}}', '{clock}', '{{{clock}}}', '{clock}+01',"
+            f" ('{day}', '{length}'))"
+            for key, day, length, number, clock in (
+                (1, "infinity", "infinity", "'NaN'", "24:00"),
+                (2, "10000-01-01", "-1 mon +2 days", "1", "12:00:00.5"),
+                (3, "2024-02-29", "1 day", "NULL", "00:00"),
+            )
+        ),
+        "INSERT INTO t (id, d, ts, tz, iv, a) VALUES"
+        " (4, '-infinity', '-infinity', '-infinity', '-infinity', '{-infinity}'),"
+        " (5, '0044-03-15 BC', '0044-03-15 BC', '0044-03-15 BC', '0', '{0044-03-15 BC}')",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    target = f"duckdb:{tmp_path / 'tables.duckdb'}" if kind == "duckdb" else str(tmp_path / "lake")
+    given: dict[str, Any] = {"publications": ["p"], "target": target}
+    policies = pf.Policies(infinity=infinity, out_of_range=out_of_range, special_values="null")
+    sync(database.dsn, slot=f"slot_{database.name}", policies=policies, until="now", **given)
+    report = verify(database.dsn, timeout=10, **given)
+    (table,) = report.tables
+    assert (table.state, table.rows, table.differences) == ("equal", 5, ()), table.why
