@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+pytest.importorskip("pyarrow", reason="the options of sync are in a package that needs it")
+
 from pgoutput_fast.apply.options import SyncOptions, TargetOptions
 from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.errors import Argument, PgOutputError
