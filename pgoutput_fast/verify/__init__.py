@@ -292,7 +292,7 @@ class _Verification:
             if not self._chosen.has_names:
                 tables = [one for one in tables if self._target.wants(one)]
             self._lsn = moment.lsn
-            position = self._position = self._wait(moment)
+            position = self._position = self._wait(moment, tables)
             known = {one.table.relation_id for one in moment.tables}
             roots = {leaf for one in moment.tables for leaf in one.table.partition_ids}
             self._only_in_target = tuple(
@@ -317,8 +317,8 @@ class _Verification:
         self._pending = {key: names for key, names in self._pending.items() if names}
         moment = self._moment(self._pending.keys())
         with contextlib.closing(moment):
-            position = self._wait(moment)
             wanted = moment.tables
+            position = self._wait(moment, wanted)
             for relation_id in self._pending.keys() - {one.table.relation_id for one in wanted}:
                 self._pending.pop(relation_id)
                 self._unsettle(relation_id, "it is not published any more")
@@ -356,8 +356,10 @@ class _Verification:
             name = qualified(table.table) if table is not None else ""
             self._progress(VerifyProgress(doing, name, done, total, rows))
 
-    def _wait(self, moment: Moment) -> int:
+    def _wait(self, moment: Moment, wanted: list[ServerTable]) -> int:
         """Wait until the target is at P or beyond it; return its position.
+
+        Nothing is waited for where all tables are paused that are wanted.
 
         Raises
         ------
@@ -365,6 +367,7 @@ class _Verification:
             It does not come so far in time, or it is not of this server.
         """
         total = len(moment.tables)
+        relation_ids = {one.table.relation_id for one in wanted}
         self._tell("waiting for the target", None, 0, total)
         end = time.monotonic() + self._timeout
         target = self._target
@@ -377,6 +380,8 @@ class _Verification:
             _check_same((moment.system_identifier, moment.database), target)
             if position >= moment.lsn:
                 moment.check(position)
+                return position
+            if relation_ids and relation_ids <= target.paused:
                 return position
             self._tell(
                 f"waiting for the target, which is at {format_lsn(position)} of "

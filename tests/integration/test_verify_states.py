@@ -737,6 +737,24 @@ def test_a_target_of_some_tables(pg16: EmbeddedServer, make_database: Any, tmp_p
     assert [(one.name, one.state) for one in report.tables] == [("u", "not compared")]
 
 
+def test_a_paused_table_is_not_waited_for(
+    pg16: EmbeddedServer, make_database: Any, tmp_path: Path
+) -> None:
+    """The target has nothing, and comes no further before somebody acts."""
+    database = make_database(pg16)
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, d date)",
+                     "INSERT INTO t VALUES (1, 'infinity')",
+                     "CREATE PUBLICATION p FOR TABLE t")  # fmt: skip
+    target = f"duckdb:{tmp_path / 'tables.duckdb'}"
+    given: dict[str, Any] = {"publications": ["p"], "target": target}
+    slot = f"slot_{database.name}"
+    assert [*sync(database.dsn, slot=slot, until="now", **given).paused] == ["public.t"]
+    (found,) = verify(database.dsn, timeout=5, **given).tables
+    assert (found.name, found.state) == ("t", "not compared")
+    assert "paused" in found.why
+    assert "infinity" in found.why
+
+
 def test_policies_belong_to_a_syncs_target(synced: Synced) -> None:
     segments = f"{synced.path}.segments"
     with pytest.raises(pf.PgOutputError, match="no tables of a sync, to which alone they"):
