@@ -30,7 +30,7 @@ from .targets import TargetTable, Tell, ignored
 from .texts import Held, NotComparable, NotTheTable, Texts, TextsOf, literal, part, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..apply.targets import Held as Kept
     from ..directory.copies import TableState
@@ -87,7 +87,7 @@ class States:
         self._path, self._segments = path, segments
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
-        self.paused: Set[int] = frozenset()
+        self.paused: frozenset[int] = frozenset()
         self.policies: Policies | None = None
         self.furthest = 0
         self._lsn = self._position = 0
@@ -174,7 +174,7 @@ class States:
             # It has all segments, and nothing came between the last one and their end.
             self._position = max(source.lsn, end)
         self.tables = _by_name(source.tables.values())
-        self.paused = {key for key, kept in source.tables.items() if kept.paused is not None}
+        self.paused = frozenset(key for key, kept in source.tables.items() if kept.paused)
         self.furthest = max(self._position, *(kept.lsn for kept in source.tables.values()), 0)
         return self._position
 

@@ -21,7 +21,7 @@ from .fold import Change, FoldedRows, HistoryError, Store
 from .texts import UNKNOWN, Held, NotComparable, Texts, TextsOf, literal, part, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from ..segments import SegmentMetadata
@@ -72,7 +72,7 @@ class Target(Protocol):
         The slot that brought them; "" if it does not matter.
     tables : dict of (str, str) to int
         Namespace and name → relation id, of the tables in it. Known after `refresh`.
-    paused : set of int
+    paused : frozenset of int
         Relation ids of the tables that are paused. Known after `refresh`.
     furthest : int
         What `table` has given so far has no transaction whose commit lies at this LSN or beyond.
@@ -82,7 +82,7 @@ class Target(Protocol):
     database: str
     slot: str
     tables: dict[tuple[str, str], int]
-    paused: Set[int]
+    paused: frozenset[int]
     furthest: int
 
     def identify(self) -> None:
@@ -166,7 +166,7 @@ class DirectoryTarget:
         self._types_of_server = types
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
-        self.paused: Set[int] = frozenset()
+        self.paused: frozenset[int] = frozenset()
         self._versions: dict[int, list[Any]] = {}
         self._waiting: Mapping[int, int] = {}
         self._options: dict[str, Any] | None = None
