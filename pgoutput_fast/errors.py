@@ -6,11 +6,13 @@ offset and sentence whichever of them read it.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -54,6 +56,19 @@ class Argument:
 
     def __reduce__(self) -> tuple[object, ...]:
         return Argument, (self.name, self.value) if self.has_value else (self.name,)
+
+
+_shown: ContextVar[Callable[[Argument], str]] = ContextVar("_shown", default=str)
+
+
+@contextlib.contextmanager
+def options_shown_as(shown: Callable[[Argument], str]) -> Iterator[None]:
+    """Have errors that become texts meanwhile write options as a front end does."""
+    token = _shown.set(shown)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
 
 
 class PgOutputError(Exception):
@@ -120,14 +135,16 @@ class PgOutputError(Exception):
         """What happened, and why."""
         return str(self.args[0]) if self.args else ""
 
-    def text(self, shown: Callable[[Argument], str] = str) -> str:
+    def text(self, shown: Callable[[Argument], str] | None = None) -> str:
         """Put the error's text together.
 
         Parameters
         ----------
-        shown : callable
-            How a front end writes an option; by default as Python's keyword.
+        shown : callable, optional
+            How a front end writes an option; by default as of `options_shown_as`, or as Python's
+            keyword.
         """
+        shown = shown or _shown.get()
         wrong = "" if self.parameter is None else shown(Argument(self.parameter))
         hint = "".join(one if isinstance(one, str) else shown(one) for one in self.hint)
         text = f"{wrong.removesuffix('=')}: {self.message}" if wrong else self.message
@@ -213,7 +230,7 @@ class DecodeError(PgOutputError, ValueError):
         self.tag = tag
         self.frame = frame
 
-    def text(self, shown: Callable[[Argument], str] = str) -> str:
+    def text(self, shown: Callable[[Argument], str] | None = None) -> str:
         """See :meth:`PgOutputError.text`."""
         where = f"frame {self.frame}: " if self.frame is not None else ""
         return where + super().text(shown)

@@ -8,7 +8,6 @@ to be copied again.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.encode import encode_fields
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..catalog import CatalogTable
-
-_log = logging.getLogger(__name__)
 
 
 class Known(NamedTuple):
@@ -303,10 +300,6 @@ class _Evolution:
                 return f"column {one.name} of its key was dropped"
             self.columns.remove(one)
             self.alterations.append(Removed(one.stored))
-            _log.info(
-                "%s has no column %s any more: its values go from the table of rows, and stay in "
-                "the change table", self._version.table, one.name,
-            )  # fmt: skip
         return None
 
     def _rename(self, names: dict[str, str]) -> None:

@@ -8,23 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.filesize import decimal
 
 from ..lsn import format_lsn
-from ..segments.folders import TABLES
 from .outcomes import Stale
 from .targets import Gap
 
 if TYPE_CHECKING:
     from collections.abc import KeysView
-    from pathlib import Path
 
     from ..captured.units import SegmentSource
-    from ..directory.copies import TableState
     from ..directory.reading import Position
     from .targets import Held
 
 _AGAIN = 60.0  # seconds from one try of a paused table to the next
-_SNAPSHOTS = 10
-_SNAPSHOTS_WITHIN = 86400.0  # seconds
-"""A sync asks for no new snapshot of a table that got so many in this time."""
 
 
 class PauseLimit(NamedTuple):
@@ -106,14 +100,3 @@ def _bytes_for(source: SegmentSource, position: Position, at: int) -> int:
         if at < one.end_lsn and one.start_lsn < position.lsn:
             size += one.path.stat().st_size
     return size
-
-
-def has_many_snapshots(directory: Path, state: TableState | None) -> bool:
-    """Whether a table got so many snapshots lately that a further one would not help."""
-    if state is None:
-        return False
-    begin, count = time.time() - _SNAPSHOTS_WITHIN, 0
-    for copy in state.snapshots[-_SNAPSHOTS:]:
-        path = TABLES.path(directory) / copy.name
-        count += path.exists() and path.stat().st_mtime >= begin
-    return count >= _SNAPSHOTS

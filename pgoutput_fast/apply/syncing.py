@@ -14,7 +14,6 @@ from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.history import Entry, entries
 from ..directory.known import how_to_copy
-from ..directory.looking import look
 from ..directory.reading import Position
 from ..directory.requests import request_copy
 from ..errors import Argument, PgOutputError, RetryableError
@@ -27,9 +26,9 @@ from .continuity import check_position, copied_name, origin_of, unknown_to
 from .departures import Departures, departed
 from .options import WINDOW_BYTES
 from .outcomes import Committed, Paused, PausedError, fold_outcomes
-from .pauses import Apart, PauseLimit, has_many_snapshots
+from .pauses import Apart, PauseLimit
+from .snapshot_requests import CUT_OFF, SnapshotRequests
 from .targets import (
-    CHANGES_ALONE,
     LOST,
     OTHER_HISTORY,
     ConflictError,
@@ -43,7 +42,7 @@ from .targets import (
     number_of,
     window,
 )
-from .window_writer import LEFT_UNCOPIED, WindowWriter, end_of
+from .window_writer import WindowWriter, end_of
 
 if TYPE_CHECKING:
     from ..captured.units import Plan
@@ -67,15 +66,6 @@ _TYPES_TIMEOUT = 30.0  # seconds
 _TYPES_WAIT = 0.1  # seconds between two looks
 # Where directories take turns, the capture of the next one catches up when it begins.
 _BEHIND = 10.0  # seconds
-_ASKED = 60.0  # seconds between two looks whether copies of stale tables are to be asked for
-_MANY = (
-    "it got so many snapshots within a day that no other one is asked for before the oldest is a "
-    "day old. Find out why its changes do not fit, or order one: pgoutput-fast snapshot"
-)
-_CUT_OFF = (
-    "it was dropped or left the publications, and its last changes before that are not in this "
-    "directory"
-)
 
 
 class SyncProgress(NamedTuple):
@@ -119,6 +109,9 @@ class SyncProgress(NamedTuple):
         Those of the stale tables that the capture is asked to copy again.
     paused : dict of str to str
         Tables whose changes wait in the directory until somebody has acted, and why.
+    over_limit : tuple of str
+        Those of the stale tables that got so many snapshots within a day that the capture is asked
+        for no other one yet.
     """
 
     lsn: int
@@ -139,6 +132,7 @@ class SyncProgress(NamedTuple):
     names: dict[int, str] = {}  # noqa: RUF012 - never changed
     asked: tuple[str, ...] = ()
     paused: dict[str, str] = {}  # noqa: RUF012 - never changed
+    over_limit: tuple[str, ...] = ()
 
 
 class Engine(Protocol):
@@ -227,13 +221,12 @@ class Syncing:
         )
         for relation_id in cut_off:
             held = self._stored.tables[relation_id]
-            self._stored.tables[relation_id] = held._replace(stale=_CUT_OFF)
+            self._stored.tables[relation_id] = held._replace(stale=CUT_OFF)
         self._apart = Apart(PauseLimit(options.pause_bytes, options.pause_time))
         self._is_unstored = False  # whether a table was paused since the last commit
         self._pass_gaps()
         self._said: set[tuple[int, str]] = set()
-        self._asked: set[tuple[int, str]] = set()
-        self._next_asked = 0.0
+        self._requests = SnapshotRequests(directory, name, options, lambda: self._consumer.position)
         self._window = 0.0, 0  # when the last one began, by time.monotonic, and its bytes
         self._departures = Departures(directory, options.tables or (), target.shown)
         self._counts: dict[str, int] = {}
@@ -251,8 +244,9 @@ class Syncing:
         self._is_stopped: Callable[[], bool] = lambda: False
         self._see(source)
         # Of those that were dropped or left the publications, a target may have what it likes.
+        is_copied = self._requests.is_copied
         lost = {key: one for key, one in self._stored.tables.items()
-                if (one.stale or "").startswith(LOST) and not self._is_copied(key)}  # fmt: skip
+                if (one.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
         for relation_id in departed(history_of([directory]), list(lost)):
             self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and options.on_error == "stop":
@@ -420,7 +414,7 @@ class Syncing:
         for relation_id in self._apart.due():
             if not self._is_stopped():
                 is_written |= self._try_apart(source, relation_id)
-        self._ask_copies()
+        self._requests.ask(self._stored.tables)
         return self._go_on(source) or is_written
 
     def _plan(self, source: SegmentSource, **options: Any) -> Plan | None:
@@ -667,7 +661,7 @@ class Syncing:
         self._stored = Stored(
             self._stored.lsn,
             {
-                key: held._replace(stale=_CUT_OFF if key in gone else OTHER_HISTORY)
+                key: held._replace(stale=CUT_OFF if key in gone else OTHER_HISTORY)
                 for key, held in tables.items()
             },
         )
@@ -714,31 +708,13 @@ class Syncing:
 
     def _say_stale(self) -> None:
         """Tell once of tables that are not kept up to date, and ask for their copies."""
+        is_new = False
         for relation_id, held in self._stored.tables.items():
             if held.stale is not None and (relation_id, held.stale) not in self._said:
                 self._said.add((relation_id, held.stale))
-                self._next_asked = 0.0
+                is_new = True
                 _log.warning("%s is not kept up to date: %s", qualified(held), held.stale)
-        self._ask_copies()
-
-    def _ask_copies(self) -> None:
-        """Ask for copies of stale tables, once, if it is time."""
-        if time.monotonic() < self._next_asked:
-            return
-        self._next_asked = time.monotonic() + _ASKED
-        for relation_id, held in self._stored.tables.items():
-            if held.stale is None or (relation_id, held.stale) in self._asked:
-                continue
-            if not self._asks_for(held) or self._is_copied(relation_id):
-                continue
-            if has_many_snapshots(self._directory, look(self._directory).states.get(relation_id)):
-                if (relation_id, _MANY) not in self._said:
-                    self._said.add((relation_id, _MANY))
-                    _log.warning("%s stays stale: %s", qualified(held), _MANY)
-                continue
-            self._asked.add((relation_id, held.stale))
-            why = f"the sync to {self._name} asks for it: {held.stale}"
-            request_copy(self._directory, relation_id, [held.namespace, held.name], why)
+        self._requests.ask(self._stored.tables, at_once=is_new)
 
     def _say_gaps(self) -> None:
         """Tell once of change tables that have other changes than were written."""
@@ -751,24 +727,6 @@ class Syncing:
                 "server's before %s",
                 qualified(held), format_lsn(held.gap),
             )  # fmt: skip
-
-    def _asks_for(self, held: Held) -> bool:
-        """Whether the capture is asked to copy a table."""
-        as_wanted = held.stale == CHANGES_ALONE and self._options.uncopied == "changes"
-        # Of those that were cut off nobody can make a copy.
-        needs_none = as_wanted or held.stale in (None, LEFT_UNCOPIED, _CUT_OFF)
-        return self._options.on_error == "pause" and not needs_none
-
-    def _is_copied(self, relation_id: int) -> bool:
-        """Whether the capture has a copy under way, or one that was not read yet.
-
-        So it is where a sync before this one has asked for it.
-        """
-        state = look(self._directory).states.get(relation_id)
-        if state is None:
-            return False
-        at = self._consumer.position.of(relation_id)
-        return state.held_from is not None or any(copy.lsn > at for copy in state.snapshots)
 
     def _newest(self) -> int | None:
         """When the newest change was committed that the target has."""
@@ -784,14 +742,19 @@ class Syncing:
                if names[key] not in left}  # fmt: skip
         stale = {qualified(held): held.stale for key, held in self._stored.tables.items()
                  if held.stale is not None and own.get(qualified(held), key) == key}  # fmt: skip
-        asked = tuple(qualified(held) for key, held in self._stored.tables.items()
-                      if self._asks_for(held) and names[key] not in left)  # fmt: skip
+        asked: list[str] = []
+        over_limit: list[str] = []
+        for key, held in self._stored.tables.items():
+            if self._requests.needs(held) and names[key] not in left:
+                is_over = self._requests.is_over_limit(key)
+                (over_limit if is_over else asked).append(qualified(held))
         return SyncProgress(
             self.lsn, self._commit_time, sum(self._counts.values()), self._windows, self._seconds,
             dict(self._counts), stale, self._waiting, dict(self._table_seconds),
             tuple(self._stored.tables.values()), self._end_lsn,
             None if self._captured is None else self._captured(), left, *self._stage_seconds,
-            names, asked,
+            names, tuple(asked),
             {qualified(held): held.paused.reason for held in self._stored.tables.values()
              if held.paused is not None},
+            tuple(over_limit),
         )  # fmt: skip

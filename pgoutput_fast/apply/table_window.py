@@ -107,6 +107,12 @@ class TableWindow:
         held = self.held
         return Committed(held) if held.stale is None else Stale(held, held.stale)
 
+    @property
+    def removed(self) -> list[str]:
+        """The columns that its state table had and has no more, once all was committed."""
+        alterations = [one for part in self._parts for one in part.alterations]
+        return [one.column for one in alterations if isinstance(one, Removed)]
+
     def is_beyond(self, lsn: int) -> bool:
         """Whether the state table has changes beyond an LSN, of a window that was cut short."""
         return self._state is not None and self._state.lsn > lsn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from ..names import qualified
 from ..protocol.encode import encode, encode_fields
 from .departures import departed
 from .evolution import Known, differs, relation_of, replaced
+from .folding import NullKeyError
 from .naming import free_name, renames, stored_table
 from .outcomes import Paused, PausedError, fold_outcomes
 from .stored_changes import as_taken
@@ -50,10 +52,18 @@ if TYPE_CHECKING:
     from ..segments.reader import Commit
     from .options import SyncOptions
 
+_log = logging.getLogger(__name__)
+
 # A capture reads the catalogue when it meets a new Relation, and does not wait for that.
 _CATALOG_TIMEOUT = 10.0  # seconds
 _CATALOG_WAIT = 0.1  # seconds between two looks
 _TOLD = 0.5  # seconds between two calls of `tell` while tables are written
+_BY_POLICY = frozenset({"out_of_range", "bad_encoding"})
+"""The codes of values that another policy may let pass."""
+_OTHER_POLICIES = (
+    "A target takes other policies than it was written with by ",
+    Argument("change_policies", True),
+)
 LEFT_UNCOPIED = (
     "it has no snapshot, and was dropped or left the publications before one could be made; its "
     "changes are kept"
@@ -213,6 +223,12 @@ class WindowWriter:
         """End the window."""
         stored = Stored(lsn, tables, newest, number_of(source.metadata.slot))
         self._target.commit(stored)
+        for one in self._open.values():
+            for column in one.removed:
+                _log.info(
+                    "column %s of %s went from the table of rows with its values, which stay in "
+                    "the change table", column, qualified(one.held),
+                )  # fmt: skip
         return stored
 
     def _take_all(self, source: SegmentSource, plan: Plan) -> None:
@@ -267,6 +283,10 @@ class WindowWriter:
 
     def _pause(self, table: Any, error: Exception) -> None:
         """Note that a table, a relation or what is held of one, can't go on."""
+        if isinstance(error, PgOutputError) and (
+            isinstance(error, NullKeyError) or error.code in _BY_POLICY
+        ):
+            error.hint = _OTHER_POLICIES
         if table.relation_id not in self._paused:
             self._paused[table.relation_id] = Paused(self._before(table), error)
 

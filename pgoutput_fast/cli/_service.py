@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from .. import PgOutputError, parse_lsn
-from ..errors import RetryableError
+from ..errors import RetryableError, options_shown_as
 from ..options import Options, choice, count, option, seconds, text
 from ..watching.logs import Formatter, LogFormat
 from ._live import shown
@@ -176,6 +176,7 @@ def serve(
     formatter = Formatter(options.log_format)
     formatter.name_option = shown_by(context.command)
     with contextlib.ExitStack() as held:
+        held.enter_context(options_shown_as(formatter.name_option))
         view = held.enter_context(
             shown(formatter, options.log_format, options.log_interval, *views)
         )

@@ -15,6 +15,8 @@ from ..watching.sync_figures import SyncMeter
 from ._live import copies_text, folded, lag_text
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rich.live import Live
 
     from ..apply import SyncProgress
@@ -87,13 +89,16 @@ def not_kept_text(progress: SyncProgress, copying: str) -> str:
         return ""
     more = f" and {len(behind) - _NAMED} more" if len(behind) > _NAMED else ""
     text = f", {counted(len(behind), 'table')} not: {', '.join(behind[:_NAMED])}{more}"
-    copied = {*progress.waiting, *progress.asked}
-    if not copied:
-        return text
-    which = f"{len(copied)} of them" if len(copied) < len(behind) else (
-        "it" if len(behind) == 1 else "them"
-    )  # fmt: skip
-    return f"{text}; {copying} copies {which}"
+
+    def which(tables: Collection[str]) -> str:
+        all_of_them = "it" if len(behind) == 1 else "them"
+        return all_of_them if len(tables) == len(behind) else f"{len(tables)} of them"
+
+    if copied := {*progress.waiting, *progress.asked}:
+        text += f"; {copying} copies {which(copied)}"
+    if over := progress.over_limit:
+        text += f"; no snapshot is asked for of {which(over)} after too many within a day"
+    return text
 
 
 class SyncLogView:

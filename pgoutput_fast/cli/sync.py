@@ -293,7 +293,7 @@ def _run(
             report.fail(error)
             raise
         report.write(watcher.end(ended), is_over=True)
-    if stop.signal is None and (ended.paused or ended.asked):
+    if stop.signal is None and (ended.paused or ended.asked or ended.over_limit):
         return _NOT_ALL
     return stop.exit_code
 

@@ -452,6 +452,7 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
     choice = settings.policies.special_values
     separator = "," if target == "spark" else ", "
     name = f"decimal({precision}{separator}{scale})"
+    by_policy = "" if type.modifier >= 4 else "; the policy numeric sets precision and scale"
 
     def store(value: Decimal) -> bytes | None:
         if not value.is_finite():
@@ -468,7 +469,7 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
         # A numeric has up to 131,072 digits before the point: refuse a number that is too long
         # before it is made into an integer.
         if len(digits) + exponent > precision - scale and any(digits):
-            raise OutOfRange(f"{_abridged(value)} does not fit into {name}")
+            raise OutOfRange(f"{_abridged(value)} does not fit into {name}{by_policy}")
         unscaled, rest = int("".join(map(str, digits)) or 0) if any(digits) else 0, 0
         if unscaled:
             shift = exponent + scale
@@ -477,7 +478,7 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
             else:
                 unscaled, rest = divmod(unscaled, 10**-shift)
         if rest or unscaled >= limit:
-            raise OutOfRange(f"{_abridged(value)} does not fit into {name}")
+            raise OutOfRange(f"{_abridged(value)} does not fit into {name}{by_policy}")
         return (-unscaled if sign else unscaled).to_bytes(width, _ORDER, signed=True)
 
     bits = ",256" if width == 32 else ""

@@ -14,7 +14,7 @@ from synced_tables import ALL_KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, cli, testing
-from pgoutput_fast.apply import pauses, syncing
+from pgoutput_fast.apply import snapshot_requests, syncing
 from pgoutput_fast.apply.delta_table import Table
 from pgoutput_fast.apply.delta_target import DeltaState
 from pgoutput_fast.apply.duckdb_target import _State as DuckdbState
@@ -92,7 +92,8 @@ def test_a_refused_value(made: MadeDirectory, tables: Tables) -> None:
     found = sync(made, tables)
     ((name, reason),) = found.paused.items()
     assert (name, found.stale) == ("public.days", {})
-    for part in ("'day' of public.days", "infinity", "0/BB3", "the policy infinity"):
+    needed = "change_policies=True"
+    for part in ("'day' of public.days", "infinity", "0/BB3", "the policy infinity", needed):
         assert part in reason
     assert rows(tables, "public.other") == others(2000, 3000, 4000)
     assert rows(tables, "public.days") == [("1", "2020-01-01")]
@@ -112,6 +113,21 @@ def test_a_refused_value(made: MadeDirectory, tables: Tables) -> None:
     assert tables.progress()[16390]["paused"] is None
     both(made, 6000, DAYS, [5, "2020-01-05"])
     assert sync(made, tables, **NULL).changes == 3
+
+
+def test_a_reason_names_options_as_the_command_does(
+    made: MadeDirectory, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tables = DuckdbTables(tmp_path)
+    begin(made, DAYS)
+    both(made, 2000, DAYS, [1, "infinity"])
+    given = ["--segments", str(made.directory), "--to", str(tables.given["target"])]
+    assert cli.main(["sync", *given, "--until", "now"]) == 3
+    assert "--change-policies" in capfd.readouterr().err
+    assert "--change-policies" in tables.progress()[16390]["paused"]
+    policy = ["--policy", "infinity=null", "--change-policies"]
+    assert cli.main(["sync", *given, "--until", "now", *policy]) == 0
+    assert rows(tables, "public.days") == [("1", "None")]
 
 
 def test_a_refused_value_in_a_snapshot(made: MadeDirectory, tables: Tables) -> None:
@@ -385,16 +401,26 @@ def test_a_newer_snapshot_ends_a_pause(made: MadeDirectory, tables: Tables) -> N
 
 
 def test_no_storm_of_snapshots(
-    made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: MadeDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pauses, "_SNAPSHOTS", 2)
+    """Nothing says that a table is copied for which no snapshot is asked."""
+    monkeypatch.setattr(snapshot_requests, "_SNAPSHOTS", 2)
     tables = TABLES["duckdb"](tmp_path)
     begin(made, DAYS)
     for number in range(3):
         lsn = 2000 + 1000 * number
         made.commit(lsn, OTHER.relation(), testing.update(OTHER, [number, "lost"]))
-        assert [*sync(made, tables).stale] == ["public.other"]
+        found = sync(made, tables)
+        assert [*found.stale] == ["public.other"]
         assert ([*requested(made.directory)] == [16392]) == (number == 0)
+        lists = (found.asked, found.over_limit)
+        assert lists == ((("public.other",), ()) if number == 0 else ((), ("public.other",)))
+        given = ["--segments", str(made.directory), "--to", str(tables.given["target"])]
+        assert cli.main(["sync", *given, "--until", "now"]) == 3
+        assert ("copies it" in capfd.readouterr().err) == (number == 0)
         forget_request(made.directory, 16392)
         made.wait(OTHER, lsn + 100, first=False)
         made.copy(OTHER, lsn + 200, [[number, "found"]])

@@ -45,6 +45,31 @@ def rows(tables: Tables, stored: str) -> list[dict[str, Any]]:
     return sorted(found, key=str)
 
 
+def test_a_column_that_goes_is_told_once_it_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where its table becomes stale no values go, and nothing says so."""
+    caplog.set_level("INFO", "pgoutput_fast.apply")
+    tables = DuckdbTables(tmp_path)
+    wide, narrow, renamed = (
+        testing.Table("t", {"id": "int4", **dict.fromkeys(names, "text")}, 16390, key=["id"])
+        for names in (["a", "b"], ["a"], ["c"])
+    )
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as made:
+        made.wait(wide, 1000)
+        made.copy(wide, 1100, [[1, "a", "b"]])
+        for lsn, table, columns in (
+            (2000, narrow, {"id", "a"}), (3000, renamed, {"id", "a"}),
+        ):  # fmt: skip
+            caplog.clear()
+            made.commit(lsn, table.relation(), testing.insert(table, [lsn, "x"]))
+            found = apply.sync(segments=made.directory, until="now", **tables.given)
+            assert [*found.stale] == ["public.t"] * (table is renamed)
+            assert {*rows(tables, "public.t")[0]} == columns
+            told = [one.args for one in caplog.records if one.msg.startswith("column %s of ")]
+            assert told == [("b", "public.t")] * (table is narrow)
+
+
 # --- at random -----------------------------------------------------------------------------------
 
 

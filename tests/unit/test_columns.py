@@ -820,6 +820,18 @@ def test_what_a_decimal_does_not_hold(choice: str, value: str, expected: Any) ->
             assert column(batches_of(frames, policies=policies), "after") == [{"n": expected}]
 
 
+@pytest.mark.parametrize(("type_name", "names"), [("numeric", True), ("numeric(5,2)", False)])
+@pytest.mark.parametrize("value", ["1000", "0.001"])
+def test_a_number_beyond_a_policy(value: str, type_name: str, names: bool) -> None:
+    """The policy is named where it decides, and not where the column's own type does."""
+    table = testing.Table("t", {"n": type_name})
+    frames = [table.relation(), testing.insert(table, [value])]
+    with pytest.raises(pf.DecodeError) as caught:
+        batches_of(frames, policies=pf.Policies(numeric=(5, 2)))
+    assert caught.value.code == "out_of_range"
+    assert ("the policy numeric " in str(caught.value)) == names
+
+
 @pytest.mark.parametrize(
     ("oid", "value", "said"),
     [

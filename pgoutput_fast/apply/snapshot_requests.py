@@ -1,0 +1,116 @@
+"""Asks a capture for new snapshots of stale tables, a few a day of each table at most."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ..directory.looking import look
+from ..directory.requests import request_copy
+from ..names import qualified
+from ..segments.folders import TABLES
+from .targets import CHANGES_ALONE
+from .window_writer import LEFT_UNCOPIED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ..directory.copies import TableState
+    from ..directory.reading import Position
+    from .options import SyncOptions
+    from .targets import Held
+
+_log = logging.getLogger(__name__)
+
+_AGAIN = 60.0  # seconds between two looks whether snapshots are to be asked for
+_SNAPSHOTS = 10
+_SNAPSHOTS_WITHIN = 86400.0  # seconds
+"""No new snapshot is asked for of a table that got so many in this time."""
+_MANY = (
+    "it got so many snapshots within a day that no other one is asked for before the oldest is a "
+    "day old. Find out why its changes do not fit, or order one: pgoutput-fast snapshot"
+)
+CUT_OFF = (
+    "it was dropped or left the publications, and its last changes before that are not in this "
+    "directory"
+)
+"""Why a table is stale that nobody can copy any more, as it is gone."""
+
+
+class SnapshotRequests:
+    """The snapshots that a sync asks for.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The segments.
+    name : str
+        What errors call the target.
+    options : SyncOptions
+    position : callable
+        How far the sync is.
+    """
+
+    def __init__(
+        self, directory: Path, name: str, options: SyncOptions, position: Callable[[], Position]
+    ) -> None:
+        self._directory, self._name = directory, name
+        self._options, self._position = options, position
+        self._asked: set[tuple[int, str]] = set()
+        self._over_limit: set[int] = set()
+        self._next = 0.0  # by time.monotonic
+
+    def needs(self, held: Held) -> bool:
+        """Whether a table needs a snapshot that the capture can make."""
+        as_wanted = held.stale == CHANGES_ALONE and self._options.uncopied == "changes"
+        # Of those that were cut off nobody can make a copy.
+        needs_none = as_wanted or held.stale in (None, LEFT_UNCOPIED, CUT_OFF)
+        return self._options.on_error == "pause" and not needs_none
+
+    def is_over_limit(self, relation_id: int) -> bool:
+        """Whether a table got so many snapshots that no other one is asked for yet."""
+        return relation_id in self._over_limit
+
+    def is_copied(self, relation_id: int) -> bool:
+        """Whether the capture has a copy under way, or one that was not read yet.
+
+        So it is where a sync before this one has asked for it.
+        """
+        state = look(self._directory).states.get(relation_id)
+        if state is None:
+            return False
+        at = self._position().of(relation_id)
+        return state.held_from is not None or any(copy.lsn > at for copy in state.snapshots)
+
+    def ask(self, tables: Mapping[int, Held], *, at_once: bool = False) -> None:
+        """Ask for snapshots of stale tables, once, if it is time."""
+        if time.monotonic() < self._next and not at_once:
+            return
+        self._next = time.monotonic() + _AGAIN
+        before, self._over_limit = self._over_limit, set()
+        for relation_id, held in tables.items():
+            if held.stale is None or (relation_id, held.stale) in self._asked:
+                continue
+            if not self.needs(held) or self.is_copied(relation_id):
+                continue
+            if _has_many(self._directory, look(self._directory).states.get(relation_id)):
+                self._over_limit.add(relation_id)
+                if relation_id not in before:
+                    _log.warning("%s stays stale: %s", qualified(held), _MANY)
+                continue
+            self._asked.add((relation_id, held.stale))
+            why = f"the sync to {self._name} asks for it: {held.stale}"
+            request_copy(self._directory, relation_id, [held.namespace, held.name], why)
+
+
+def _has_many(directory: Path, state: TableState | None) -> bool:
+    """Whether a table got so many snapshots lately that a further one would not help."""
+    if state is None:
+        return False
+    begin, count = time.time() - _SNAPSHOTS_WITHIN, 0
+    for copy in state.snapshots[-_SNAPSHOTS:]:
+        path = TABLES.path(directory) / copy.name
+        count += path.exists() and path.stat().st_mtime >= begin
+    return count >= _SNAPSHOTS
