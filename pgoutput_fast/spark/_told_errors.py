@@ -1,8 +1,7 @@
 """Errors of this package in Spark's Python processes, found again in what Spark raises.
 
-Of an error in another process the driver gets the text of a traceback. So an executor puts a line
-of JSON behind the error's message, and the driver reads what the line says. The process that plans
-a query does not, as its errors are read by people: of those the traceback has class and message.
+Of an error in another process the driver gets the text of a traceback. So an executor, and the
+process that plans a query, puts a line of JSON behind the message, and the driver reads that line.
 """
 
 from __future__ import annotations
@@ -22,18 +21,13 @@ if TYPE_CHECKING:
 _MARK = "[pgoutput_fast error] "
 _FIELDS = ("code", "offset", "tag", "frame", "path", "column", "table", "parameter")
 _LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
-_TRACEBACK = "Traceback (most recent call last):"
-# The line that ends a traceback. Spark puts its own behind it, or in the next lines.
-_RAISED = re.compile(
-    r"^(pgoutput_fast(?:\.\w+)+): (.+?)(?: SQLSTATE: \w+)*\s*$", re.MULTILINE | re.ASCII
-)
 
 
 @contextlib.contextmanager
 def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
-    """Run on an executor: errors of this package end with a line that :func:`error_of` reads.
+    """Run in a process of Spark: this package's errors end with a line for :func:`error_of`.
 
-    And the worker prints no error where a LIMIT ends it early.
+    And a worker prints no error where a LIMIT ends it early.
 
     Parameters
     ----------
@@ -57,14 +51,18 @@ def _told(error: PgOutputError) -> str:
     kind = type(error)
     told: dict[str, Any] = {
         "class": f"{kind.__module__}.{kind.__qualname__}",
-        "message": error.message,
-        "hint": [one if isinstance(one, str) else {"option": str(one)} for one in error.hint],
+        "message": error.args[0] if error.args else "",
+        "hint": [one if isinstance(one, str) else _named(one) for one in error.hint],
     }
     for name in _FIELDS:
         value = getattr(error, name)
         if value is not None:
             told[name] = value
-    return json.dumps(told, separators=(",", ":"))
+    return json.dumps(told, separators=(",", ":"), default=str)
+
+
+def _named(argument: Argument) -> dict[str, Any]:
+    return {"name": argument.name, **({"value": argument.value} if argument.has_value else {})}
 
 
 def error_of(exception: BaseException) -> PgOutputError | None:
@@ -82,12 +80,11 @@ def error_of(exception: BaseException) -> PgOutputError | None:
     PgOutputError or None
         The error that an executor raised while it ran :func:`read_segments`,
         :func:`decode_frames`, :func:`decode_udf`, :func:`current_state` or the source `pgoutput`,
-        as an object of its class. If it is about a frame, then `code` says what is wrong with it,
-        `offset` is the byte from 0, `tag` the frame's first character, and `frame` its index in
-        its batch; `path` is the file that it comes from, and `column` the one whose value is
-        refused. Each is None where it is not known. Or
-        the one with which the source has refused a query or ended it, which has a message alone.
-        None if the exception is of another origin.
+        or with which the source refused a query or ended it, as an object of its class. If it is
+        about a frame, then `code` says what is wrong with it, `offset` is the byte from 0, `tag`
+        the frame's first character, and `frame` its index in its batch; `path` is the file that
+        it comes from, and `column` the one whose value is refused. Each is None where it is not
+        known. None if the exception is of another origin.
     """
     seen: set[int] = set()
     current: BaseException | None = exception
@@ -95,8 +92,7 @@ def error_of(exception: BaseException) -> PgOutputError | None:
         seen.add(id(current))
         if isinstance(current, PgOutputError):
             return current
-        text = str(current)
-        found = _read(text) or _raised(text)
+        found = _read(str(current))
         if found is not None:
             return found
         current = current.__cause__ or current.__context__
@@ -108,30 +104,20 @@ def _read(text: str) -> PgOutputError | None:
     for match in reversed([*_LINE.finditer(text)]):
         try:
             told = json.loads(match[1])
-            return _restored(told, told["message"])
+            return _restored(told)
         except (ValueError, KeyError, TypeError):
             continue  # a text that has such a line, but not from here
     return None
 
 
-def _raised(text: str) -> PgOutputError | None:
-    """The error with which the last traceback in a text ends, if it is one of this package."""
-    _, begun, traceback = text.rpartition(_TRACEBACK)
-    # An error that is only quoted by another one comes before the line of that.
-    match = _RAISED.search(traceback) if begun else None
-    return None if match is None else _restored({"class": match[1]}, match[2])
-
-
-def _restored(told: dict[str, Any], message: str) -> PgOutputError:
+def _restored(told: dict[str, Any]) -> PgOutputError:
     kind = _class(told["class"])
     error = kind.__new__(kind)
-    error.args = (message,)
+    error.args = (told["message"],)
     names = _FIELDS if issubclass(kind, DecodeError) else [name for name in _FIELDS if name in told]
     for name in names:
         setattr(error, name, told.get(name))
-    error.hint = tuple(
-        one if isinstance(one, str) else one["option"] for one in told.get("hint", ())
-    )
+    error.hint = tuple(one if isinstance(one, str) else Argument(**one) for one in told["hint"])
     return error
 
 

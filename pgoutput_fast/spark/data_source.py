@@ -6,7 +6,6 @@ driver plans all micro-batches, and captures the slot if it is asked to; executo
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -102,6 +101,9 @@ Spark may ask for a reader long after it has asked for the schema, and of anothe
 _AS_OF_TEXT = re.compile(_AS_OF.format("([0-9A-F]+/[0-9A-F]+)"))
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
+_telling = telling(shown)
+"""A decorator for what Spark calls in a process of its own."""
+
 
 class PgOutputDataSource(DataSource):
     """Changes of a slot, or of a directory that a capture has written: see docs/spark-source.md.
@@ -109,6 +111,7 @@ class PgOutputDataSource(DataSource):
     ``spark.readStream.format("pgoutput").options(…).load()``, and ``spark.read`` for what is there.
     """
 
+    @_telling
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = source_options(options)
 
@@ -117,6 +120,7 @@ class PgOutputDataSource(DataSource):
         """What `format()` calls it."""
         return "pgoutput"
 
+    @_telling
     def schema(self) -> str:
         """The columns of the DataFrame."""
         if self._options.mode == "manifest":
@@ -126,6 +130,7 @@ class PgOutputDataSource(DataSource):
         found = _find(self._options)
         return changes_ddl(found.columns, _AS_OF.format(format_lsn(found.as_of)))
 
+    @_telling
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch query."""
         # Spark refuses a reader that takes filters where it is told not to push any.
@@ -137,6 +142,7 @@ class PgOutputDataSource(DataSource):
             )
         return kind(self._options, schema)
 
+    @_telling
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a streaming query."""
         if self._options.ending_lsn is not None:
@@ -302,6 +308,7 @@ class _BatchReader(DataSourceReader):
         # What filters let pass of the changes that there are from `_start` to `_end`.
         self._wanted: tuple[int, int | None] = (0, None)
 
+    @_telling
     def partitions(self) -> Sequence[InputPartition]:
         if self._options.mode != "table":
             return self._unit_partitions()
@@ -349,6 +356,7 @@ class _BatchReader(DataSourceReader):
 class _FilteringReader(_BatchReader):
     """The same where Spark pushes filters down: those of `commit_lsn` choose what is read."""
 
+    @_telling
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for one in filters:
             bounds = _bounds(one)
@@ -417,6 +425,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner = _Planner(self._options, self._schema, ends=self._ends)
         return self._planner
 
+    @_telling
     def prepareForTriggerAvailableNow(self) -> None:
         """The stream ends with what is committed by now."""
         self._ends = True
@@ -426,10 +435,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._options.max_bytes
         return ReadAllAvailable() if most is None else ReadMaxBytes(most)
 
+    @_telling
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
         return self._planning().begin()
 
+    @_telling
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends; `start` is in the checkpoint already."""
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else sys.maxsize
@@ -445,10 +456,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "with a new checkpoint, and a new target"
             )
 
+    @_telling
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the directory ends."""
         return None if self._planner is None else self._planner.newest()
 
+    @_telling
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What has to be read of a micro-batch; of one that is run again, Spark asks first."""
         self._check_slot(start)
@@ -507,14 +520,6 @@ class _Planner:
 
     # --- the capture -----------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Raise a capture's errors as those of a source with options."""
-        try:
-            yield
-        except PgOutputError as error:
-            raise PgOutputError(error.text(shown)) from error
-
     def _begin_capture(self) -> None:
         from pgoutput_fast.connections import ConnectionParameters
 
@@ -524,16 +529,14 @@ class _Planner:
             "now" if self._ends else None, options.slot or "", options.publications,
             options.capture_options or DEFAULT_CAPTURE,
         )  # fmt: skip
-        with self._refusals():
-            self._capture.start()
+        self._capture.start()
 
     def _end_of_now(self) -> int:
         """The end of what is committed by now, when the capture has it."""
         if self._capture is not None:
             while not self._capture.is_over():
                 time.sleep(_WAIT)
-            with self._refusals():
-                self._capture.result()
+            self._capture.result()
         return contents(self._options.segments).end
 
     def close(self) -> None:
@@ -586,8 +589,7 @@ class _Planner:
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
         """Where a batch from an offset ends that has at most so many bytes, or little more."""
         if self._capture is not None and self._capture.is_over():
-            with self._refusals():
-                self._capture.result()
+            self._capture.result()
         relation_id = self._relation_id(start)
         source = self._source(relation_id)
         position = position_of(start, source)
@@ -631,8 +633,10 @@ class _Planner:
             raise is_no_offset(offset)
         if before != self._options.mode:
             raise PgOutputError(
-                f"the checkpoint is of a query with mode={before}, and the option mode is "
-                f"{self._options.mode}: begin with a new checkpoint, and a new target"
+                f"the checkpoint is of a query with {before}, and this one has "
+                f"{self._options.mode}",
+                parameter="mode",
+                hint="Begin with a new checkpoint, and a new target",
             )
         return found
 

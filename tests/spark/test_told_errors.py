@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from expected_errors import check_fields
 from pyspark.errors import PySparkException
 from spark_frames import INT4, insert, land, partitions, relation, transaction
 
-from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.errors import Argument, DecodeError, PgOutputError
 from pgoutput_fast.segments import list_segments
 from pgoutput_fast.spark import PgOutputDataSource, _told_errors, decode_frames, error_of
 from pgoutput_fast.spark import read_segments as read
@@ -77,20 +78,21 @@ def test_an_error_while_a_query_is_planned_has_its_message(spark, tmp_path):
         assert type(error) is PgOutputError
         assert "F/0" in str(error)
         assert "SQLSTATE" not in str(error)
-        assert (error.code, error.frame, error.path) == (None, None, None)
     with pytest.raises(PySparkException) as raised:
         spark.read.format("pgoutput").option("table", "public.t").load(str(tmp_path / "none"))
     assert str(error_of(raised.value)) == f"no capture has begun in {tmp_path / 'none'}"
 
 
-def test_the_last_error_of_a_traceback_counts():
-    begin = "[SOME] It failed: Traceback (most recent call last):\n  File x\n"
-    first = "pgoutput_fast.DecodeError: one\n\nDuring handling …:\n\n"
-    again = "Traceback (most recent call last):\n  File y\n"
-    own = f"{begin}{first}{again}pgoutput_fast.PgOutputError: two: 2 SQLSTATE: 38000\n\tat a.b\n"
-    assert str(error_of(RuntimeError(own))) == "two: 2"
-    assert error_of(RuntimeError(f"{begin}{first}{again}ValueError: two\n")) is None
-    assert error_of(RuntimeError("pgoutput_fast.PgOutputError: quoted")) is None
+def test_a_refused_option_is_found_with_its_hint(spark):
+    spark.dataSource.register(PgOutputDataSource)
+    for reader in (spark.read, spark.readStream):
+        with pytest.raises(PySparkException) as raised:
+            reader.format("pgoutput").options(mode="manifest", output="o", topicPrefix="a").load(
+                "there"
+            )
+        check_fields(
+            error_of(raised.value), parameter="topicPrefix", options=[Argument("mode", "envelope")]
+        )
 
 
 def test_an_error_of_frames_has_no_path(spark):
