@@ -47,6 +47,8 @@ class Kind:
         The values of an option that has few.
     is_secret : bool
         Whether no error may show a value.
+    normal : callable
+        Makes the one form of an allowed value that has several.
     """
 
     types: tuple[type, ...]
@@ -56,6 +58,7 @@ class Kind:
     metavar: str = "TEXT"
     choices: tuple[str, ...] = ()
     is_secret: bool = False
+    normal: Callable[[Any], Any] | None = None
 
     def check(self, name: str, value: object) -> None:
         """Refuse a value.
@@ -229,6 +232,8 @@ class Options:
             value = getattr(self, one.name)
             if value is not None or not one.may_be_none:
                 one.kind.check(one.name, value)
+                if one.kind.normal is not None:
+                    object.__setattr__(self, one.name, one.kind.normal(value))
 
     @classmethod
     def options(cls) -> tuple[OptionField, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..columnar.selection import Selection
 from ..directory.consumers import check_consumer_name
 from ..errors import Argument, PgOutputError
 from ..history import POLICIES, HistoryPolicy
@@ -50,6 +51,7 @@ _POLICIES = Kind(
 _TABLES = Kind(
     (str, Sequence), "names of tables",
     str, lambda given: bool(given) and all(isinstance(one, str) for one in given), "PATTERN",
+    normal=lambda given: Selection(given).tables,
 )  # fmt: skip
 _STORAGE = Kind(
     (Mapping,), "a mapping of str to str", _no_text, _is_text_mapping, "{NAME=VALUE}",

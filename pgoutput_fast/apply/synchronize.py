@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import re
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .._disk import claim_directory
 from ..capture_options import CaptureOptions
 from ..captured.units import SegmentSource, open_source
-from ..columnar.decoder import ColumnarDecoder
 from ..directory.consumers import claim_consumer
 from ..directory.known import known_tables
 from ..directory.remote import refuse_secrets
@@ -130,7 +128,6 @@ def sync(
     options = options_of(SyncOptions, sync_options, keywords)
     target_options = options_of(TargetOptions, target_options, keywords)
     capture_options = options_of(CaptureOptions, capture_options or DEFAULT_CAPTURE, keywords)
-    options = completed(options, target_options)
     if capture_options.snapshot == "only":
         raise PgOutputError("'only' is for a capture by itself", parameter="snapshot")
     if until is not None and until != "now":
@@ -225,20 +222,6 @@ def _of_the_capture(keywords: Mapping[str, object]) -> dict[str, object]:
     """The keywords of a call that are a capture's: its options, and libpq's parameters."""
     own = {one.name for kind in (SyncOptions, TargetOptions) for one in kind.options()}
     return {name: value for name, value in keywords.items() if name not in own}
-
-
-def completed(options: SyncOptions, target_options: TargetOptions) -> SyncOptions:
-    """Return the options with the patterns of tables as a tuple.
-
-    Raises
-    ------
-    PgOutputError
-        A pattern of a table or a policy is wrong.
-    """
-    tables = options.tables
-    wanted = (tables,) if isinstance(tables, str) else None if tables is None else tuple(tables)
-    ColumnarDecoder(tables=wanted, policies=target_options.policies)  # refuses wrong ones
-    return dataclasses.replace(options, tables=wanted)
 
 
 class OpenedTarget(NamedTuple):

@@ -16,7 +16,7 @@ from ..apply.departures import check_partitions
 from ..apply.dry_run import ask_server, plan_sync
 from ..apply.embedded_capture import DEFAULT_CAPTURE
 from ..apply.options import SyncOptions, TargetOptions
-from ..apply.synchronize import completed, open_target, published_tables
+from ..apply.synchronize import open_target, published_tables
 from ..capture_options import CaptureOptions
 from ..errors import PgOutputError, counted, printable
 from ..lsn import format_lsn
@@ -84,8 +84,7 @@ class SyncCall:
         PgOutputError
             An argument is wrong.
         """
-        options = completed(self.options, self.target_options)
-        opened = open_target(self.target, self.target_options, tables=options.tables)
+        opened = open_target(self.target, self.target_options, tables=self.options.tables)
         if self.captures:
             check_slot_name(self.slot or "")
             opened.directory(self.directory)
@@ -154,7 +153,7 @@ def print_plan(
     PgOutputError
         It could not begin.
     """
-    options = completed(call.options, call.target_options)
+    options = call.options
     partition_by = call.target_options.partition_by
     asked = None
     if parameters is not None and call.capture_options is not None:

@@ -79,10 +79,10 @@ def _names(what: str, names: str | Iterable[str]) -> tuple[str, ...]:
     try:
         found = (names,) if isinstance(names, str) else tuple(names)
     except TypeError:
-        raise TypeError(f"{what}= takes names, not {names!r}") from None
+        raise TypeError(f"{what} takes names, not {names!r}") from None
     for name in found:
         if not isinstance(name, str):
-            raise TypeError(f"{what}= takes names, not {name!r}")
+            raise TypeError(f"{what} takes names, not {name!r}")
     return found
 
 
@@ -90,13 +90,16 @@ def _check_patterns(what: str, patterns: Iterable[str]) -> None:
     """Refuse patterns that can't match any table, such as a table's name without its schema."""
     found = list(patterns)
     if not found:
-        raise PgOutputError(f"{what}= names no table; leave it out to have all of them")
+        raise PgOutputError(
+            "it names no table", parameter=what, hint="Leave it out to have all tables"
+        )
     for pattern in found:
         if not isinstance(pattern, str):
-            raise TypeError(f"{what}= takes patterns of tables, not {pattern!r}")
+            raise TypeError(f"{what} takes patterns of tables, not {pattern!r}")
         if not any(sign in pattern for sign in ".*?["):
             plain = pattern.replace('"', "")
             raise PgOutputError(
-                f"{what}={pattern!r} matches no table: patterns are of namespace.name, as "
-                f"'public.{plain}' or '*.{plain}', without SQL's quotes"
+                f"{pattern!r} matches no table: patterns are of namespace.name",
+                parameter=what,
+                hint=f"Give 'public.{plain}' or '*.{plain}', without SQL's quotes",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from expected_errors import expect_error
 
 pytest.importorskip("pyarrow", reason="the options of sync are in a package that needs it")
 
@@ -137,3 +138,11 @@ def test_an_error_is_put_together_when_it_is_shown():
     assert str(error) == "slot: it is wrong. Give slot='s' or none"
     shown = {"slot=": "--slot", "slot='s'": "--slot s"}
     assert error.text(lambda one: shown[str(one)]) == "--slot: it is wrong. Give --slot s or none"
+
+
+def test_tables_are_a_tuple_in_whatever_form_they_are_given():
+    for given in ("public.*", ["public.*"], ("public.*",)):
+        assert SyncOptions(tables=given).tables == ("public.*",)
+    assert SyncOptions().tables is None
+    with expect_error(parameter="tables"):
+        SyncOptions(tables="without_its_schema")
