@@ -537,9 +537,11 @@ def check_publication_names(publications: object) -> None:
         if not isinstance(name, str):
             raise TypeError(f"{expected}, and one of them is {type(name).__name__}")
         if not name or "\0" in name:
-            raise PgOutputError(f"{name!r} can't be the name of a publication")
+            raise PgOutputError(
+                f"{name!r} can't be the name of a publication", parameter="publications"
+            )
     if not publications:
-        raise PgOutputError(f"{expected}, and there is none in it")
+        raise PgOutputError("it names none", parameter="publications")
 
 
 def check_publications(

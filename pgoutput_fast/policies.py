@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import PgOutputError
+from .options import choice
 
 Unheld = Literal["error", "null", "clamp", "text"]
 """What to do with a value that does not fit into its Python type or Arrow column."""
@@ -71,6 +72,8 @@ class Policies:
     ------
     PgOutputError
         An argument is none of the values above.
+    TypeError
+        An argument that takes a word is none.
     """
 
     infinity: Unheld = "error"
@@ -83,20 +86,19 @@ class Policies:
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            choice = getattr(self, name)
-            if choice not in choices:
-                expected = ", ".join(map(repr, choices))
-                raise PgOutputError(f"the policy {name}={choice}: expected {expected}")
+            choice(*choices).check(name, getattr(self, name))
         if self.numeric is not None and not _is_shape(self.numeric):
             raise PgOutputError(
-                f"the policy numeric={self.numeric!r}: expected None, or (precision, scale) with a "
-                "precision from 1 to 38 and a scale from 0 to the precision"
+                f"{self.numeric!r} is not None, or (precision, scale) with a precision from 1 to "
+                "38 and a scale from 0 to the precision",
+                parameter="numeric",
             )
         dimensions = type(self.arrays) is int and 1 <= self.arrays <= MOST_DIMENSIONS
         if not dimensions and self.arrays not in ("error", "text"):
             raise PgOutputError(
-                f"the policy arrays={self.arrays!r}: expected 'error', 'text', or a number of "
-                f"dimensions from 1 to {MOST_DIMENSIONS}"
+                f"{self.arrays!r} is not 'error', 'text', or a number of dimensions from 1 to "
+                f"{MOST_DIMENSIONS}",
+                parameter="arrays",
             )
 
 

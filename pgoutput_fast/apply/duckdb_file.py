@@ -113,9 +113,11 @@ class DuckdbFile:
                 seconds = time.monotonic() - begin
                 if self._lock_timeout is not None and seconds >= self._lock_timeout:
                     raise RetryableError(
-                        f"can't open {self.path}: another process has had it open for "
-                        f"lock_timeout={self._lock_timeout:g} seconds ({error}). Close it there "
-                        "and call sync again, which goes on"
+                        f"another process has had {self.path} open for "
+                        f"{self._lock_timeout:g} seconds ({error})",
+                        parameter="lock_timeout",
+                        hint="Close the file there and call sync again, which goes on",
+                        path=str(self.path),
                     ) from error
                 if seconds >= said:
                     said = seconds + _SAID_EVERY

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .._impl import twin
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from .keys import is_integer, keys_of, rows_as_bytes
 from .steps import DELETE, INSERT, OCCUPIED, UNKNOWN, UPDATE, Followed
@@ -140,7 +140,11 @@ class Folding:
 
     def __init__(self, key: Sequence[str] | None = None) -> None:
         if isinstance(key, str):
-            raise PgOutputError(f"key is a sequence of names: write key=[{key!r}]")
+            raise PgOutputError(
+                f"{key!r} is one text, and a key is a sequence of names",
+                parameter="key",
+                hint=("Give ", Argument("key", [key])),
+            )
         self._given_key = None if key is None else tuple(key)
         self._last = (-1, -1)
         self._schema: pa.Schema | None = None
@@ -659,8 +663,13 @@ class _Multiset:
             where = changes.at(int(np.flatnonzero(lacks)[0]))
             raise PgOutputError(
                 f"{changes.table}: {where} does not bring the whole old row, and no columns are "
-                "known as its key. Give key=, or let the table have REPLICA IDENTITY FULL"
-                f"{_PARTITIONS}"
+                "known as its key",
+                hint=(
+                    "Give ",
+                    Argument("key"),
+                    f", or let the table have REPLICA IDENTITY FULL{_PARTITIONS}",
+                ),
+                table=changes.table,
             )
         gone, come = np.flatnonzero(steps != INSERT), np.flatnonzero(steps != DELETE)
         # In the order of the changes, the old row of an update before its new one.

@@ -300,8 +300,10 @@ class Syncing:
         if size > self._options.pause_bytes:
             raise PgOutputError(
                 f"{size} bytes of segments in {self._directory} wait for {self._name}, which "
-                f"another process has open, more than pause_bytes={self._options.pause_bytes}: "
-                "close it there and call sync again, which goes on without loss"
+                f"another process has open, and {self._options.pause_bytes} may wait",
+                parameter="pause_bytes",
+                hint="Close the file there and call sync again, which goes on without loss",
+                path=str(self._directory),
             )
 
     def _pass_gaps(self) -> None:

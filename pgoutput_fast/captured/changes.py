@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..columnar.decoder import ColumnarDecoder
-from ..errors import VALUE_CODES, DecodeError, PgOutputError
+from ..errors import VALUE_CODES, Argument, DecodeError, PgOutputError
 from ..lsn import format_lsn
 from ..protocol.wire import relation_id_of
 from .windows import counted, frame_counts, given_lsns
@@ -102,8 +102,7 @@ class ChangeReader:
                     raise
         except DecodeError as error:
             # Who does not take what is put aside has no such option.
-            fix = "" if self._decoded is None else _PUT_ASIDE
-            raise _located(error, chunk, fix) from error
+            raise _located(error, chunk, () if self._decoded is None else _PUT_ASIDE) from error
 
     def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
         """Do this for frames whose types do not change."""
@@ -167,13 +166,16 @@ class ChangeReader:
         return self._decoder
 
 
-_PUT_ASIDE = '; with on_error="collect" such frames are put aside'
+_PUT_ASIDE = ("With ", Argument("on_error", "collect"), " such frames are put aside")
 
 
-def _located(error: DecodeError, chunk: Chunk, fix: str = "") -> PgOutputError:
+def _located(
+    error: DecodeError, chunk: Chunk, hint: tuple[str | Argument, ...] = ()
+) -> PgOutputError:
     """An error that also names the place in the source."""
     lsn = ""
     if chunk.lsns is not None and error.frame is not None:
         lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
-    located = PgOutputError(f"{chunk.path}{lsn}: {error}{fix}")
+    hints = (*error.hint, ". ", *hint) if error.hint and hint else (*error.hint, *hint)
+    located = PgOutputError(f"{chunk.path}{lsn}: {error.message}", hint=hints)
     return located.locate(error, error.frame, str(chunk.path))

@@ -144,7 +144,7 @@ def check_offsets(offsets: object) -> np.ndarray[Any, Any]:
     array = np.asarray(offsets)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
         raise ValueError(
-            "offsets= takes n + 1 integers for n frames, "
+            "offsets must be n + 1 integers for n frames, "
             f"not an array of {array.dtype} in the shape {array.shape}"
         )
     if array.dtype.kind == "u" and int(array.max()) > 0x7FFFFFFFFFFFFFFF:
@@ -176,10 +176,10 @@ def refuse_input(data: object) -> None:
             "a table, pass the column that has them"
         )
     if isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError("a buffer of frames needs offsets=, where each begins and ends")
+        raise TypeError("a buffer of frames needs offsets, where each begins and ends")
     if not isinstance(data, Iterable):
         raise TypeError(
-            "frames come as a sequence of bytes, as an Arrow array, or as a buffer with offsets=, "
+            "frames come as a sequence of bytes, as an Arrow array, or as a buffer with offsets, "
             f"not as {type(data).__name__}"
         )
 
@@ -223,7 +223,7 @@ def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
     if len(array) == 0 and count == 0:
         return np.empty(0, np.uint64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(f"lsns= takes integers, not an array of {array.dtype}")
+        raise TypeError(f"lsns must be integers, not an array of {array.dtype}")
     if len(array) != count:
         raise ValueError(f"{len(array)} LSNs were given for {count} frames")
     if array.dtype.kind == "i" and len(array) and int(array.min()) < 0:

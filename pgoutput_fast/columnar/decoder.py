@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from .._impl import twin
 from ..decoding.state import StreamState
-from ..errors import DecodeError, PgOutputError
+from ..errors import Argument, DecodeError, PgOutputError
 from ..policies import Policies
 from ..protocol.messages import decode_rare
 from ..protocol.wire import XID_SIZE, offset_of, relation_id_of
@@ -320,7 +320,11 @@ class ColumnarDecoder:
         layouts: Layouts | None = None,
     ) -> None:
         if layouts is not None and (tables is not None or columns is not None):
-            raise PgOutputError("layouts= chooses tables and columns: give no tables= or columns=")
+            raise PgOutputError(
+                "it chooses tables and columns",
+                parameter="layouts",
+                hint=("Leave out ", Argument("tables"), " and ", Argument("columns")),
+            )
         options = Options(
             target,
             Selection(tables, columns),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from .packed import Labels
 
 Store = Callable[[bytes], "bytes | None"]
@@ -197,7 +197,8 @@ class Field:
         if kind in ("+l", "+w"):
             return f"array<{self.children[0].spark_type}>"
         raise PgOutputError(
-            f"Arrow's {self.arrow_type} is no type that Spark has; register another, with arrow="
+            f"Spark has no type for Arrow's {self.arrow_type}",
+            hint=("Register another type with ", Argument("arrow")),
         )
 
     def in_binary(self) -> Field:

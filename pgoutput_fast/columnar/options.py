@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..decoding.plan import RelationPlan
-from ..errors import PgOutputError
+from ..options import choice, count
 from .fields import TARGETS, Target
 from .schema import Layout, layout_of
 from .selection import Selection
@@ -17,6 +17,13 @@ OnError = Literal["raise", "collect"]
 
 Layouts = Callable[[RelationPlan], "Layout | None"]
 """Returns the layout of a relation's record batches; None if its rows are not to be decoded."""
+
+_KINDS = {
+    "target": choice(*TARGETS),
+    "on_error": choice(*get_args(OnError)),
+    "max_rows": count(1, 1 << 62),
+    "max_bytes": count(1, 1 << 62),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +39,8 @@ class Options:
     layouts: Layouts | None = None
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            expected = ", ".join(map(repr, TARGETS))
-            raise PgOutputError(f"target={self.target!r}: expected one of {expected}")
-        if self.on_error not in get_args(OnError):
-            expected = " or ".join(map(repr, get_args(OnError)))
-            raise PgOutputError(f"on_error={self.on_error!r}: expected {expected}")
-        for name in ("max_rows", "max_bytes"):
-            value = getattr(self, name)
-            if type(value) is not int:
-                raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-            if not 0 < value <= 1 << 62:
-                raise PgOutputError(f"{name}={value}: expected a positive number")
+        for name, kind in _KINDS.items():
+            kind.check(name, getattr(self, name))
 
     def layout(self, plan: RelationPlan) -> Layout | None:
         """The layout of a relation's record batches; None if its rows are not to be decoded."""

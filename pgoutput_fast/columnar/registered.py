@@ -37,8 +37,9 @@ def registered_field(type: ColumnType, codec: Codec, arrow: Any) -> Field:
         field = field_of_type(type_)
     except (ValueError, TypeError) as error:
         raise PgOutputError(
-            f"the type {printable(type.name) or type.oid} was registered with arrow={arrow!r}, "
-            f"which is no Arrow type that a column can have: {error}"
+            f"the type {printable(type.name) or type.oid} was registered with {arrow!r}, and no "
+            f"column can have this Arrow type: {error}",
+            parameter="arrow",
         ) from error
 
     def store(value: Any) -> Stored:

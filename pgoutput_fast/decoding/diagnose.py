@@ -91,8 +91,10 @@ def _tuple(cursor: Cursor, plan: RelationPlan | None) -> None:
     if plan is not None and count != plan.width:
         relation = printable(qualified(plan.relation))
         hint = WIDER_HINT if count > plan.width else NARROWER_HINT
-        details = {"found": count, "expected": plan.width, "relation": relation, "hint": hint}
-        fail("column_count", frame, start, **details)
+        fail(
+            "column_count", frame, start,
+            found=count, expected=plan.width, relation=relation, hint=hint,
+        )  # fmt: skip
     for column in range(count):
         start = cursor.position
         kind = cursor.char(f"the kind of column {column}")
@@ -107,8 +109,5 @@ def _shown(character: str) -> str:
     return repr(character) if printable else f"byte 0x{ord(character):02X}"
 
 
-WIDER_HINT = (
-    "PostgreSQL 15.0 and 15.1 send such tuples where a publication has a column list; update the "
-    "server"
-)
-NARROWER_HINT = "is a frame missing between the two?"
+WIDER_HINT = ("Update the server: PostgreSQL 15.0 and 15.1 send such tuples for a column list",)
+NARROWER_HINT = ("Is a frame missing between the two?",)

@@ -222,10 +222,11 @@ def refuse_value(
                 f"; the type was taken for the one of the extension {extension} by its name alone: "
                 "TypeRegistry.from_connection tells whether it is"
             )
+    hint = SQL_ASCII_HINT if settings.is_sql_ascii else ENCODING_HINT
     try:
         fail(
             code, frame, offset, column=column, found=found, encoding=settings.encoding,
-            hint=SQL_ASCII_HINT if settings.is_sql_ascii else ENCODING_HINT,
+            hint=hint if code == "bad_encoding" else (),
         )  # fmt: skip
     except DecodeError as refused:
         refused.column = None if plan is None else shown_name(plan.names[position])

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from .._disk import create_file
-from ..errors import PgOutputError, printable
+from ..errors import Argument, PgOutputError, printable
 from ..segments.format import require_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _PART_BYTES = 16 << 20  # bytes that are on their way at one time
 _CONNECT_TIMEOUT, _REQUEST_TIMEOUT = 5.0, 30.0  # seconds
@@ -37,17 +37,23 @@ _PASSING = {
     "INTERNAL_FAILURE", "NETWORK_CONNECTION", "REQUEST_TIMEOUT", "SERVICE_UNAVAILABLE", "SLOW_DOWN",
     "THROTTLING",
 }  # fmt: skip
-_OPTIONS = "in Python, storage_options= of Delta tables takes them too"
 _CREDENTIALS = (
-    "the credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of the profile "
+    "The credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of the profile "
     "AWS_PROFILE, or of the machine's role; they need the rights to list, read and write there"
 )
+_OPTIONS = (
+    f"Leave it out. {_CREDENTIALS}. Delta tables take them in ",
+    Argument("storage_options"),
+)
 _ADVICE = {
-    "NO_SUCH_BUCKET": "make the bucket, or give the name of another one",
-    "NETWORK_CONNECTION": "look at the network, and at the endpoint: upload_endpoint, "
-    "AWS_ENDPOINT_URL",
+    "NO_SUCH_BUCKET": ("Make the bucket, or give the name of another one",),
+    "NETWORK_CONNECTION": (
+        "Look at the network, and at the endpoint of ",
+        Argument("upload_endpoint"),
+        " or AWS_ENDPOINT_URL",
+    ),
 }
-_REGION_ADVICE = "set AWS_REGION to the region of the bucket"
+_REGION_ADVICE = "Set AWS_REGION to the region of the bucket"
 
 
 class RemoteError(PgOutputError):
@@ -59,8 +65,10 @@ class RemoteError(PgOutputError):
         Whether the same may succeed later.
     """
 
-    def __init__(self, message: str, *, passes: bool) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, passes: bool, hint: str | Sequence[str | Argument] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.passes = passes
 
 
@@ -149,19 +157,18 @@ def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
         # A secret key may have slashes, so that all up to the last '@' is looked at.
         before, at, _ = rest.rpartition("@")
         if at and (scheme not in _BLOBS or ":" in before):
-            _refuse_user(url, "the URL", _OPTIONS)
+            _refuse_user(url, "the URL", takes_options=True)
         query = unquote(rest.partition("?")[2])
         if "@" in query or _SECRET.search(query):
             raise PgOutputError(
-                "the URL of the object storage has a secret behind its '?': leave it out; "
-                f"{_CREDENTIALS}; {_OPTIONS}"
+                "the URL of the object storage has a secret behind its '?'", hint=_OPTIONS
             )
         for name, value in os.environ.items():
             if name.startswith("AWS_ENDPOINT"):
                 _refuse_user(value, f"the endpoint {name}")
     for name, value in (options or {}).items():
         if "ENDPOINT" in name.upper():
-            _refuse_user(value, f"the endpoint {name}", _OPTIONS)
+            _refuse_user(value, f"the endpoint {name}", takes_options=True)
 
 
 def without_secrets(url: str) -> str:
@@ -171,11 +178,11 @@ def without_secrets(url: str) -> str:
     return begin + url[len(begin) :].rpartition("@")[2].partition("?")[0]
 
 
-def _refuse_user(url: str, what: str, further: str = "") -> None:
+def _refuse_user(url: str, what: str, *, takes_options: bool = False) -> None:
     if "@" in url:
         raise PgOutputError(
-            f"{what} of the object storage has a user or password before an '@': leave it out; "
-            f"{_CREDENTIALS}" + (f"; {further}" if further else "")
+            f"{what} of the object storage has a user or password before an '@'",
+            hint=_OPTIONS if takes_options else f"Leave it out. {_CREDENTIALS}",
         )
 
 
@@ -237,9 +244,9 @@ class Remote:
             raise self._error("look at the bucket", error) from error
         if found.type == self._fs.FileType.NotFound:
             raise RemoteError(
-                f"can't use {self.url}: there is no bucket {self._bucket}: "
-                f"{_ADVICE['NO_SUCH_BUCKET']}",
+                f"can't use {self.url}: there is no bucket {self._bucket}",
                 passes=False,
+                hint=_ADVICE["NO_SUCH_BUCKET"],
             )
 
     def size(self, name: str) -> int | None:
@@ -413,12 +420,10 @@ class Remote:
         match = _ERROR.search(str(error))
         name, status = (match[1], match[2] or "") if match else ("", "")
         passes = not match or name in _PASSING or status[:1] == "5" or status == "429"
-        advice = _ADVICE.get(name)
+        hint: str | tuple[str | Argument, ...] = _ADVICE.get(name, ())
         if status == "301" or name in ("PERMANENT_REDIRECT", "AUTHORIZATION_HEADER_MALFORMED"):
-            advice = _REGION_ADVICE
-        if advice is None and not passes:
-            advice = _CREDENTIALS
+            hint = _REGION_ADVICE
+        if not hint and not passes:
+            hint = _CREDENTIALS
         text = printable(" ".join(str(error).split()))
-        return RemoteError(
-            f"can't {action} in {self.url}: {text}{f': {advice}' if advice else ''}", passes=passes
-        )
+        return RemoteError(f"can't {action} in {self.url}: {text}", passes=passes, hint=hint)

@@ -22,6 +22,7 @@ from pgoutput_fast.columnar.options import OnError
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower, HistoryPolicy, check_policy, history_of
 from pgoutput_fast.lsn import format_lsn
+from pgoutput_fast.options import byte_count, choice
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.segments.format import require_pyarrow
 
@@ -212,12 +213,8 @@ def export(
 
 
 def _check_arguments(part_bytes: object, format: str) -> None:
-    if not isinstance(part_bytes, int) or isinstance(part_bytes, bool):
-        raise TypeError(f"part_bytes must be an int, not {type(part_bytes).__name__}")
-    if part_bytes < 1:
-        raise PgOutputError(f"part_bytes must be 1 at least, not {part_bytes}")
-    if format not in FORMATS:
-        raise PgOutputError(f"format={format!r}: expected one of {', '.join(map(repr, FORMATS))}")
+    byte_count(1).check("part_bytes", part_bytes)
+    choice(*FORMATS).check("format", format)
 
 
 def _listed(value: Any) -> Any:
@@ -287,23 +284,28 @@ class _Export:
         if found and NAME not in found:
             shown = ", ".join(sorted(found)[:3]) + (", …" if len(found) > 3 else "")
             raise PgOutputError(
-                f"{self._directory} has other things in it ({shown}); give a new or empty "
-                "directory, or one that an export has made"
+                f"{self._directory} has other things in it ({shown})",
+                hint="Give a new or empty directory, or one that an export has made",
+                path=str(self._directory),
             )
 
     def _check(self, found: dict[str, Any], format: str, options: dict[str, Any]) -> None:
         """Refuse to continue an export that was begun with other options or of another source."""
-        again = "; give another directory, or remove this one to begin again"
+
+        def differs(message: str, parameter: str | None = None) -> PgOutputError:
+            hint = "Give another directory, or remove this one to begin again"
+            return PgOutputError(
+                f"{self._directory} {message}",
+                parameter=parameter, hint=hint, path=str(self._directory),
+            )  # fmt: skip
+
         if found["format"] != format:
-            raise PgOutputError(
-                f"{self._directory} was begun as {found['format']}, not {format}{again}"
-            )
+            raise differs(f"was begun as {found['format']}, not {format}", "format")
         for name, value in self._source.identity.items():
             before = found["source"].get(name)
             if before != value:
-                raise PgOutputError(
-                    f"{self._directory} has the changes of another source: {name} {before!r} is "
-                    f"not {value!r}{again}"
+                raise differs(
+                    f"has the changes of another source: {name} {before!r} is not {value!r}"
                 )
         for name, value in options.items():
             before = found["options"].get(name)
@@ -311,19 +313,17 @@ class _Export:
                 continue
             if name == "types":
                 begun, now = ("with", "without") if before else ("without", "with")
-                raise PgOutputError(
-                    f"{self._directory} was begun {begun} the types that the server has (a "
-                    f"history, or registry=), and would go on {now} them{again}"
+                raise differs(
+                    f"was begun {begun} the types that the server has, and would go on {now} them",
+                    "registry",
                 )
-            differ = {name: (before, value)}
             if name == "policies":
-                differ = {one: (before.get(one), now) for one, now in value.items()}
-            shown = ", ".join(
-                f"{one}={then!r}, not {one}={now!r}"
-                for one, (then, now) in differ.items()
-                if then != now
-            )
-            raise PgOutputError(f"{self._directory} was begun with {shown}{again}")
+                name, before, value = next(
+                    (one, before.get(one), now)
+                    for one, now in value.items()
+                    if before.get(one) != now
+                )
+            raise differs(f"was begun with {before!r}, not {value!r}", name)
 
     def close(self) -> None:
         """Drop the work that was not finished."""

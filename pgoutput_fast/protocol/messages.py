@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
-from ..errors import STATELESS_HINT, UNKNOWN_HINT, fail, printable
+from ..errors import STATELESS_HINT, UNKNOWN_HINT, Hint, fail, printable
 from ..lsn import format_lsn
 from ..values import EPOCH_UTC, timestamp_form
 from .wire import LAYOUTS, TAGS, XID_SIZE, Column, Cursor, check_size
@@ -247,7 +247,7 @@ def restore_truncate(
     return message
 
 
-def fail_unannounced(message: Truncate, index: int, hint: str) -> NoReturn:
+def fail_unannounced(message: Truncate, index: int, hint: Hint) -> NoReturn:
     """Raise ``unknown_relation`` for one of the tables of a Truncate."""
     count = len(message.relation_ids)
     start = len(message.frame) - 4 * (count - index)  # the OIDs are at the end

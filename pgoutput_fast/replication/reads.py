@@ -246,7 +246,8 @@ def snapshot(
             raise RetryableError(f"tables were altered just now ({reasons}): take it again")
         if tables is not None and not server.tables:
             raise PgOutputError(
-                f"tables={tables!r}: none that {', '.join(publications)} publishes matches"
+                f"{tables!r} matches no table that {', '.join(publications)} publishes",
+                parameter="tables",
             )
         return SnapshotBatches(server, make_decoder, connections)
     except BaseException:

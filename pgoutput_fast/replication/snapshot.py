@@ -25,9 +25,9 @@ from ..connections import (
     frame_encoding,
     server_error,
 )
-from ..errors import PgOutputError, RetryableError
+from ..errors import Argument, PgOutputError, RetryableError
 from ..names import qualified
-from ..options import seconds
+from ..options import count, seconds
 from .attempt import unless_stopped
 from .imported import ADVICE, CopySource, Plan, Reader, SnapshotRange, SnapshotTable, asking
 from .locking import Locking
@@ -403,8 +403,7 @@ def open_snapshot(
             seconds().check(option, wait)
     selection = Selection(tables)
     for option, number in (("connections", connections), ("range_bytes", range_bytes)):
-        if type(number) is not int or number < 1:
-            raise PgOutputError(f"{option}={number!r}: expected a number from 1 on")
+        count(1).check(option, number)
     if type(binary) is not bool:
         raise TypeError(f"binary must be a bool, not {type(binary).__name__}")
     if not isinstance(parameters, ConnectionParameters):
@@ -429,7 +428,11 @@ def open_snapshot(
             parameters = parameters.of_server(used.host, used.hostaddr, used.port)
         name = exported.snapshot
         if name is None:
-            raise PgOutputError(f"slot {exported.name!r} was made without snapshot=True")
+            raise PgOutputError(
+                f"slot {exported.name!r} was made without a snapshot",
+                parameter="exported",
+                hint=("Make a slot with ", Argument("snapshot", True)),
+            )
         readers = []
         for _ in range(connections):
             reader = unless_stopped(lambda: Reader(parameters, name), Reader.close, stop)

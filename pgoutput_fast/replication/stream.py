@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..errors import PgOutputError
 from ..lsn import check_lsn, format_lsn
+from ..options import seconds
 from .link import Link
 from .receiver import Taken
 from .walsender import ReplicationConnection
@@ -347,11 +348,11 @@ def _until(stop_at: object, idle_timeout: object, stop: object) -> Until:
     if stop_at is not None:
         check_lsn("stop_at", stop_at)
     if idle_timeout is not None:
-        # In Python a bool is an int too, but none is meant here.
-        if not isinstance(idle_timeout, (int, float)) or isinstance(idle_timeout, bool):
-            raise TypeError(f"idle_timeout must be a number, not {type(idle_timeout).__name__}")
-        if not idle_timeout >= 0:
-            raise PgOutputError(f"idle_timeout={idle_timeout}: expected a number of seconds")
+        seconds(zero=True).check("idle_timeout", idle_timeout)
     if stop is not None and not callable(getattr(stop, "is_set", None)):
         raise TypeError(f"stop must be a threading.Event, not {type(stop).__name__}")
-    return Until(cast("int | None", stop_at), idle_timeout, cast("threading.Event | None", stop))
+    return Until(
+        cast("int | None", stop_at),
+        cast("float | None", idle_timeout),
+        cast("threading.Event | None", stop),
+    )

@@ -474,7 +474,7 @@ class ReplicationConnection:
         check_slot_name(name)
         for option, wanted, since in (("two_phase", two_phase, 15), ("failover", failover, 17)):
             if wanted and self.server_version < since * 10000:
-                raise PgOutputError(f"{option}=True needs PostgreSQL {since} or newer")
+                raise PgOutputError(f"it needs PostgreSQL {since} or newer", parameter=option)
         if self.server_version < 150000:
             given = "EXPORT_SNAPSHOT" if snapshot else "NOEXPORT_SNAPSHOT"
         else:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
+from ..options import byte_count, choice
 from .folders import SEGMENTS
 
 if TYPE_CHECKING:
@@ -312,7 +313,6 @@ def check_options(segment_bytes: int, compression: str | None) -> None:
     PgOutputError
         `segment_bytes` is less than 1, or there is no such `compression`.
     """
-    if segment_bytes < 1:
-        raise PgOutputError(f"segment_bytes={segment_bytes}: expected 1 at least")
-    if compression not in (None, "lz4", "zstd"):
-        raise PgOutputError(f"compression={compression!r}: expected None, 'lz4' or 'zstd'")
+    byte_count(1).check("segment_bytes", segment_bytes)
+    if compression is not None:
+        choice("lz4", "zstd").check("compression", compression)

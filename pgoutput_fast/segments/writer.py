@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 from .._disk import claim_directory, fsync_path, read_json_file, temporary_path, write_whole
 from .._forms import MALFORMED
 from .._impl import implementation, twin
-from ..errors import DecodeError, PgOutputError, printable
+from ..errors import Argument, DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
 from ..protocol.wire import fields_reader
 from .announced import Announced
@@ -718,7 +718,9 @@ class SegmentWriter:
         part = len(self._temporary)
         if part > MAX_PART:
             raise PgOutputError(
-                f"a transaction needs more than {MAX_PART + 1} parts; give a larger segment_bytes="
+                f"a transaction needs more than {MAX_PART + 1} parts",
+                hint=("Give larger ", Argument("segment_bytes")),
+                path=str(self.directory),
             )
         path = temporary_path(self.directory / f"{part:05d}.arrow")
         self._temporary.append(path)

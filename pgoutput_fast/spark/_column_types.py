@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pgoutput_fast.columnar.fields import VARIANT, Field
 from pgoutput_fast.columnar.mapping import field_of, text_field, without_functions
 from pgoutput_fast.columnar.packed import packed
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.objects import Interval
 from pgoutput_fast.policies import MOST_DIMENSIONS, Policies
 from pgoutput_fast.settings import Settings
@@ -64,8 +64,8 @@ def parsed(name: str, ddl: str) -> DataType:
         if hasattr(T, "TimeType") or "time" not in ddl:
             raise
         raise PgOutputError(
-            f"column {name} is of the type time, for which Spark has a type from 4.1 on; give "
-            "schema= with string for it"
+            f"column {name} is of the type time, for which Spark has a type from 4.1 on",
+            hint=("Give ", Argument("schema"), " with string for the column"),
         ) from error
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pgoutput_fast as pf
 from pgoutput_fast.columnar.fields import EPOCH_SHIFT
 from pgoutput_fast.columnar.schema import Layout, head_fields, relation_metadata
-from pgoutput_fast.errors import DecodeError, PgOutputError, fail
+from pgoutput_fast.errors import Argument, DecodeError, Hint, PgOutputError, fail
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import (
@@ -49,7 +49,8 @@ _BATCH_ROWS = 65_536
 _BATCH_BYTES = 8 << 20
 
 # Of decode_frames and of the source, which say this in two ways.
-_OWN_SCHEMA = "give a schema (schema=, or .schema() of a source)"
+_OWN_SCHEMA = ("Give a schema (", Argument("schema"), ", or .schema() of a source)")
+_NEW_COPY = "begin after the change with a new copy of the table"
 
 # A frame from inside a stream chunk has an xid, which other frames lack. If it is decoded as one
 # from outside, it raises one of these errors.
@@ -216,8 +217,9 @@ def _check_names(relation: Relation, target: Target) -> None:
         if one != other and not wanted.isdisjoint((one, other)):
             raise PgOutputError(
                 f"{target.table}: the columns {other} and {one} have changed places in its "
-                "Relation messages, so that a name has gone from one column to another; begin "
-                "after the change with a new copy of the table"
+                "Relation messages, so that a name has gone from one column to another",
+                hint="Begin after the change with a new copy of the table",
+                table=target.table,
             )
     candidates_after = _gaps(here, there)
     for neighbour, names in _gaps(there, here).items():
@@ -233,15 +235,20 @@ def _check_names(relation: Relation, target: Target) -> None:
                 raise PgOutputError(
                     f"{target.table}: another version of the table has the column "
                     f"{' or '.join(candidates)} in the place of {name}, which looks like ALTER "
-                    f"TABLE RENAME COLUMN; {_OWN_SCHEMA} with all of these names and make one "
-                    "column of them, or begin after the change with a new copy of the table"
+                    "TABLE RENAME COLUMN",
+                    hint=(
+                        *_OWN_SCHEMA,
+                        " with all of these names and make one column of them, or ",
+                        _NEW_COPY,
+                    ),
+                    table=target.table,
                 )
             if not last and version.newest:
                 raise PgOutputError(
                     f"{target.table}: an older version of the table lacks the column {name}, which "
-                    "ADD COLUMN would have put last: its rows had a value that was not published; "
-                    f"begin after the change with a new copy of the table, or {_OWN_SCHEMA} "
-                    f"without {name}"
+                    "ADD COLUMN would have put last: its rows had a value that was not published",
+                    hint=(*_OWN_SCHEMA, f" without {name}, or {_NEW_COPY}"),
+                    table=target.table,
                 )
 
 
@@ -255,6 +262,30 @@ def _gaps(columns: Iterable[str], others: Container[str]) -> dict[str | None, li
         else:
             gaps.setdefault(neighbour, []).append(name)
     return gaps
+
+
+_IN_ORDER: Hint = (
+    (
+        "Repartition the frames in the order of the stream, with all chunks of a transaction in "
+        "one partition, from Stream Start to Stream Stop. A column seq may stand in for them"
+    ),
+)
+_IN_A_CHUNK: Hint = (
+    "A frame from inside a stream chunk needs its Stream Start in the same partition",
+)
+_ALL_RELATIONS: Hint = (
+    "Frames of a partition need the relations of all tables among them: give ",
+    Argument("relations"),
+    ", those of the stream's decoder for example, or partitions that begin with the stream",
+)
+_ALTERED: Hint = (
+    (
+        "If the table was altered, keep its Relations before their rows, or decode the frames "
+        "before and after the alteration in two calls, each with its own "
+    ),
+    Argument("relations"),
+)
+_AS_STRING: Hint = ("The column takes the text as string in ", Argument("schema"))
 
 
 def explained(
@@ -274,32 +305,19 @@ def explained(
     path : str, optional
         The file that it comes from.
     """
-    advice = []
+    hints = [error.hint] if error.hint else []
     if error.code == "stream_order":
-        advice.append(
-            "frames must be in the order of the stream, and all chunks of a streamed transaction "
-            "in one partition, each from its Stream Start to its Stream Stop, so repartition them; "
-            "a column seq may stand in for the transaction's other chunks"
-        )
+        hints.append(_IN_ORDER)
     elif error.code in _MISREAD and state.open_xid is None and state.xid is None:
-        advice.append(
-            "if the frame comes from inside a stream chunk, it needs its Stream Start in the "
-            "same partition"
-        )
+        hints.append(_IN_A_CHUNK)
     if error.code == "unknown_relation":
-        advice.append(
-            "frames of a partition need the relations of all tables among them: give relations=, "
-            "those of the stream's decoder for example, or partitions that begin with the stream"
-        )
+        hints.append(_ALL_RELATIONS)
     if error.code == "column_count":
-        advice.append(
-            "the table was altered between this frame and its Relation: keep the Relations that "
-            "the stream has before the rows, or decode the frames before and after the alteration "
-            "in two calls, each with its own relations="
-        )
+        hints.append(_ALTERED)
     if error.code == "out_of_range" and error.tag not in ("B", "b"):
-        advice.append(_AS_STRING)
-    return PgOutputError("; ".join([f"{place}: {error}", *advice])).locate(error, frame, path)
+        hints.append(_AS_STRING)
+    hint = [part for one in hints for part in (". ", *one)][1:]
+    return PgOutputError(f"{place}: {error.message}", hint=hint).locate(error, frame, path)
 
 
 class _Mapping:
@@ -336,22 +354,29 @@ class _Mapping:
                 other = f"have the column {name} as {found}, the schema has it as {wanted}"
                 if target.version is not None and not (target.version.newest or target.relations):
                     raise PgOutputError(
-                        f"{target.table}: changes {other}: if its type was altered since the query "
-                        "began, start it again, which then has it; if these changes are older, "
+                        f"{target.table}: changes {other}",
+                        hint="If the column's type was altered since the query began, start the "
+                        "query again, which then has the new type. If these changes are older, "
                         f"give .schema() with {name} as string in before and after, which takes "
-                        "the text of both"
+                        "the text of both",
+                        table=target.table,
                     )
                 if target.version is not None and target.version == Version.of(
                     plan.relation, newest=target.version.newest
                 ):
                     raise PgOutputError(
-                        f"{target.table} has the column {name} as {found}, not every value of "
-                        f"which is one of {wanted} as the schema has it; string takes the text"
+                        f"{target.table} has the column {name} as {found}, and not every value "
+                        f"fits into the schema's {wanted}",
+                        hint="A string takes the text",
+                        table=target.table,
                     )
                 raise PgOutputError(
-                    f"{target.table}: older changes {other}; {_OWN_SCHEMA} with {name} as string, "
-                    "which takes the text of both, or begin after the change with a new copy of "
-                    "the table"
+                    f"{target.table}: older changes {other}",
+                    hint=(
+                        *_OWN_SCHEMA,
+                        f" with {name} as string, which takes the text of both, or {_NEW_COPY}",
+                    ),
+                    table=target.table,
                 )
             policies, binary = fitting
             settings = replace(plan.settings, policies=policies)
@@ -403,9 +428,6 @@ class _Mapping:
             names.take(pa.array(indices)),
             mask=pa.array(offsets[1:] == offsets[:-1]),
         )
-
-
-_AS_STRING = "schema= with the column as string takes its text"
 
 
 class FrameReader:
@@ -462,19 +484,19 @@ class FrameReader:
             return
         if shown_table(relation) != self.target.table:
             return
-        if self.target.relations:
-            has_it = "relations="
-            fix = (
-                "Give the Relations of both, that of the table that has the name now behind the "
-                "other"
-            )
-        else:
-            has_it = "what was read before"
-            fix = "Start the query again, which finds the table anew"
+        is_given = bool(self.target.relations)
+        fix = (
+            "Give the Relations of both, that of the table that has the name now behind the other"
+            if is_given
+            else "Start the query again, which finds the table anew"
+        )
         raise PgOutputError(
             f"{self.target.table}: {self.where} has changes of relation {relation.relation_id}, "
-            f"and {has_it} has this name as relation {version.relation_id}: the table was "
-            f"dropped and made again, or renamed. {fix}"
+            f"and before them this name was that of relation {version.relation_id}: the table was "
+            "dropped and made again, or renamed",
+            parameter="relations" if is_given else None,
+            hint=fix,
+            table=self.target.table,
         )
 
     def read(
@@ -540,7 +562,7 @@ class FrameReader:
         if self.lsns is not None and frame is not None:
             lsn = self.lsns[frame].as_py()
             if lsn is not None and lsn >= 0:
-                found.args = (f"{found.args[0]}; the frame has the LSN {format_lsn(lsn)}",)
+                found.args = (f"{found.message}; the frame has the LSN {format_lsn(lsn)}",)
         return found
 
     @property

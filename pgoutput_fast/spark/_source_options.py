@@ -19,6 +19,7 @@ from pgoutput_fast.directory.remote import refuse_secrets, without_secrets
 from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy
 from pgoutput_fast.lsn import parse_lsn
+from pgoutput_fast.options import choice
 from pgoutput_fast.policies import Policies, policies_of, policy_texts
 from pgoutput_fast.types import TypeRegistry
 
@@ -104,26 +105,46 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     mode = found.choice("mode", _MODES, "table")
     table, tables = found.text("table"), found.names("tables")
     if mode == "table" and (table is None or tables is not None):
-        raise PgOutputError("give the option table, a schema.name, or mode=manifest or envelope")
+        raise PgOutputError(
+            "one table is read",
+            parameter="mode",
+            hint=(
+                "Give a schema.name as ", Argument("table"), ", or ", Argument("mode", "manifest"),
+                " or ", Argument("mode", "envelope"),
+            ),
+        )  # fmt: skip
     if mode != "table" and table is not None:
-        raise PgOutputError(f"mode={mode} has all tables, or those of the option tables; not table")
+        raise PgOutputError(
+            f"{mode!r} reads all tables, or some",
+            parameter="mode",
+            hint=("Give ", Argument("tables"), " in place of ", Argument("table")),
+        )
     output = found.value("output", _output)
     if output is None and mode == "manifest":
-        raise PgOutputError("mode=manifest needs the option output, where files are written")
+        raise PgOutputError(
+            "'manifest' writes files",
+            parameter="mode",
+            hint=("Give the directory of the files as ", Argument("output")),
+        )
     if output is not None and mode != "manifest":
-        raise PgOutputError("the option output, where files are written, goes with mode=manifest")
+        raise _goes_with("output", "manifest")
     registry = found.value("registry", _registry)
     if registry is not None and mode != "table":
-        raise PgOutputError(f"mode={mode} has the types of the directory; leave out registry")
+        raise PgOutputError(
+            f"{mode!r} has the types of the directory",
+            parameter="mode",
+            hint=("Leave out ", Argument("registry")),
+        )
     slot, publications = found.text("slot"), found.names("publications") or ()
     capture = found.choice("capture", _CAPTURES, "embedded" if slot else "external")
     if capture == "embedded" and not (slot and publications):
-        raise PgOutputError("capture=embedded needs the options slot and publications")
-    if capture == "external" and (slot or publications):
         raise PgOutputError(
-            "the options slot and publications are the capture's, which capture=external leaves to "
-            "another process"
+            "'embedded' reads a slot",
+            parameter="capture",
+            hint=("Give ", Argument("slot"), " and ", Argument("publications")),
         )
+    if capture == "external" and (slot or publications):
+        raise _is_of_capture("slot" if slot else "publications")
     return SourceOptions(
         segments=_directory(found),
         mode=mode,
@@ -163,9 +184,13 @@ def _style(found: _Options, mode: str) -> Style:
     }  # fmt: skip
     for name, value in given.items():
         if value is not None and mode != "envelope":
-            raise PgOutputError(f"the option {name} goes with mode=envelope")
+            raise _goes_with(name, "envelope")
     if omitted and placeholder is not None:
-        raise PgOutputError("with omitUnchanged=true there is no placeholder")
+        raise PgOutputError(
+            "there is none if unchanged values are omitted",
+            parameter="placeholder",
+            hint=("Leave out it or ", Argument("omitUnchanged")),
+        )
     return Style(prefix, bool(tombstones), None if omitted else placeholder or PLACEHOLDER)
 
 
@@ -209,15 +234,17 @@ class _Options:
         known = {name.lower(): name for name in _NAMES}
         for name in given:
             if name.lower() not in known:
-                near = difflib.get_close_matches(name.lower(), known, 1)
-                hint = f"; did you mean {known[near[0]]}?" if near else ""
-                raise PgOutputError(f"the source pgoutput has no option {name!r}{hint}")
+                close = difflib.get_close_matches(name.lower(), known, 1)
+                raise PgOutputError(
+                    f"the source pgoutput has no option {name!r}",
+                    hint=("Did you mean ", Argument(known[close[0]]), "?") if close else (),
+                )
 
     def text(self, name: str) -> str | None:
         assert name in _NAMES, name  # noqa: S101
         value = self._given.get(name.lower())
         if value is not None and not value.strip():
-            raise PgOutputError(f"the option {name} is empty")
+            raise PgOutputError("it is empty", parameter=name)
         return value
 
     def names(self, name: str) -> tuple[str, ...] | None:
@@ -225,15 +252,13 @@ class _Options:
         text = self.text(name)
         found = None if text is None else tuple(one.strip() for one in text.split(","))
         if found is not None and not all(found):
-            raise PgOutputError(f"the option {name} has an empty name: {text!r}")
+            raise PgOutputError(f"{text!r} has an empty name", parameter=name)
         return found
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> Any:
         value = self.text(name)
         if value is not None and value not in allowed:
-            raise PgOutputError(
-                f"the option {name} is {value!r}, and can be {', '.join(map(repr, allowed))}"
-            )
+            choice(*allowed).check(name, value)
         return value or default
 
     def value(self, name: str, read: Callable[[str], Any]) -> Any:
@@ -245,8 +270,9 @@ class _Options:
             return read(text)
         except (OSError, ValueError, PgOutputError) as error:
             # Spark shows errors in plans and logs, and a URL or a list may have a secret in it.
-            why = _EXPECTED.get(name, error)
-            raise PgOutputError(f"the option {name}: {why}") from None
+            why = error.message if isinstance(error, PgOutputError) else str(error)
+            hint = error.hint if isinstance(error, PgOutputError) else ()
+            raise PgOutputError(_EXPECTED.get(name, why), parameter=name, hint=hint) from None
 
 
 _EXPECTED = {
@@ -260,19 +286,26 @@ def _directory(found: _Options) -> Path:
     given, path = found.text("segments"), found.text("path")
     checkpoint = found.text("checkpointLocation")
     if given and path:
-        raise PgOutputError("give the directory as the option segments, or as the path, not both")
+        raise PgOutputError(
+            "the directory is given as the path too", parameter="segments", hint="Give one of them"
+        )
     where = given or path
     if where is None and checkpoint is not None:
         where = f"{checkpoint.rstrip('/')}.{_SEGMENTS}"
     if where is None:
         raise PgOutputError(
-            "give the option segments, the directory of the capture; or checkpointLocation here as "
-            "for the query, so that it lies beside the checkpoint"
-        )
+            "nothing says where the directory of the capture is",
+            hint=(
+                "Give ", Argument("segments"), "; or ", Argument("checkpointLocation"), (" here as "
+                "for the query, so that the directory lies beside the checkpoint"),
+            ),
+        )  # fmt: skip
     local = re.sub("^file:(//)?(?=/)", "", where)
     if re.match("[A-Za-z][A-Za-z0-9+.-]*:", local):
         shown = without_secrets(local)
-        raise PgOutputError(f"segments are in a local directory, and {shown} is none")
+        raise PgOutputError(
+            f"{shown} is not a local directory", parameter="segments" if given else "path"
+        )
     return Path(local).absolute()
 
 
@@ -288,8 +321,10 @@ def _dsn(text: str | None) -> str | None:
 
     if ConnectionParameters(text).has_secret:
         raise PgOutputError(
-            "the option dsn has a password, which Spark would show in plans and logs: have libpq "
-            "take it from ~/.pgpass, a service file or PGPASSWORD, where the driver runs"
+            "it has a password, which Spark would show in plans and logs",
+            parameter="dsn",
+            hint="Have libpq take the password from ~/.pgpass, a service file or PGPASSWORD, where "
+            "the driver runs",
         )
     return text
 
@@ -314,10 +349,21 @@ def _capture_options(found: _Options, capture: str) -> CaptureOptions | None:
     if capture == "embedded":
         return dataclasses.replace(DEFAULT_CAPTURE, **made)
     for name in made:
-        raise PgOutputError(
-            "it is the capture's, which capture=external leaves to another process", parameter=name
-        )
+        raise _is_of_capture(name)
     return None
+
+
+def _is_of_capture(name: str) -> PgOutputError:
+    return PgOutputError(
+        "another process captures", parameter=name,
+        hint=("Give it there, or ", Argument("capture", "embedded"), " here"),
+    )  # fmt: skip
+
+
+def _goes_with(name: str, mode: str) -> PgOutputError:
+    return PgOutputError(
+        "another mode is chosen", parameter=name, hint=("It goes with ", Argument("mode", mode))
+    )
 
 
 def _one_of(text: str, allowed: tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgoutput_fast.apply.folding import Folding
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Hint, PgOutputError
 
 from ._worker import prepare
 
@@ -44,6 +44,7 @@ class Break(NamedTuple):
 
     position: Position | None
     reason: str
+    hint: Hint = ()
 
 
 class Output(NamedTuple):
@@ -148,11 +149,11 @@ class _Rows:
             if count == changes.num_rows:
                 break
             self._folding.add(changes.slice(0, count))
-            self._check_empty(self._breaks.pop(0).reason)
+            self._check_empty(self._breaks.pop(0))
             changes, batch = changes.slice(count), batch.slice(count)
         self._folding.add(changes)
 
-    def _check_empty(self, reason: str) -> None:
+    def _check_empty(self, one: Break) -> None:
         if self._folding is None:
             return
         net = self._folding.finish()
@@ -161,13 +162,15 @@ class _Rows:
             names = self._state.key or self._state.columns
             raise PgOutputError(
                 f"{self._state.table}, {_shown(names, [row[name] for name in names])} and other "
-                f"rows were there before this: {reason}"
+                f"rows were there before this: {one.reason}",
+                hint=one.hint,
+                table=self._state.table,
             )
 
     def result(self) -> Iterator[pa.RecordBatch]:
         """The rows."""
         for one in self._breaks:
-            self._check_empty(one.reason)
+            self._check_empty(one)
         if self._folding is None:
             return
         for batch in self._folding.finish().rows.to_batches(max_chunksize=_BATCH_ROWS):

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
-from pgoutput_fast.errors import DecodeError, PgOutputError
+from pgoutput_fast.errors import Argument, DecodeError, PgOutputError
 from pgoutput_fast.history import HistoryPolicy, check_policy, history_of
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.policies import Policies
@@ -155,7 +155,11 @@ def read_segments(
     check_policy(history)
     if not table:
         if schema is not None or partitions is not None:
-            raise PgOutputError("schema= and partitions= are for one table: give table= too")
+            raise PgOutputError(
+                "it is for one table",
+                parameter="partitions" if schema is None else "schema",
+                hint=("Give ", Argument("table"), " too"),
+            )
         given = {"registry": registry, "policies": policies, "encoding": encoding}
         return _tables_there(spark, path, given)
     found = find_table(path, table, registry=registry, policies=policies, encoding=encoding)
@@ -518,9 +522,14 @@ def frames_target(
             plan = _announced(among(), table, settings)
         if plan is None:
             raise PgOutputError(
-                f"no Relation of {table} is in relations= nor in the frames; give relations= or "
-                "schema=, and check the table's name"
-            )
+                f"neither the given relations nor the frames have a Relation of {table}",
+                parameter="relations",
+                hint=(
+                    "Give ", Argument("relations"), " or ", Argument("schema"),
+                    ", and check the table's name",
+                ),
+                table=table,
+            )  # fmt: skip
         schema = _struct(column_types(plan, binary=False))
     version = Version.of(plan.relation, newest=newest) if plan is not None else None
     return _target(
@@ -569,11 +578,11 @@ def _target(
     """The schema of the changes, and what the executors need to know."""
     columns = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(columns, T.StructType):
-        raise PgOutputError(f"schema= must be a StructType or its DDL, not {schema!r}")
+        raise PgOutputError(f"{schema!r} is not a StructType or its DDL", parameter="schema")
     columns = T.StructType([T.StructField(field.name, field.dataType) for field in columns])
     for name, count in Counter(columns.fieldNames()).items():
         if count > 1:
-            raise PgOutputError(f"schema= has the column {name} {count} times")
+            raise PgOutputError(f"it has the column {name} {count} times", parameter="schema")
     changes = T.StructType(
         [T.StructField(name, type_ or columns) for name, type_ in _CHANGE_COLUMNS.items()]
     )
@@ -657,8 +666,10 @@ def _check_known(target: Target, planned: Planned) -> None:
         known |= found
     if missing:
         raise PgOutputError(
-            f"{target.table} never had the columns {', '.join(sorted(missing))} that schema= has, "
-            f"in the segments; it had {', '.join(sorted(known))} (case counts)"
+            f"in the segments {target.table} never had the columns {', '.join(sorted(missing))}; "
+            f"it had {', '.join(sorted(known))} (case counts)",
+            parameter="schema",
+            table=target.table,
         )
 
 
@@ -684,17 +695,22 @@ def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
     for item in given:
         message = pf.decode(item) if isinstance(item, bytes) else item
         if not isinstance(message, (Relation, Type)):
-            raise PgOutputError(f"relations= takes Relation and Type messages, not {message!r}")
+            raise PgOutputError(
+                f"{message!r} is not a Relation or Type message", parameter="relations"
+            )
         if message.in_stream:
             message = published(message)
         if isinstance(message, Type):
             types.append(message.frame)
         elif others.setdefault(message.relation_id, message.frame) != message.frame:
             raise PgOutputError(
-                f"relations= has two versions of {shown_table(message)}, and a row does not tell "
-                "which of them it is of: give one Relation for each table, and decode the frames "
-                "before and after the alteration in two calls; or, for decode_frames, keep the "
-                "Relations before the rows"
+                f"{shown_table(message)} has two versions there, and a row does not tell which of "
+                "them it is of",
+                parameter="relations",
+                hint="Give one Relation for each table, and decode the frames before and after the "
+                "alteration in two calls; or, for decode_frames, keep the Relations before the "
+                "rows",
+                table=shown_table(message),
             )
     return (*types, *others.values())  # a Relation's types must be known when it is decoded
 

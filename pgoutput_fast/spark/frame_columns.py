@@ -93,7 +93,12 @@ def decode_udf(
     settings = settings_of(registry, policies, encoding)
     changes, target = frames_target(table, relations, schema, settings, lambda: ())
     if target.version is None:
-        raise PgOutputError(f"no Relation of {table} is in relations=; check the table's name")
+        raise PgOutputError(
+            f"none of them is a Relation of {table}",
+            parameter="relations",
+            hint="Check the table's name",
+            table=table,
+        )
     returned = T.StructType([changes[name] for name in _COLUMNS])
     decoding = _Decoding(target, returned)
     if hasattr(F, "arrow_udf"):
@@ -168,8 +173,11 @@ class _Decoding:
         if Version.of(relation, newest=True).columns != version.columns:
             error = PgOutputError(
                 f"{self._target.table}: {partition()}, frame {frame} is a Relation of the table "
-                "with other columns than the one in relations=: the table was altered. Decode the "
-                "frames before and after the alteration in two columns, each with its relations="
+                "with other columns than the one that was given: the table was altered",
+                parameter="relations",
+                hint="Decode the frames before and after the alteration in two columns, each with "
+                "its own relations",
+                table=self._target.table,
             )
             error.code, error.frame, error.tag = "column_count", frame, "R"
             raise error

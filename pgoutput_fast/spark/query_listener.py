@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from pgoutput_fast.apply.syncing import SyncProgress
-from pgoutput_fast.errors import PgOutputError, counted, printable, without_passwords
+from pgoutput_fast.errors import counted, printable, without_passwords
 from pgoutput_fast.lsn import parse_lsn
+from pgoutput_fast.options import choice, seconds
 from pgoutput_fast.watching.logs import Formatter, LineHandler, LogFormat, write_line
 from pgoutput_fast.watching.sync_figures import SyncFigures, SyncLag, SyncMeter
 
@@ -125,10 +126,9 @@ class PgOutputQueryListener(StreamingQueryListener):
         log_format: LogFormat | None = None,
         log_interval: float = 10.0,
     ) -> None:
-        if log_format is not None and log_format not in get_args(LogFormat):
-            raise PgOutputError(f"log_format={log_format!r}: expected 'text' or 'json'")
-        if not log_interval >= 0:
-            raise PgOutputError(f"log_interval={log_interval!r}: expected a number of seconds")
+        if log_format is not None:
+            choice(*get_args(LogFormat)).check("log_format", log_format)
+        seconds(zero=True).check("log_interval", log_interval)
         self._interval = log_interval
         self._lock = threading.Lock()
         self._queries: dict[str, _Query] = {}

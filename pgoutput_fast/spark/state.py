@@ -28,9 +28,10 @@ from pgoutput_fast.apply.evolution import is_rewritten, new_columns
 from pgoutput_fast.apply.versions import ColumnVersion, Version, check_follows, version_of
 from pgoutput_fast.columnar.arrays import column_of
 from pgoutput_fast.columnar.pyarrow_bridge import arrow_array
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.names import qualified, shown_name
+from pgoutput_fast.options import choice, count
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.types import column_type
@@ -107,10 +108,9 @@ def current_state(
         The changes are not of the table, or not committed, or a default does not fit into its
         column.
     """
-    if rewritten not in get_args(Rewritten):
-        raise PgOutputError(f"rewritten= is 'error' or 'keep', not {rewritten!r}")
-    if partitions is not None and partitions < 1:
-        raise PgOutputError(f"partitions= is at least 1, not {partitions}")
+    choice(*get_args(Rewritten)).check("rewritten", rewritten)
+    if partitions is not None:
+        count(1).check("partitions", partitions)
     row = changes.schema["after"].dataType
     if not isinstance(row, T.StructType):
         raise PgOutputError(
@@ -417,8 +417,13 @@ class _Told:
                     found.append(
                         Break(
                             position,
-                            f"{where}, {error}; or say rewritten='keep', if the values stayed the "
-                            "same in the new type",
+                            f"{where}, {error.message}",
+                            (
+                                *error.hint,
+                                ". Or give " if error.hint else "Give ",
+                                Argument("rewritten", "keep"),
+                                " if the values stayed the same in the new type",
+                            ),
                         )
                     )
         return found
@@ -445,8 +450,11 @@ def _check_files(
         if not is_older or is_rewritten(table, before):
             raise PgOutputError(
                 f"the type of column {column.name} was altered, and the table's rows may have been "
-                "written anew with other values (USING). Take a new copy of the table after that, "
-                "or give before=, the table as a catalogue had it before"
+                "written anew with other values (USING)",
+                hint=(
+                    "Take a new copy of the table after that, or give the table of before in ",
+                    Argument("before"),
+                ),
             )
 
 
@@ -612,7 +620,9 @@ class _Planned:
         if fitting is None:
             if not isinstance(field.dataType, T.AtomicType):
                 raise PgOutputError(
-                    f"{where}: its type is not known to be {wanted}; give registry="
+                    f"{where}: its type is not known to be {wanted}",
+                    hint=("Give ", Argument("registry")),
+                    table=qualified(self.table),
                 )
             # Of a domain, or from before the type was altered: Spark reads it.
             one = self.spark.sql("SELECT 1").select(F.lit(text).cast(field.dataType).alias("value"))

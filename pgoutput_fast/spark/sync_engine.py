@@ -139,7 +139,7 @@ class SparkEngine:
         )
         if self._merge_by == "spark":
             if lacks is not None:
-                raise PgOutputError(f"merge_by='spark' can't be: {lacks}")
+                raise PgOutputError(f"'spark' can't be: {lacks}", parameter="merge_by")
             return SparkMerger(self._spark, place, 0)
         least = bytes_for_spark(self.jobs.cores)
         return None if lacks or least is None else SparkMerger(self._spark, place, least)

@@ -15,6 +15,7 @@ import numpy as np
 from .._impl import implementation, twin
 from ..decoding.state import StreamState
 from ..errors import Argument, DecodeError, PgOutputError, fail
+from ..options import byte_count, choice
 from ..policies import Policies
 from ..protocol.messages import (
     BeginPrepare,
@@ -116,18 +117,14 @@ class Assembler:
         registry: TypeRegistry | None = None,
         **columns: Any,
     ) -> None:
-        if type(max_memory) is not int:
-            raise TypeError(f"max_memory must be an int, not {type(max_memory).__name__}")
-        if max_memory < 0:
-            raise PgOutputError(f"max_memory={max_memory}: expected a number of bytes")
-        if prepared not in ("commit", "prepare"):
-            raise PgOutputError(f"prepared={prepared!r}: expected 'commit' or 'prepare'")
-        if unknown_prepared not in ("empty", "error"):
-            raise PgOutputError(
-                f"unknown_prepared={unknown_prepared!r}: expected 'empty' or 'error'"
-            )
+        byte_count().check("max_memory", max_memory)
+        choice("commit", "prepare").check("prepared", prepared)
+        choice("empty", "error").check("unknown_prepared", unknown_prepared)
         if spill_directory is not None and not Path(spill_directory).is_dir():
-            raise PgOutputError(f"there is no directory {os.fspath(spill_directory)!r} to spill to")
+            raise PgOutputError(
+                f"there is no directory {os.fspath(spill_directory)!r}",
+                parameter="spill_directory",
+            )
         settings = make_settings(policies, encoding, registry)
         self._encoding = settings.encoding
         self._max_memory = max_memory

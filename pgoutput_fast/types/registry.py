@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import PgOutputError
+from ..errors import Argument, PgOutputError
 from .resolve import ColumnType, Converter, RegisteredType, builtin_type
 from .table import BY_OID, EXTENSION_BY_NAME
 
@@ -138,7 +138,10 @@ class TypeRegistry:
         if type == "" or (isinstance(type, int) and not 0 < type < 1 << 32):
             raise PgOutputError(f"register({type!r}): no type has that OID or name")
         if text is None and binary is None:
-            raise PgOutputError(f"register({type!r}) needs text= or binary=")
+            raise PgOutputError(
+                f"nothing reads the type {type!r}",
+                hint=("Give ", Argument("text"), " or ", Argument("binary")),
+            )
         for function in (text, binary):
             if function is not None and not callable(function):
                 raise TypeError(f"register({type!r}): {function!r} is not callable")

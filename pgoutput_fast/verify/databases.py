@@ -84,8 +84,11 @@ class Database:
             if lacks_memory(error):
                 said = str(error).partition("\n")[0]
                 raise PgOutputError(
-                    f"can't read {self.path} within duckdb_memory={self._memory} bytes ({said}). "
-                    "DuckDB reads up to 2,048 rows of a column at once: give more"
+                    f"can't read {self.path} within {self._memory} bytes ({said}): DuckDB reads up "
+                    "to 2,048 rows of a column at once",
+                    parameter="duckdb_memory",
+                    hint="Give more memory",
+                    path=str(self.path),
                 ) from error
             raise PgOutputError(f"can't read {self.path}: {error}") from error
 

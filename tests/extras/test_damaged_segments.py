@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
+from expected_errors import expect_error
 from written_segments import (
     METADATA,
     insert,
@@ -125,7 +126,7 @@ def test_compressed_segments_are_the_same(tmp_path: Path, codec: Any) -> None:
     assert rows(packed) == rows(plain)
     assert len(rows(packed)) == len(frames)
     assert packed.path.stat().st_size < plain.path.stat().st_size / 2
-    with pytest.raises(PgOutputError, match="compression='gzip': expected None, 'lz4' or 'zstd'"):
+    with expect_error(parameter="compression"):
         SegmentWriter(tmp_path, METADATA, confirmed_flush_lsn=0, compression="gzip")  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import expect_error
 from made_directory import MadeDirectory
 from synced_tables import DuckdbTables
 
@@ -195,7 +196,7 @@ def test_verify_keeps_within_a_limit(made: MadeDirectory, tables: DuckdbTables) 
         opened.limit_memory(64 * MB)
         assert _limit(database) == 64 * MB
         with (
-            pytest.raises(pf.PgOutputError, match=f"duckdb_memory={64 * MB} bytes"),
+            expect_error(parameter="duckdb_memory"),
             database.refusals(),
         ):
             database.connection.execute(

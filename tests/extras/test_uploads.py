@@ -467,7 +467,7 @@ def copied(storage: Storage, endpoint: str | None = None) -> CaptureOptions:
 
 def test_a_bucket_that_is_not_there(made: MadeDirectory, storage: Storage) -> None:
     options = CaptureOptions(upload="s3://another/lake", upload_endpoint=storage.endpoint)
-    with pytest.raises(PgOutputError, match="there is no bucket another: make the bucket, or"):
+    with pytest.raises(PgOutputError, match="there is no bucket another"):
         Uploader(made.directory, options)
     assert consumers(made.directory) == []
 
@@ -475,14 +475,14 @@ def test_a_bucket_that_is_not_there(made: MadeDirectory, storage: Storage) -> No
 def test_wrong_credentials(made: MadeDirectory, storage: Storage) -> None:
     options = copied(storage)
     storage.refuse = lambda method, key, query: "403 InvalidAccessKeyId"
-    with pytest.raises(RemoteError, match=r"ACCESS_DENIED.*: the credentials are those of") as one:
+    with pytest.raises(RemoteError, match=r"ACCESS_DENIED.*AWS_ACCESS_KEY_ID") as one:
         Uploader(made.directory, options)
     # Who may read and not write is told when the copy begins.
     storage.refuse = lambda method, key, query: (
         "403 SignatureDoesNotMatch" if method == "PUT" else None
     )
     begun = Uploader(made.directory, options)
-    with pytest.raises(RemoteError, match=r"SIGNATURE_DOES_NOT_MATCH.*: the cred") as other:
+    with pytest.raises(RemoteError, match=r"SIGNATURE_DOES_NOT_MATCH.*AWS_ACCESS_KEY_ID") as other:
         begun.start()
     for raised in (one, other):
         assert not raised.value.passes
@@ -491,7 +491,7 @@ def test_wrong_credentials(made: MadeDirectory, storage: Storage) -> None:
 
 
 def test_an_endpoint_where_nobody_answers(made: MadeDirectory, storage: Storage) -> None:
-    with pytest.raises(RetryableError, match=r"NETWORK_CONNECTION.*look at the network, and at"):
+    with pytest.raises(RetryableError, match="NETWORK_CONNECTION"):
         Uploader(made.directory, copied(storage, "http://127.0.0.1:1"))
     # A restart while the storage is away does not keep the capture from its work.
     whole(upload_of(made, storage))

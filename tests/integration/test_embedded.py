@@ -18,6 +18,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from expected_errors import expect_error
 from servers import NewServer
 
 import pgoutput_fast.embedded
@@ -142,7 +143,7 @@ def test_failed_start_says_why_and_leaves_nothing() -> None:
 
 
 def test_unknown_version_says_where_it_was_looked_for() -> None:
-    with pytest.raises(PgOutputError, match=r"PostgreSQL 8 found.*/usr/lib/postgresql/8/bin"):
+    with pytest.raises(PgOutputError, match=r"PostgreSQL 8 .*/usr/lib/postgresql/8/bin"):
         find_server_bindir(8)
     with pytest.raises(PgOutputError, match="has no PostgreSQL server that runs"):
         EmbeddedServer(bindir="/nonexistent").start()
@@ -167,8 +168,8 @@ def test_root_runs_the_server_as_a_lesser_user() -> None:
             for pid in processes_of(str(server.directory))
         }
     assert owners == {"nobody"}
-    for name, match in [("root", "does not run as root"), ("no-such-user", "no user")]:
-        with pytest.raises(PgOutputError, match=match):
+    for name in ("root", "no-such-user"):
+        with expect_error(parameter="user"):
             EmbeddedServer(18, user=name).start()
 
 
@@ -328,7 +329,7 @@ def test_what_can_not_be_restarted() -> None:
     server = NewServer(18)
     with pytest.raises(PgOutputError, match="does not run"):
         server.restart()
-    with server, pytest.raises(PgOutputError, match="mode='slow': expected"):
+    with server, expect_error(parameter="mode"):
         server.restart("slow")  # type: ignore[arg-type]
     with NewServer(18) as ended:
         os.kill(int((ended.directory / "data" / "postmaster.pid").read_text().split()[0]), 2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from expected_errors import expect_error
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -130,7 +131,7 @@ def test_a_slot_that_is_marked_two_phase(shop: Any) -> None:
 
 def test_failover_slots(shop: Any) -> None:
     if shop.server.version < 17:
-        with pytest.raises(pf.PgOutputError, match="failover=True needs PostgreSQL 17 or newer"):
+        with expect_error(parameter="failover"):
             slots.create(shop.dsn, shop.slot, failover=True)
     else:
         slots.create(shop.dsn, shop.slot, failover=True)

@@ -86,7 +86,7 @@ def test_a_password_is_nowhere(server: EmbeddedServer, tmp_path: Path, way: str)
              if name.startswith("shown/")}  # fmt: skip
     for name in ("refused wrong", "refused sync"):
         assert "password authentication failed" in shown[name]
-    assert "the option dsn has a password" in shown["refused in options"]
+    assert "dsn: it has a password" in shown["refused in options"]
     assert "in-options" not in "".join(texts.values())
     assert "pgoutput" in shown["frame right"]
     assert "pgoutput" in shown["query"]

@@ -61,7 +61,7 @@ spark = session("local[1]", configuration={"spark.log.level": "OFF"})
 try:
     spark.read.format("pgoutput").load()
 except AnalysisException as error:
-    print("give the option table" in str(error))
+    print("pgoutput_fast error" in str(error))
 """
 
 

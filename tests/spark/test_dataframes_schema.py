@@ -11,6 +11,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from expected_errors import expect_error
 from pyspark.errors import PySparkException
 from pyspark.sql.types import VariantVal
 from spark_frames import (
@@ -353,9 +354,7 @@ def test_schema_chooses_the_dimensions_of_a_column(spark, tmp_path):
     schema = "a array<int>, b array<array<int>>, r string"
     changes = read_segments(spark, directory, "public.t", schema)
     assert changes.first().after == ([1], [[1], [2]], "[1,2)")
-    with pytest.raises(
-        PySparkException, match=r"column r as struct.*is one of int as the schema has it"
-    ):
+    with pytest.raises(PySparkException, match=r"column r as struct.*fits into the schema's int"):
         read_segments(spark, directory, "public.t", "r int").collect()
 
 
@@ -371,5 +370,5 @@ def test_registered_types_come_as_their_arrow_type(spark, tmp_path):
     assert changes.schema["after"].dataType.simpleString() == "struct<m:int,i:int>"
     assert changes.first().after == (6, 5)
     registry.register("mood", text=len, arrow="floaty")
-    with pytest.raises(PgOutputError, match="arrow='floaty', which is no Arrow type"):
+    with expect_error(parameter="arrow"):
         read_segments(spark, tmp_path / "s", "public.t", registry=registry)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from expected_errors import expect_error
 from made_directory import MadeDirectory
 
 import pgoutput_fast as pf
@@ -216,9 +217,9 @@ def test_lines_come_no_more_often_than_is_asked_for(caplog: pytest.LogCaptureFix
 
 def test_wrong_arguments_of_a_listener() -> None:
     wrong: Any = "xml"
-    with pytest.raises(pf.PgOutputError, match="log_format='xml': expected 'text' or 'json'"):
+    with expect_error(parameter="log_format"):
         PgOutputQueryListener(log_format=wrong)
-    with pytest.raises(pf.PgOutputError, match="log_interval=-1"):
+    with expect_error(parameter="log_interval"):
         PgOutputQueryListener(log_interval=-1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expected_errors import expect_error
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -57,5 +58,5 @@ def test_it_is_not_registered_where_spark_finds_it(
 
 def test_a_running_session_knows_it(spark: Any) -> None:
     assert session() is spark
-    with pytest.raises(PySparkException, match="give the option table"):
+    with expect_error(PySparkException, parameter="mode"):
         spark.read.format("pgoutput").load()

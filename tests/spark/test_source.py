@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from expected_errors import expect_error
 from made_directory import MadeDirectory
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
@@ -325,13 +326,13 @@ def test_a_checkpoint_of_another_query(
         query.run(table="public.other")
     fill(made, 1400, 1)
     envelopes = {"mode": "envelope", "segments": str(made.directory), "topicPrefix": "p"}
-    with pytest.raises(StreamingQueryException, match=r"with mode=table, and .* mode is envelope"):
+    with expect_error(StreamingQueryException, parameter="mode"):
         run_any(source, envelopes, tmp_path / "checkpoint")
     assert query.run() == [("insert", 1200)] * (not is_finished) + [("insert", 1400)]
     # And of one that read the records of all tables.
     run_any(source, envelopes, tmp_path / "records")
     given = {"table": "public.t", "segments": str(made.directory), "consumer": "again"}
-    with pytest.raises(StreamingQueryException, match=r"with mode=envelope, and .* mode is table"):
+    with expect_error(StreamingQueryException, parameter="mode"):
         run_any(source, given, tmp_path / "records")
 
 
@@ -439,7 +440,7 @@ def test_a_type_that_is_altered_while_a_stream_runs(
     begin = reader.initialOffset()
     made.commit(1300, wider.relation(), testing.insert(wider, [1 << 40, "x"]))
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    told = "changes have the column id as bigint, the schema has it as int: if its type was altered"
+    told = "changes have the column id as bigint, the schema has it as int"
     with pytest.raises(pf.PgOutputError, match=told):
         ids(reader, begin, end)
     reader.stop()
@@ -646,72 +647,72 @@ def test_a_directory_that_was_replaced(
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("given", "parameter"),
     [
-        ({}, "give the option table"),
-        ({"table": "t", "mode": "manifes"}, "the option mode is 'manifes', and can be 'table'"),
-        ({"table": "t", "mode": "manifest"}, "or those of the option tables; not table"),
-        ({"mode": "manifest", "segments": "a"}, "mode=manifest needs the option output, where"),
-        ({"table": "t", "segments": "a", "output": "b"}, "goes with mode=manifest"),
-        ({"table": "t"}, "give the option segments"),
-        ({"table": "t", "segments": "a", "path": "b"}, "as the option segments, or as the path"),
-        ({"table": "t", "segments": "s3://a/b"}, "segments are in a local directory"),
-        ({"table": "t", "segments": "a", "tab": "b"}, "no option 'tab'; did you mean table"),
-        ({"table": "t", "segments": "a", "maxBytesPerTrigger": "x"}, "maxBytesPerTrigger: 'x' is"),
-        ({"table": "t", "segments": "a", "startingLsn": "x"}, "the option startingLsn: "),
-        ({"table": "t", "segments": "a", "policies": "x=y"}, "the option policies: expected"),
-        ({"table": "t", "segments": "a", "policies": "json=x"}, "the option policies: "),
-        ({"table": "t", "segments": "a", "slot": "s"}, "needs the options slot and publications"),
+        ({}, "mode"),
+        ({"table": "t", "mode": "manifes"}, "mode"),
+        ({"table": "t", "mode": "manifest"}, "mode"),
+        ({"mode": "manifest", "segments": "a"}, "mode"),
+        ({"table": "t", "segments": "a", "output": "b"}, "output"),
+        ({"table": "t"}, None),
+        ({"table": "t", "segments": "a", "path": "b"}, "segments"),
+        ({"table": "t", "segments": "s3://a/b"}, "segments"),
+        ({"table": "t", "segments": "a", "tab": "b"}, None),
+        ({"table": "t", "segments": "a", "maxBytesPerTrigger": "x"}, "maxBytesPerTrigger"),
+        ({"table": "t", "segments": "a", "startingLsn": "x"}, "startingLsn"),
+        ({"table": "t", "segments": "a", "policies": "x=y"}, "policies"),
+        ({"table": "t", "segments": "a", "policies": "json=x"}, "policies"),
+        ({"table": "t", "segments": "a", "slot": "s"}, "capture"),
         (
             {"table": "t", "segments": "a", "slot": "s", "publicatons": "p"},
-            "no option 'publicatons'; did you mean publications",
+            None,
         ),
         (
             {"table": "t", "segments": "a", "registry": "/nowhere"},
-            r"^the option registry: expected the path of a file[^/]*$",
+            "registry",
         ),
-        ({"table": "t", "checkpointLocation": "hdfs:/a"}, "segments are in a local directory"),
-        ({"table": "t", "segments": "a", "slot": ""}, "the option slot is empty"),
-        ({"table": "t", "segments": "a", "binary": "true"}, "binary: it is the capture's"),
+        ({"table": "t", "checkpointLocation": "hdfs:/a"}, "path"),
+        ({"table": "t", "segments": "a", "slot": ""}, "slot"),
+        ({"table": "t", "segments": "a", "binary": "true"}, "binary"),
         (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p", "binary": "x"},
-            "binary: 'x' is not a bool",
+            "binary",
         ),
         (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p", "protocol": "9"},
-            "protocol: 9 is not 'auto', or a version",
+            "protocol",
         ),
         (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p",
              "dsn": "host=h password=geheim"},
-            "the option dsn has a password",
+            "dsn",
         ),
         (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p",
              "dsn": "postgresql://u:geheim@h/shop"},
-            "the option dsn has a password",
+            "dsn",
         ),
         (
             {"table": "t", "segments": "a", "slot": "s", "publications": "p",
              "dsn": "postgresql:///shop?sslpassword=geheim"},
-            "the option dsn has a password",
+            "dsn",
         ),
         (
             {"mode": "manifest", "segments": "a", "output": "s3://AK:geheim@bucket/x"},
-            "^the option output: the URL of the object storage has a user or password",
+            "output",
         ),
         (
             {"table": "t", "path": "postgresql://u:geheim@h/db?password=geheim"},
-            "segments are in a local directory, and postgresql://h/db is none",
+            "path",
         ),
         (
             {"table": "t", "checkpointLocation": "s3a://AK:a/geheim@bucket/x"},
-            "segments are in a local directory, and s3a://bucket/x.segments is none",
+            "path",
         ),
     ],
 )  # fmt: skip
-def test_wrong_options(given: dict[str, str], text: str) -> None:
-    with pytest.raises(pf.PgOutputError, match=text) as caught:
+def test_wrong_options(given: dict[str, str], parameter: str | None) -> None:
+    with expect_error(parameter=parameter) as caught:
         source_options(given)
     assert "geheim" not in str(caught.value)
 
@@ -764,7 +765,7 @@ def test_options_that_do_not_go_together_with_a_query(
 
 def test_errors_reach_the_user(source: Any, made: MadeDirectory) -> None:
     read: Callable[..., Any] = source.read.format("pgoutput").options(segments=made.directory).load
-    with pytest.raises(AnalysisException, match="give the option table"):
+    with expect_error(AnalysisException, parameter="mode"):
         read()
     fill(made, 1200, 1)
     given = {"table": "public.t", "segments": str(made.directory)}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from expected_errors import expect_error
 from made_directory import MadeDirectory
 
 import pgoutput_fast as pf
@@ -199,17 +200,17 @@ def test_json_of_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("given", "parameter"),
     [
-        ({"table": "t"}, "mode=envelope has all tables"),
-        ({"output": "o"}, "goes with mode=manifest"),
-        ({"omitUnchanged": "true", "placeholder": "x"}, "there is no placeholder"),
-        ({"mode": "table", "table": "t", "tombstones": "true"}, "goes with mode=envelope"),
-        ({"tombstones": "yes"}, "the option tombstones: 'yes' is none of"),
+        ({"table": "t"}, "mode"),
+        ({"output": "o"}, "output"),
+        ({"omitUnchanged": "true", "placeholder": "x"}, "placeholder"),
+        ({"mode": "table", "table": "t", "tombstones": "true"}, "tombstones"),
+        ({"tombstones": "yes"}, "tombstones"),
     ],
 )
-def test_options_of_records(given: dict[str, str], text: str) -> None:
-    with pytest.raises(pf.PgOutputError, match=text):
+def test_options_of_records(given: dict[str, str], parameter: str) -> None:
+    with expect_error(parameter=parameter):
         source_options({"mode": "envelope", "segments": "a", **given})
 
 

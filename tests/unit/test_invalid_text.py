@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from expected_errors import check_fields
 
 pytest.importorskip("hypothesis")
 pytest.importorskip("pyarrow")
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from made_vectors import binary, insert, relation, text
 
 import pgoutput_fast as pf
+from pgoutput_fast.errors import Argument
 
 TEXT, VARCHAR, TEXTS, JSON = 25, 1043, 1009, 114
 CHOICES: tuple[Any, ...] = ("error", "replace", "binary")
@@ -139,7 +141,8 @@ def test_only_of_sql_ascii(both: tuple[ModuleType, ModuleType]) -> None:
             row = [decoder.decode(frame) for frame in frames][-1].new
             with pytest.raises(pf.DecodeError) as caught:
                 row[0]
-            assert caught.value.code == "bad_encoding"
+            check_fields(caught.value, code="bad_encoding", options=[Argument("encoding")])
+            check_fields(pickle.loads(pickle.dumps(caught.value)), options=[Argument("encoding")])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -6,6 +6,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from expected_errors import expect_error
 from make_frames import (
     OID,
     STREAM_STOP,
@@ -23,6 +24,7 @@ from make_frames import (
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
+from pgoutput_fast.errors import Argument
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -200,8 +202,10 @@ def test_a_first_segment_begins_anew(impl: ModuleType) -> None:
     assert decoder.state.rows == {70: 1}
     decoder.decode(stream_start(70, first_segment=True))
     assert (decoder.state.row, decoder.state.staged[70].messages) == (0, [])
-    with pytest.raises(pf.DecodeError, match="never announced"):
+    with expect_error(code="unknown_relation"):
         decoder.decode(insert(b"1", xid=70))
+    with expect_error(code="trailing_bytes", options=[Argument("in_stream", True)]):
+        impl.decode(stream_start(70) + b"x")
 
 
 def test_prepared_transaction_has_no_commit_yet(impl: ModuleType) -> None:

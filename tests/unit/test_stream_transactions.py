@@ -9,6 +9,7 @@ from array import array
 from typing import Any
 
 import pytest
+from expected_errors import expect_error
 
 pytest.importorskip("psycopg")
 
@@ -193,7 +194,7 @@ def test_options_are_those_of_columns(begin):
     (one,) = stream.transactions(stop_at=server.lsn)
     assert list(one.batches()) == []
     stream, _ = begin([copy_data(server)], target="wrong")
-    with pytest.raises(PgOutputError, match="target='wrong'"):
+    with expect_error(parameter="target"):
         stream.transactions()
 
 
@@ -567,7 +568,7 @@ def test_frames_or_transactions_but_not_both(begin):
     [
         ({"stop_at": "0/1"}, "stop_at must be an int, as .*parse_lsn.*, not str"),
         ({"stop_at": -1}, "-1 is no LSN"),
-        ({"idle_timeout": "1"}, "idle_timeout must be a number, not str"),
+        ({"idle_timeout": "1"}, "idle_timeout must be a number of seconds, .*, not str"),
         ({"stop": len}, r"stop must be a threading\.Event"),
     ],
 )
