@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import threading
 from collections import deque
@@ -26,6 +25,7 @@ from .duckdb_file import DuckdbFile, lacks_memory
 from .duckdb_sql import PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same, versioned
 from .duckdb_views import remake_views
 from .progress_rows import held_tables, progress_rows
+from .stored_changes import joined
 from .targets import (
     CHANGES_ALONE,
     CHANGES_DELETED,
@@ -120,7 +120,7 @@ class DuckdbTarget:
         self.altered: set[str] = set()  # state tables whose columns or names a window has changed
         # What duckdb has told of its tables and types, and nobody else can change meanwhile.
         self.fields: dict[str, dict[str, str]] = {}
-        self._types: dict[pa.Schema, dict[str, str]] = {}
+        self._types: dict[pa.DataType, str] = {}
 
     # --- the file --------------------------------------------------------------------------------
 
@@ -383,11 +383,13 @@ class DuckdbTarget:
         return quoted(self._catalog, schema, *table)
 
     def types_of(self, schema: pa.Schema) -> dict[str, str]:
-        """The types of duckdb for columns of Arrow."""
-        if schema not in self._types:
-            found = self.run("DESCRIBE FROM columns_of", columns_of=empty(schema))
-            self._types[schema] = {row[0]: row[1] for row in found}
-        return self._types[schema]
+        """The types of duckdb for columns of Arrow; each type is asked for once."""
+        new = {one.type for one in schema} - self._types.keys()
+        if new:
+            asked = empty(pa.schema([(f"c{number}", type_) for number, type_ in enumerate(new)]))
+            found = self.run("DESCRIBE FROM columns_of", columns_of=asked)
+            self._types.update(zip(new, (row[1] for row in found), strict=True))
+        return {one.name: self._types[one.type] for one in schema}
 
     def has(self, schema: str, name: str) -> bool:
         """Whether there is a table of a name."""
@@ -469,7 +471,7 @@ class _Changes:
         """See `ChangeWriter`."""
         there, wanted = self._known(), self._wanted(schema)
         new = [name for name in wanted if name not in there]
-        if there and distinct_names(new, there) != new:
+        if there and new and distinct_names(new, there) != new:
             return False  # DuckDB takes two of them as one
         return all(there.get(name, type_) == type_ for name, type_ in wanted.items())
 
@@ -508,10 +510,7 @@ class _Changes:
     def flush(self) -> None:
         """Write what is kept in memory."""
         if self._pending:
-            parts = [
-                pa.Table.from_batches(batches)
-                for _, batches in itertools.groupby(self._pending, lambda one: one.schema)
-            ]
+            parts = joined(self._pending)
             self._pending, self._bytes = [], 0
             self._target.later(functools.partial(self._write, parts, self._known()))
 

@@ -92,6 +92,72 @@ def with_a_column(changes: pa.RecordBatch) -> pa.RecordBatch:
     return changes
 
 
+_CELLS = 1 << 20
+"""Fields of rows in a table that joins batches of several layouts, at most: most are null."""
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> list[pa.Table]:
+    """Join change batches in their order to few tables, for targets that pay for each table.
+
+    The rows of a table have the fields of all its batches, null where a batch lacks them.
+    """
+    groups: list[list[pa.RecordBatch]] = []
+    fields: dict[str, pa.Field] = {}
+    others: list[pa.Field] = []
+    rows = 0
+    for batch in batches:
+        own = {field.name: field for field in batch.schema.field("after").type}
+        rest = [field for field in batch.schema if field.name not in ("before", "after")]
+        rows += batch.num_rows
+        fits = groups and rest == others and (own == fields or (
+            rows * len(fields | own) <= _CELLS
+            and all(fields.get(name, field) == field for name, field in own.items())
+        ))  # fmt: skip
+        if not fits:
+            groups.append([])
+            fields, others, rows = {}, rest, batch.num_rows
+        groups[-1].append(batch)
+        fields = fields | own
+    return [_joined(group) for group in groups]
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.Table:
+    if all(batch.schema == batches[0].schema for batch in batches):
+        return pa.Table.from_batches(batches)
+    columns = {
+        field.name: _joined_rows([batch.column(field.name) for batch in batches])
+        if field.name in ("before", "after")
+        else pa.chunked_array([batch.column(field.name) for batch in batches])
+        for field in batches[0].schema
+    }
+    return pa.table(columns)
+
+
+def _joined_rows(columns: Sequence[pa.StructArray]) -> pa.StructArray:
+    """Join rows; a field that some lack is made once, not once for each batch."""
+    fields: dict[str, pa.Field] = {}
+    parts: dict[str, list[pa.Array]] = {}
+    ends: dict[str, int] = {}
+    done = 0
+    for column in columns:
+        for field, part in zip(column.type, column.flatten(), strict=True):
+            fields.setdefault(field.name, field)
+            there = parts.setdefault(field.name, [])
+            if lacking := done - ends.get(field.name, 0):
+                there.append(pa.nulls(lacking, field.type))
+            there.append(part)
+            ends[field.name] = done + len(column)
+        done += len(column)
+    for name, there in parts.items():
+        if lacking := done - ends[name]:
+            there.append(pa.nulls(lacking, fields[name].type))
+    return pa.StructArray.from_arrays(
+        [pa.concat_arrays(there) for there in parts.values()],
+        fields=list(fields.values()),
+        mask=pa.concat_arrays([column.is_null() for column in columns]),
+    )
+
+
 def as_taken(changes: ChangeBatch, decoded: pa.RecordBatch, *, is_binary: bool) -> pa.RecordBatch:
     """Changes of which the rows have a column, and which say where values came as digits.
 

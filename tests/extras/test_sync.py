@@ -22,8 +22,9 @@ from synced_tables import ALL_KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply, cli, testing
-from pgoutput_fast.apply import syncing, window_writer
+from pgoutput_fast.apply import stored_changes, syncing, window_writer
 from pgoutput_fast.apply.departures import mistaken
+from pgoutput_fast.apply.duckdb_target import DuckdbTarget
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Column, Held, Kept
 from pgoutput_fast.captured.units import SegmentSource
@@ -68,6 +69,46 @@ def test_a_column_that_goes_is_told_once_it_is_gone(
             assert {*rows(tables, "public.t")[0]} == columns
             told = [one.args for one in caplog.records if one.msg.startswith("column %s of ")]
             assert told == [("b", "public.t")] * (table is narrow)
+
+
+@pytest.mark.parametrize("cells", [1 << 20, 0])
+def test_changes_of_several_layouts(
+    cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB gets those of a window in one statement, unless too much of it would be null."""
+    monkeypatch.setattr(stored_changes, "_CELLS", cells)
+    run: Any = DuckdbTarget.run
+    statements: list[str] = []
+
+    def noting(self: Any, statement: str, **given: Any) -> Any:
+        statements.append(statement)
+        return run(self, statement, **given)
+
+    monkeypatch.setattr(DuckdbTarget, "run", noting)
+    tables = DuckdbTables(tmp_path)
+    first, wide, other = (
+        testing.Table("t", {"id": "int4", **columns}, 16390, key=["id"])
+        for columns in ({"a": "text"}, {"a": "text", "b": 1007}, {"b": 1007})
+    )
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as made:
+        made.wait(first, 1000)
+        made.copy(first, 1100, [[1, "a"]])
+        apply.sync(segments=made.directory, until="now", **tables.given)
+        statements.clear()
+        made.commit(2000, first.relation(), testing.insert(first, [2, None]),
+                    testing.delete(first, [1, None]))  # fmt: skip
+        made.commit(3000, wide.relation(), testing.insert(wide, [3, "c", "{3}"]))
+        made.commit(4000, other.relation(), testing.insert(other, [4, None]))
+        apply.sync(segments=made.directory, until="now", **tables.given)
+    written = [one for one in statements if '"changes"' in one and one.endswith("FROM rows")]
+    assert len(written) == (1 if cells else 3)
+    found = tables.changes("public.t").to_pylist()
+    assert [(row["commit_lsn"], row["before"], row["after"]) for row in found][2:] == [
+        (2000, None, {"id": 2, "a": None, "b": None}),
+        (2000, {"id": 1, "a": None, "b": None}, None),
+        (3000, None, {"id": 3, "a": "c", "b": [3]}),
+        (4000, None, {"id": 4, "a": None, "b": None}),
+    ]
 
 
 # --- at random -----------------------------------------------------------------------------------

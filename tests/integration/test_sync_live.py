@@ -16,7 +16,7 @@ from synced_database import Synced
 from synced_tables import TABLES, DuckdbTables
 
 import pgoutput_fast as pf
-from pgoutput_fast import apply
+from pgoutput_fast import apply, cli
 from pgoutput_fast.apply.options import TargetOptions
 from pgoutput_fast.apply.synchronize import open_target
 from pgoutput_fast.directory.consumers import consumers
@@ -435,6 +435,27 @@ def test_another_binary_than_before(synced: Synced) -> None:
          if row["after"]} for version in (1, 2)
     ]  # fmt: skip
     assert versions == [{"1234", "5"}, {"$12.34", "$0.05", "$7.00"}]
+
+
+@pytest.mark.parametrize("refused", ["change", "snapshot"])
+def test_a_new_snapshot_ends_a_pause(refused: str, synced: Synced) -> None:
+    """The row that is refused is not on the server any more, and its insert still waits."""
+    synced.database.execute("CREATE TABLE days (id int PRIMARY KEY, day date)")
+    if refused == "change":
+        synced.sync()
+    synced.database.execute("INSERT INTO days VALUES (1, 'infinity'), (2, '2020-01-02')")
+    assert [*synced.sync().paused] == ["public.days"]
+    synced.database.execute("DELETE FROM days WHERE id = 1")
+    assert [*synced.sync().paused] == ["public.days"]
+    directory = f"{synced.tables.path}.segments"
+    assert cli.main(["snapshot", "--dir", directory, "--table", "public.days"]) == 0
+    synced.sync()  # it has the snapshot made, and tried the table before that
+    ended = synced.sync()
+    assert (ended.paused, ended.stale) == ({}, {})
+    assert synced.compare("days", "id, day") == 1
+    synced.database.execute("INSERT INTO days VALUES (3, '2020-01-03')")
+    synced.sync()
+    assert synced.compare("days", "id, day") == 2
 
 
 def test_targets_and_directories_of_others(
