@@ -10,11 +10,10 @@ from ..captured.progress import Progress
 from ..captured.units import Chunk, SegmentSource, open_source
 from ..directory.consumers import consumers
 from ..directory.reading import Position, first_position
-from ..errors import PgOutputError
 from ..history import Follower, history_of
 from ..names import qualified, shown_name
 from ..policies import Policies
-from ..segments.listing import has_begun
+from ..segments.listing import has_begun, not_begun
 from .continuity import check_position, copied_name, lost_tables, origin_of
 from .departures import check_tables, mistaken
 from .embedded_capture import check_slot
@@ -184,7 +183,7 @@ def plan_sync(
     source = open_source([directory]) if has_begun(directory) else None
     if not isinstance(source, SegmentSource):
         if asked is None:
-            raise PgOutputError(f"no capture has begun in {directory}")
+            raise not_begun(directory)
         stored = target.peek(asked.origin)
         if not stored.tables:
             check_tables(options.tables, [*map(shown_name, published.values())], directory)

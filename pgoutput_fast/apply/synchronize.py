@@ -24,7 +24,7 @@ from ..history import history_of
 from ..lsn import check_lsn
 from ..names import shown_table
 from ..options import options_of
-from ..segments.listing import contents, has_begun
+from ..segments.listing import contents, has_begun, not_begun
 from .continuity import consumer_name, lost_tables, origin_of
 from .departures import check_partitions, check_tables
 from .embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture, check_slot
@@ -206,7 +206,7 @@ def _begun(
 ) -> Path:
     """The directory, in which a capture has begun that knows the columns of partitions."""
     if not has_begun(directory):
-        raise PgOutputError(f"no capture has begun in {directory}")
+        raise not_begun(directory)
     _check_by_history(target, directory, partition_by)
     return directory
 

@@ -21,7 +21,7 @@ from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..policies import Policies
-from ..segments.listing import contents
+from ..segments.listing import contents, not_begun
 from .continuity import check_position, copied_name, origin_of, unknown_to
 from .departures import Departures, departed
 from .options import WINDOW_BYTES
@@ -327,7 +327,7 @@ class Syncing:
     def _source(self) -> SegmentSource:
         source = open_source([self._directory])
         if not isinstance(source, SegmentSource):
-            raise PgOutputError(f"no capture has begun in {self._directory}")
+            raise not_begun(self._directory)
         return source
 
     # --- windows ---------------------------------------------------------------------------------

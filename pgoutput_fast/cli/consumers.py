@@ -11,7 +11,7 @@ import click
 
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..errors import PgOutputError
-from ..segments.listing import contents
+from ..segments.listing import contents, not_begun
 from ._consumer_positions import described_positions, tables_elsewhere
 from ._style import Context
 
@@ -32,7 +32,7 @@ def command(context: click.Context, directory: Path) -> None:
     What a consumer still needs is not deleted. So remove those that read no more.
     """
     if not directory.is_dir():
-        raise PgOutputError(f"there is no directory {directory}")
+        raise not_begun(directory)
     context.obj = directory
 
 

@@ -16,7 +16,7 @@ from ..history import history_of
 from ..lsn import format_lsn
 from ..names import parse_name, sql_name
 from ..options import seconds
-from ..segments.listing import has_begun
+from ..segments.listing import has_begun, not_begun
 from ._options import Value
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
     is there; then consumers get a Truncate and the rows, and all that was committed since.
     """
     if not directory.is_dir() or not has_begun(directory):
-        raise PgOutputError(f"no capture has begun in {directory}")
+        raise not_begun(directory)
     found = {table: _find(directory, table) for table in tables}
     before = Tables(directory).read()
     known = _known(directory)

@@ -19,7 +19,7 @@ from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError, counted, printable
 from ..lsn import format_lsn, parse_lsn
 from ..segments.folders import CONSUMERS
-from ..segments.listing import has_begun
+from ..segments.listing import has_begun, not_begun
 from .known import how_to_copy
 from .looking import look
 from .reading import Position, Reading, first_position, lacking, next_reading
@@ -166,7 +166,7 @@ class Consumer:
             self.position = _read(self._path).position
             return
         if not has_begun(self.directory):
-            raise PgOutputError(f"no capture has begun in {self.directory}")
+            raise not_begun(self.directory)
         with locked(self.directory):
             found = look(self.directory)
             begin, states = found.contents.begin, found.states

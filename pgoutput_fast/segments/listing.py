@@ -385,3 +385,14 @@ def has_begun(directory: str | os.PathLike[str]) -> bool:
     return directory.exists() and any(
         name == POSITION_NAME or name.endswith(".arrow") for name in _names(directory)
     )
+
+
+def not_begun(directory: str | os.PathLike[str]) -> PgOutputError:
+    """Return the error that no capture has begun in a directory, or that it is not there."""
+    path = Path(directory)
+    message = f"no capture has begun in {path}"
+    if not path.exists():
+        message = f"there is no directory {path}"
+    elif not path.is_dir():
+        message = f"{path} is not a directory"
+    return PgOutputError(message, path=str(path))

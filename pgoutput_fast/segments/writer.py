@@ -310,12 +310,7 @@ class SegmentWriter:
         self._timeline = groups[-1].metadata().timeline if groups else 0
         if groups or unfinished is not None:
             newest = unfinished or groups[-1]
-            differences = self._metadata.differences(newest.metadata())
-            if differences:
-                raise PgOutputError(
-                    f"the segments in {self.directory} are not of this slot: "
-                    f"{'; '.join(differences)}; give another directory"
-                )
+            self._check_origin(newest.metadata(), self.directory)
         last_end = groups[-1].end_lsn if groups else None
         acknowledged = self._read_position()
         known = [lsn for lsn in (last_end, acknowledged) if lsn is not None]
@@ -380,12 +375,24 @@ class SegmentWriter:
                 f"can't read {path} ({error}); it says how far the slot was acknowledged: restore "
                 f"it, or begin with a new slot and directory"
             ) from error
+        self._check_origin(found, path)
+        return position
+
+    def _check_origin(self, found: SegmentMetadata, path: Path) -> None:
+        """Refuse a file of another slot."""
         differences = self._metadata.differences(found)
         if differences:
+            is_other = found.slot != self._metadata.slot
+            go_on = (", or go on here with ", Argument("slot", found.slot)) if is_other else ()
             raise PgOutputError(
-                f"{path} is not of this slot: {'; '.join(differences)}; give another directory"
+                f"{path} is not of this slot: {'; '.join(differences)}",
+                parameter="directory",
+                hint=(
+                    "Give another directory",
+                    *go_on,
+                ),
+                path=str(path),
             )
-        return position
 
     # --- frames
 

@@ -90,9 +90,9 @@ def error_of(exception: BaseException) -> PgOutputError | None:
     current: BaseException | None = exception
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if isinstance(current, PgOutputError):
-            return current
         found = _read(str(current))
+        if found is None and isinstance(current, PgOutputError):
+            return current
         if found is not None:
             return found
         current = current.__cause__ or current.__context__

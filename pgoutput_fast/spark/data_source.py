@@ -55,12 +55,12 @@ from pgoutput_fast.captured.units import SegmentSource, open_source
 from pgoutput_fast.directory.consumers import Consumer, claim_consumer
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.reading import Position
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.history import history_of
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.names import shown_table
 from pgoutput_fast.segments import Segment
-from pgoutput_fast.segments.listing import contents, has_begun
+from pgoutput_fast.segments.listing import contents, has_begun, not_begun
 from pgoutput_fast.values import EPOCH_UTC
 
 from ._change_files import DDL, write_changes
@@ -136,10 +136,9 @@ class PgOutputDataSource(DataSource):
         # Spark refuses a reader that takes filters where it is told not to push any.
         kind = _FilteringReader if _PUSHING in sys.modules else _BatchReader
         if not has_begun(self._options.segments):
-            raise PgOutputError(
-                f"no capture has begun in {self._options.segments}, and a batch query reads what "
-                "is there: begin with a stream, or with pgoutput-fast capture"
-            )
+            error = not_begun(self._options.segments)
+            error.hint = ("A batch query reads what is there: begin with a stream or a capture",)
+            raise error
         return kind(self._options, schema)
 
     @_telling
@@ -262,7 +261,7 @@ def _find(options: SourceOptions) -> FoundTable:
             options.segments, table, registry=options.registry, policies=options.policies
         )
     if options.capture == "external":
-        raise PgOutputError(f"no capture has begun in {options.segments}")
+        raise not_begun(options.segments)
     return published_table(
         options.dsn, options.publications, table, options.policies,
         binary=options.capture_options is not None and options.capture_options.binary,
@@ -327,7 +326,7 @@ class _BatchReader(DataSourceReader):
     def _unit_partitions(self) -> list[InputPartition]:
         source = open_source([self._options.segments])
         if not isinstance(source, SegmentSource):
-            raise PgOutputError(f"no capture has begun in {self._options.segments}")
+            raise not_begun(self._options.segments)
         _tell_mistaken(self._options)
         if self._end is not None:
             source = source.before(self._end)
@@ -452,8 +451,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         slot, before = self._options.slot, start.get("slot")
         if self._planner is None and slot is not None and before not in (None, slot):
             raise PgOutputError(
-                f"the checkpoint is of slot {before!r}, and the option slot is {slot!r}: begin "
-                "with a new checkpoint, and a new target"
+                f"the checkpoint is of slot {before!r}, not of {slot!r}",
+                parameter="slot",
+                hint=(
+                    "Begin with a new checkpoint, and a new target, or give ",
+                    Argument("slot", before),
+                ),
             )
 
     @_telling
@@ -508,7 +511,7 @@ class _Planner:
         self._is_compared = False
         is_new = not has_begun(options.segments)
         if is_new and options.capture == "external":
-            raise PgOutputError(f"no capture has begun in {options.segments}")
+            raise not_begun(options.segments)
         if not is_new:
             self._claim()
         if options.capture == "embedded":
@@ -567,7 +570,7 @@ class _Planner:
         """What there is to read; of one table alone, once it is known."""
         source = open_source([self._options.segments])
         if not isinstance(source, SegmentSource):
-            raise PgOutputError(f"no capture has begun in {self._options.segments}")
+            raise not_begun(self._options.segments)
         return source if relation_id is None else source.of_table(relation_id)
 
     def begin(self) -> dict[str, Any]:

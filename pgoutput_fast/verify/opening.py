@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..apply.delta_place import Place
 from ..directory.remote import refuse_secrets
-from ..errors import PgOutputError
-from ..segments.listing import has_begun
+from ..errors import Argument, PgOutputError
+from ..segments.listing import has_begun, not_begun
 from .databases import Database
 from .distributed_states import DistributedStates
 from .states import DeltaStates, DuckdbStates, States
@@ -98,9 +98,14 @@ def _opened(
         return _delta(Place(given, storage_options), known, engine)
     path = Path(given.removeprefix("file://"))
     if path.is_file():
-        raise PgOutputError(f"target {given!r} is a file: give a directory, or {_DUCKDB}{path}")
+        raise PgOutputError(
+            f"{given!r} is a file",
+            parameter="target",
+            hint=("Give ", Argument("target", f"{_DUCKDB}{path}"), ", or a directory"),
+            path=str(path),
+        )
     if not path.is_dir():
-        raise PgOutputError(f"there is no directory {path}")
+        raise PgOutputError(f"there is no directory {path}", parameter="target", path=str(path))
     if (path / "_progress" / "_delta_log").is_dir():
         return _delta(Place(str(path)), _segments_of(path.absolute(), segments), engine)
     if segments is not None:
@@ -126,7 +131,7 @@ def _delta(place: Place, segments: Path | None, engine: Engine | None) -> Target
 
 def _database(path: Path, segments: str | None) -> Target:
     if not path.is_file():
-        raise PgOutputError(f"there is no database {path}")
+        raise PgOutputError(f"there is no file {path}", parameter="target", path=str(path))
     with closing(Database(path)) as database:
         if not database.has("main", "_source"):
             raise PgOutputError(f"{path} was made by something else")
@@ -137,7 +142,7 @@ def _segments_of(path: Path, segments: str | None) -> Path | None:
     """The directory from which a sync keeps a target up to date, if it is known."""
     if segments is not None:
         if not has_begun(Path(segments)):
-            raise PgOutputError(f"no capture has begun in {segments}")
+            raise not_begun(segments)
         return Path(segments)
     beside = path.with_name(f"{path.name}.segments")
     return beside if has_begun(beside) else None

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
+from expected_errors import expect_error
 from written_segments import (
     METADATA,
     Frames,
@@ -34,7 +35,7 @@ from written_segments import (
 from pgoutput_fast import segments, testing
 from pgoutput_fast._disk import temporary_path
 from pgoutput_fast.decoding.state import MOST_SUPERSEDED
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.segments import (
     SegmentMetadata,
     SegmentReader,
@@ -442,7 +443,7 @@ def test_directory_is_one_slots_and_one_writers(tmp_path: Path) -> None:
         with pytest.raises(PgOutputError, match="another capture writes into"):
             writer(tmp_path)
     other = SegmentMetadata(**{**vars(METADATA), "slot": "other"})
-    with pytest.raises(PgOutputError, match="are not of this slot: slot 's' is not 'other'"):
+    with expect_error(parameter="directory", path=str(tmp_path), options=[Argument("slot", "s")]):
         SegmentWriter(tmp_path, other, confirmed_flush_lsn=50)
     # A refused writer does not keep the lock.
     writer(tmp_path).close()

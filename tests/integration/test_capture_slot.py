@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from expected_errors import expect_error
 
 import pgoutput_fast as pf
 from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.errors import Argument
 from pgoutput_fast.replication import (
     CaptureProgress,
     ReplicationConnection,
@@ -72,7 +74,7 @@ def test_refused_by_the_directory(database: Any, tmp_path: Path) -> None:
     assert slots(database) == before
     # One that was there before stays.
     land(database, tmp_path / "d", "slot_d")
-    with pytest.raises(pf.PgOutputError, match="not of this slot"):
+    with expect_error(parameter="directory", options=[Argument("slot", "slot_a")]):
         land(database, tmp_path / "a", "slot_d")
     assert "slot_d" in slots(database)
     for slot in ("slot_a", "slot_d"):

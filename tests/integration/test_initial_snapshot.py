@@ -216,7 +216,7 @@ def test_the_command_that_asks_for_a_copy(
     assert main(["snapshot", "--dir", str(tmp_path), "--table", "small"]) == 1
     assert "'small' is no name of the form schema.table" in capsys.readouterr().err
     assert main(["snapshot", "--dir", str(tmp_path / "x"), "--table", "public.none"]) == 1
-    assert "no capture has begun" in capsys.readouterr().err
+    assert "there is no directory" in capsys.readouterr().err
 
 
 def test_tables_are_asked_for_by_their_names_in_sql(

@@ -513,7 +513,7 @@ def test_errors_of_verify_as_a_command(made: Made, capsys: pytest.CaptureFixture
     for given in (str(file), f"file://{file}"):
         code, out, err = command(made, capsys, "--target", given)
         assert (code, out) == (2, "")
-        assert f"target '{given}' is a file: give a directory, or duckdb:{file}" in err
+        assert f"--target duckdb:{file}" in err
     code = cli.main(
         ["verify", "--dsn", "host=127.0.0.1 port=1 password=tops3cret", "--publication", "p",
          "--target", str(made.segments)]

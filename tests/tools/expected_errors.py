@@ -28,7 +28,7 @@ def expect_error(
     with pytest.raises(kind) as caught:
         yield caught
     error: BaseException | None = caught.value
-    if not isinstance(error, pf.PgOutputError):
+    if not isinstance(error, pf.PgOutputError) or "[pgoutput_fast error]" in str(error):
         from pgoutput_fast.spark import error_of
 
         error = error_of(caught.value)

@@ -84,6 +84,7 @@ ERRORS: dict[str, list[Callable[[], Any]]] = {
     ],
     "sync": [
         _sync(),
+        _sync(segments="."),
         _sync(segments=None),
         _sync(slot="s"),
         _sync(snapshot="only"),
