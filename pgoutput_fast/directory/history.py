@@ -172,6 +172,7 @@ class Change:
     first: str
     last: str
     types: tuple[int, ...] | None
+    format_version: int = FORMAT_VERSION
 
 
 def entries(directory: Path) -> list[Entry]:
@@ -243,7 +244,7 @@ def read_seen(directory: Path) -> Seen:
 def _read(path: Path, form: type) -> Any:
     try:
         fields = of_form(json.loads(read_json_file(path)), dict[str, Any], "fields")
-        version = fields.get("format_version", FORMAT_VERSION)
+        version = fields.get("format_version")
         if version == FORMAT_VERSION:
             return of_form(fields, form)
     except (OSError, *MALFORMED) as error:
