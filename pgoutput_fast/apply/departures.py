@@ -136,11 +136,6 @@ def check_partitions(
                 )
 
 
-def _own_name(held: Held) -> str:
-    """The name that a table has in a target, if no other one has it."""
-    return stored_table(held.namespace, held.name)
-
-
 class Departures:
     """Tells once what a user should know of tables that are published, or are not.
 
@@ -194,8 +189,9 @@ class Departures:
         }  # fmt: skip
         shown, names = {*map(shown_table, catalog.tables)}, {*map(qualified, catalog.tables)}
         for relation_id in sorted(gone.keys() - self._gone):
-            name, stored = qualified(gone[relation_id]), gone[relation_id].stored
-            if name in names and stored == _own_name(gone[relation_id]):
+            held = gone[relation_id]
+            name, stored = qualified(held), held.stored
+            if name in names and stored == stored_table(held.namespace, held.name):
                 # Another table has come since under this name, and will get it in the target too.
                 _log.warning(
                     "%s was dropped, and another one has its name; what it had stays under another "

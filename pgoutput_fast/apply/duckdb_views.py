@@ -65,7 +65,8 @@ def remake_views(
             view = quoted(catalog, *key)
             run(f"CREATE SCHEMA IF NOT EXISTS {quoted(catalog, key[0])}")
             run(f"CREATE OR REPLACE VIEW {view} AS FROM {quoted(catalog, 'state', stored)}")
-            run(f"COMMENT ON VIEW {view} IS {_literal(_MARK + stored)}")
+            text = "'" + (_MARK + stored).replace("'", "''") + "'"
+            run(f"COMMENT ON VIEW {view} IS {text}")
 
 
 def _names(
@@ -111,7 +112,3 @@ def _free(name: str, taken: Collection[str]) -> str:
     while name.casefold() in taken:
         name += "_"
     return name
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

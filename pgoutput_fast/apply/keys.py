@@ -101,7 +101,8 @@ def _packed(column: pa.Array) -> pa.Array:
         return _with_nulls_of(column, _joined(column.flatten()))
     if pa.types.is_map(type_):
         # A map's entries come in the order in which hstore keeps them, which is one for each value.
-        return _list(pa.ListArray.from_arrays(column.offsets, _entries(column)), column)
+        entries = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
+        return _list(pa.ListArray.from_arrays(column.offsets, entries), column)
     if pa.types.is_fixed_size_list(type_):
         size = type_.list_size
         offsets = pa.array(np.arange(len(column) + 1, dtype=np.int64) * size)
@@ -129,10 +130,6 @@ def _is_text(type_: pa.DataType) -> bool:
         or types.is_large_binary(type_)
         or types.is_binary_view(type_)
     )
-
-
-def _entries(column: pa.Array) -> pa.Array:
-    return pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
 
 
 def _list(lists: pa.Array, column: pa.Array) -> pa.Array:

@@ -63,7 +63,10 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
         print(f"the capture of {directory} is asked to copy {', '.join(tables)}")
         return 0
     deadline = time.monotonic() + wait
-    while any(_copies(directory, one) <= _whole(before.get(one)) for one in found.values()):
+    while any(
+        _whole(Tables(directory).read().get(one)) <= _whole(before.get(one))
+        for one in found.values()
+    ):
         if time.monotonic() > deadline:
             asked = requested(directory)
             unheard = [table for table, one in found.items() if one in asked]
@@ -116,10 +119,6 @@ def _known(directory: Path) -> dict[int, tuple[str, str]]:
             if one.relation_id in known:
                 known[one.relation_id] = one.namespace, one.name
     return known
-
-
-def _copies(directory: Path, relation_id: int) -> int:
-    return _whole(Tables(directory).read().get(relation_id))
 
 
 def _whole(state: TableState | None) -> int:

@@ -36,8 +36,6 @@ class Recording:
     ----------
     encoding : str
         The client_encoding of the session, as PostgreSQL names it.
-    ended_with : str or None
-        The error with which the server ended the stream.
 
     Raises
     ------
@@ -59,8 +57,6 @@ class Recording:
             metadata = json.loads((schema.metadata or {})[b"pgcap"])
             self.encoding = of_form(metadata["client_encoding"], str, "client_encoding")
             self._is_copy_data = metadata.get("method") == "walsender_raw"
-            error_ = metadata.get("capture_error")
-            self.ended_with: str | None = of_form(error_, str | None, "capture_error")
             columns = {"start_lsn": pa.uint64(), "server_time": pa.int64(), "payload": pa.binary()}
             for name, type_ in columns.items():
                 if schema.field(name).type != type_:

@@ -30,7 +30,8 @@ def json_column(array: Any) -> Any:
     """
     type_ = array.type
     if isinstance(array, pa.ExtensionArray):
-        return json_column(array.cast(pa.string()) if _is_uuid(type_) else array.storage)
+        is_uuid = type_.extension_name == "arrow.uuid"
+        return json_column(array.cast(pa.string()) if is_uuid else array.storage)
     if pa.types.is_dictionary(type_):
         return json_column(array.dictionary_decode())
     if array.null_count == len(array):
@@ -63,10 +64,6 @@ def escaped(text: Any) -> Any:
         character = chr(byte)
         text = pc.replace_substring(text, character, json.dumps(character)[1:-1])
     return text
-
-
-def _is_uuid(type_: Any) -> bool:
-    return bool(type_.extension_name == "arrow.uuid")
 
 
 def _bytes_of(array: Any) -> Any:

@@ -189,7 +189,7 @@ class _Rows:
             if output.source is not None:
                 column = fields[output.source]
             elif output.value is not None:
-                column = _repeated(output.value, count)
+                column = output.value.take(pa.array(np.zeros(count, np.int64)))
             else:
                 column = pa.nulls(count, wanted.type)  # of no rows, as breaks have it
             columns.append(column if column.type == wanted.type else column.cast(wanted.type))
@@ -216,10 +216,6 @@ def _is_before(batch: pa.RecordBatch, place: Position) -> Any:
     """Which changes come before a place: booleans."""
     lsns, seqs = (batch.column(name).to_numpy() for name in ("commit_lsn", "seq"))
     return (lsns < place[0]) | ((lsns == place[0]) & (seqs < place[1]))
-
-
-def _repeated(value: pa.Array, count: int) -> pa.Array:
-    return value.take(pa.array(np.zeros(count, np.int64)))
 
 
 def _filled(column: pa.Array, rows: Any, value: pa.Array) -> pa.Array:
