@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from ..captured.histories import has_commit, has_copy
 from ..directory.consumers import consumers
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
@@ -14,7 +13,6 @@ from ..directory.reading import first_position, lacking
 from ..errors import Argument, PgOutputError
 from ..history import history_of
 from ..lsn import format_lsn
-from ..names import qualified
 from ..segments.folders import BEGIN_NAME
 from .departures import departed
 from .targets import Origin
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 def check_position(
     directory: Path, name: str, stored: Stored, position: Position, uncopied: Uncopied
 ) -> list[int]:
-    """Refuse a directory that lacks changes which the target has not, or begins with older rows.
+    """Refuse a directory that lacks changes which the target has not.
 
     Of tables that are not published any more nobody can make a copy: those are returned.
 
@@ -59,15 +57,6 @@ def check_position(
     lacks = _behind(states, stored, position)
     gone = departed(history_of([directory]), lacks)
     behind = [one for one in lacks if one not in gone]
-    if older := _older(states, stored):
-        relation_id, lsn = next(iter(older.items()))
-        one = stored.tables[relation_id]
-        raise PgOutputError(
-            f"{name} has the changes of {qualified(one)} before {format_lsn(one.lsn)}, which it "
-            f"does not have from {directory}: the copy there is older, as of {format_lsn(lsn)}. "
-            "Whether the two go together can't be told, as the server may have been restored from "
-            f"a backup between them: {how_to_copy(directory, older)}; or give a new target"
-        )
     if behind:
         one = stored.tables[behind[0]]
         raise PgOutputError(
@@ -93,27 +82,10 @@ def _behind(states: Mapping[int, TableState], stored: Stored, position: Position
     return found
 
 
-def _older(states: Mapping[int, TableState], stored: Stored) -> dict[int, int]:
-    """Tables of which the target has changes beyond the newest copy, but not that copy → its LSN.
-
-    These changes came from another directory.
-    """
-    found = {}
-    for relation_id, held in stored.tables.items():
-        state = states.get(relation_id)
-        if state is None or state.held_from is not None or not state.snapshots:
-            continue
-        lsn = state.snapshots[-1].lsn
-        if held.copy_lsn < lsn < held.lsn:
-            found[relation_id] = lsn
-    return found
-
-
 def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
     """Tables of which the directory lacks changes that the target has not, by relation id.
 
-    Or of which it has a copy that is older than what the target has. They have to be copied again
-    before a sync can begin.
+    They have to be copied again before a sync can begin.
     """
     found = look(directory)
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
@@ -125,7 +97,6 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
         lost.update(lacking(position, found.states, begin))
     behind = _behind(found.states, stored, position)
     gone = departed(history_of([directory]), behind)
-    lost.update(_older(found.states, stored))
     return sorted(lost.union(one for one in behind if one not in gone))
 
 
@@ -146,30 +117,3 @@ def copied_name(directory: Path, copy: Copy) -> str:
 def consumer_name(target: str) -> str:
     """The name under which a sync into a target reads a directory."""
     return f"sync_{hashlib.sha256(target.encode()).hexdigest()[:12]}"
-
-
-def unknown_to(directory: Path, stored: Stored, *, goes_on: bool) -> str | None:
-    """What a target has from a history that is not a directory's; None: nothing.
-
-    A directory has the target's newest transaction; and, if the target goes on with it, the copies
-    behind that.
-
-    Parameters
-    ----------
-    directory : pathlib.Path
-    stored : Stored
-    goes_on : bool
-        Whether the directory is that which the target has read last, of the same slot.
-    """
-    newest = stored.newest
-    if newest is not None and has_commit(directory, newest) is False:
-        return f"the transaction that was committed at {format_lsn(newest.lsn)}"
-    if not goes_on:
-        return None
-    since = 0 if newest is None else newest.lsn
-    states = Tables(directory).read()
-    for relation_id, held in stored.tables.items():
-        counts = held.copy_lsn > since and held.stale is None
-        if counts and not has_copy(states, relation_id, held.copy_lsn):
-            return f"the copy of {qualified(held)} as of {format_lsn(held.copy_lsn)}"
-    return None

@@ -57,8 +57,8 @@ _BUFFERED = 256 << 20
 """Bytes of changes in memory, of all tables together."""
 _RETENTION = 6
 _NOTHING_KEPT = Kept()
-_NEWEST = ("newest_lsn", "newest_time", "slot")
-"""Numbers in the log of `_progress`, beside the position: `Stored.newest`, and `Stored.slot`."""
+_NEWEST = ("newest_lsn", "newest_time")
+"""Numbers in the log of `_progress`, beside the position: `Stored.newest`."""
 
 _PROGRESS_SCHEMA = pa.schema(
     [
@@ -314,9 +314,9 @@ class DeltaTarget:
         check_kind(self.place.uri, self._kind, found["changes"])
         if self.place.path is not None:  # in object storage each question takes its time
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
-        lsn, time, slot = (progress.transaction(name) or 0 for name in _NEWEST)
+        lsn, time = (progress.transaction(name) or 0 for name in _NEWEST)
         newest = Commit(lsn, time) if lsn else None
-        return Stored(progress.position[0], held, newest, slot, policies=kept.policies)
+        return Stored(progress.position[0], held, newest, policies=kept.policies)
 
     def _with_state(self, path: Path, held: Held) -> Held:
         """What is held of a table; it is stale if its state table is not there."""
@@ -491,7 +491,7 @@ class DeltaTarget:
         rows = rows.append_column("gap", pa.array([one.gap for one in held], pa.int64()))
         with progress.refusals(), Writer(progress, _PROGRESS_SCHEMA, (), "progress") as writer:
             writer.write(conformed(rows, _PROGRESS_SCHEMA))
-            newest = zip(_NEWEST, (*(stored.newest or (0, 0)), stored.slot), strict=True)
+            newest = zip(_NEWEST, stored.newest or (0, 0), strict=True)
             before, after = progress.position, (stored.lsn, 0)
             files, more = writer.finish(), dict(newest)
 

@@ -187,7 +187,7 @@ class DuckdbTarget:
                 for statement in (PROGRESS_TABLE, SOURCE_TABLE, *schemas):
                     connection.execute(statement)
                 connection.execute(
-                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, NULL, ?)",
+                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, ?)",
                     [
                         TARGET_FORMAT,
                         *origin,
@@ -248,13 +248,13 @@ class DuckdbTarget:
         for held, _ in held_tables(found_rows):
             lost = _lost(held, names)
             tables[held.relation_id] = held._replace(stale=lost) if lost else held
-        kept = Kept.of(found[4], found[5], found[9])
+        kept = Kept.of(found[4], found[5], found[8])
         if not tables and not self.kept.is_like(kept):
             return Stored(0, {})
         self.kept = self.kept.check(str(self.path), kept)
-        lsn, time_, slot = found[6:9]
+        lsn, time_ = found[6:8]
         newest = Commit(lsn, time_) if lsn else None
-        return Stored(found[3], tables, newest, slot or 0, policies=kept.policies)
+        return Stored(found[3], tables, newest, policies=kept.policies)
 
     def close(self) -> None:
         """See `Target`."""
@@ -315,8 +315,7 @@ class DuckdbTarget:
         self.run("INSERT INTO _progress BY NAME FROM rows", rows=rows)
         lsn, time_ = ("NULL", "NULL") if stored.newest is None else stored.newest
         self.run(
-            f"UPDATE _source SET lsn = {stored.lsn}, newest_lsn = {lsn}, newest_time = {time_}, "
-            f"slot = {stored.slot}"
+            f"UPDATE _source SET lsn = {stored.lsn}, newest_lsn = {lsn}, newest_time = {time_}"
         )
         remake_views(self.run, self._catalog, self._tables, stored.tables.values(), self.altered)
         self.run("COMMIT")

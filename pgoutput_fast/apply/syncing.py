@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..captured.histories import has_commit
 from ..captured.progress import Progress
 from ..captured.units import SegmentSource, open_source
 from ..directory.consumers import Consumer, consumers, remove_consumer
@@ -22,7 +23,7 @@ from ..lsn import format_lsn
 from ..names import qualified
 from ..policies import Policies
 from ..segments.listing import contents, not_begun
-from .continuity import check_position, copied_name, origin_of, unknown_to
+from .continuity import check_position, copied_name, origin_of
 from .departures import Departures, departed
 from .options import WINDOW_BYTES
 from .outcomes import Committed, Paused, PausedError, fold_outcomes
@@ -39,7 +40,6 @@ from .targets import (
     Stored,
     Target,
     TargetError,
-    number_of,
     window,
 )
 from .window_writer import WindowWriter, end_of
@@ -211,7 +211,6 @@ class Syncing:
             "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
             "encoding": source.metadata.encoding,
         }  # fmt: skip
-        self._slot = number_of(source.metadata.slot)
         self._is_known = consumer in {one.name for one in consumers(directory)}
         if not self._stored.lsn and self._is_known:
             self._begin_anew(consumer)
@@ -647,15 +646,14 @@ class Syncing:
         if self._is_compared:
             return
         self._is_compared = True
-        goes_on = self._stored.slot == self._slot and self._is_known
-        lacks = unknown_to(self._directory, self._stored, goes_on=goes_on)
-        if lacks is None:
+        newest = self._stored.newest
+        if newest is None or has_commit(self._directory, newest) is not False:
             return
         if self._options.on_error == "stop":
             raise IncompleteError(
-                f"{self._name} has {lacks}, and {self._directory} does not: an earlier state of "
-                "the directory was put back, and of the server; or another directory has brought "
-                "it, of other tables",
+                f"{self._name} has the transaction that was committed at {format_lsn(newest.lsn)}, "
+                f"and {self._directory} does not: an earlier state of the directory was put back, "
+                "and of the server; or another directory has brought it, of other tables",
                 hint=(Argument("on_error", "pause"), " has the tables copied again"),
             )
         tables = self._stored.tables

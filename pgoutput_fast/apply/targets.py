@@ -8,7 +8,6 @@ sees what is there, and leaves out what would come twice.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ..segments.reader import Commit
     from .folding import NetChanges
 
-TARGET_FORMAT = 3
+TARGET_FORMAT = 4
 """Of what a target stores beside the tables."""
 
 
@@ -177,8 +176,6 @@ class Stored(NamedTuple):
     newest : Commit or None
         That of the newest transaction that was looked at, whatever its tables are; None: it is not
         known.
-    slot : int
-        A number by which the slot is known again whose directory was read last; 0: it is not known.
     is_new : bool
         Whether the target was made just now.
     policies : Policies or None
@@ -188,14 +185,8 @@ class Stored(NamedTuple):
     lsn: int
     tables: dict[int, Held]
     newest: Commit | None = None
-    slot: int = 0
     is_new: bool = False
     policies: Policies | None = None
-
-
-def number_of(slot: str) -> int:
-    """The number by which a slot is known again, which the log of a Delta table can have."""
-    return zlib.crc32(slot.encode())
 
 
 _NUMERIC = 1700

@@ -36,7 +36,6 @@ from .targets import (
     TableError,
     Target,
     TargetError,
-    number_of,
 )
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ class WindowWriter:
             relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
             for relation_id, held in self._held.items()
         }
-        return self._commit(source, max(after.lsn, self._lsn), tables, self._newest_of(plan))
+        return self._commit(max(after.lsn, self._lsn), tables, self._newest_of(plan))
 
     def has_news(self, at: Position) -> bool:
         """Whether the catalogue says something of tables that no change has told."""
@@ -188,7 +187,7 @@ class WindowWriter:
             self._write_open(at, time.perf_counter())
         tables = {relation_id: held._replace(lsn=ends.get(relation_id, held.lsn))
                   for relation_id, held in self._held.items()}  # fmt: skip
-        return self._commit(source, self._lsn, tables, self._newest)
+        return self._commit(self._lsn, tables, self._newest)
 
     def _write_open(self, after: Position, begin: float) -> None:
         """Write the tables that have something new."""
@@ -217,11 +216,9 @@ class WindowWriter:
         self._held = fold_outcomes(self._held, outcomes, time.time())
         self._settle_names()
 
-    def _commit(
-        self, source: SegmentSource, lsn: int, tables: dict[int, Held], newest: Commit | None
-    ) -> Stored:
+    def _commit(self, lsn: int, tables: dict[int, Held], newest: Commit | None) -> Stored:
         """End the window."""
-        stored = Stored(lsn, tables, newest, number_of(source.metadata.slot))
+        stored = Stored(lsn, tables, newest)
         self._target.commit(stored)
         for one in self._open.values():
             for column in one.removed:

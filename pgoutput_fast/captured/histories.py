@@ -16,10 +16,9 @@ from ..segments import SegmentReader
 from ..segments.listing import contents
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from ..directory.copies import TableState
     from ..segments.reader import Commit
     from .units import Unit
 
@@ -42,26 +41,6 @@ def newest_commit(units: Sequence[Unit]) -> Commit | None:
             if found is not None:
                 return found
     return None
-
-
-def newest_copy(units: Sequence[Unit]) -> tuple[int, int] | None:
-    """The relation id and the LSN of the newest copy of which units have rows; None: of none."""
-    copies = [unit.step.copy for unit in units if unit.step is not None and unit.step.copy]
-    newest = max(copies, key=lambda copy: copy.lsn, default=None)
-    return None if newest is None else (newest.relation_id, newest.lsn)
-
-
-def has_copy(states: Mapping[int, TableState], relation_id: int, lsn: int) -> bool:
-    """Whether a directory has, or had, a copy of a table, as of an LSN.
-
-    Parameters
-    ----------
-    states : mapping of int to TableState
-        What `Tables.read` gives of it.
-    relation_id, lsn : int
-    """
-    state = states.get(relation_id)
-    return state is not None and any(copy.lsn == lsn for copy in state.snapshots)
 
 
 def has_commit(directory: Path, commit: Commit) -> bool | None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..directory.copies import Tables
 from ..directory.known import how_to_copy
-from ..directory.looking import Look, batches_of, check_file, look, readable
+from ..directory.looking import Look, check_file, look, readable
 from ..directory.reading import (
     Position,
     Reading,
@@ -77,8 +77,6 @@ class Unit(NamedTuple):
     """Size in bytes."""
     step: Step | None = None
     """Which of the changes count; None: all."""
-    rows: int | None = None
-    """The rows that a file of a snapshot has, as of `CopyFile`."""
 
 
 class Plan(NamedTuple):
@@ -246,21 +244,20 @@ class SegmentSource:
         size = total = 0
         for step in steps(reading, _needed(found, reading), found.files):
             copy = step.copy
-            groups: list[tuple[tuple[Path, ...], int | None]] = [(step.paths, None)]
+            groups = [step.paths]
             first = 0
             if copy is not None:
                 # Each file is a unit, as a table may be very large.
                 first = progress.files_of(copy)
-                left = found.of(copy)[first:]
-                groups = [((one.path,), one.rows) for one in left] or [((), None)]
+                groups = [(path,) for path in found.of(copy)[first:]] or [()]
             elif not _counts(step):
                 groups = []
-            for number, (paths, rows) in enumerate(groups, first + 1):
+            for number, paths in enumerate(groups, first + 1):
                 bytes_ = sum(path.stat().st_size for path in paths)
                 total += bytes_
                 if after is not None:
                     continue
-                units.append(Unit(paths, bytes_, step, rows))
+                units.append(Unit(paths, bytes_, step))
                 size += bytes_
                 is_last = copy is None or number >= len(step.paths)
                 if is_last:
@@ -318,13 +315,13 @@ def chunks(unit: Unit, metadata: SegmentMetadata) -> Iterator[Chunk]:
     """
     for number, path in enumerate(unit.files):
         with SegmentReader(path) as reader:
-            check_file(reader, metadata, unit.step and unit.step.copy)
+            check_file(reader, metadata)
             is_copy = unit.step is not None and unit.step.copy is not None
             enough = _COPY_CHUNK_BYTES if is_copy else _CHUNK_BYTES
             repeated = number > 0
             pending: list[Any] = []
             size = 0
-            for batch in batches_of(reader, unit.rows):
+            for batch in reader:
                 if repeated:
                     whole, batch = batch, _without_begin(batch)
                     repeated = len(batch) == len(whole)

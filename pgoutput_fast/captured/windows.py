@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import PgOutputError
-from ..names import qualified
 from ..protocol.wire import relation_id_of
 from ..segments.structure import ANNOUNCEMENTS, tags_of
 
@@ -25,11 +23,6 @@ def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
     if step is None:
         return pa.record_batch(changes)
     if step.copy is not None:
-        if changes.relation.relation_id != step.copy.relation_id:
-            raise PgOutputError(
-                f"{chunk.path} has rows of {qualified(changes.relation)}, and is of another "
-                f"table's snapshot: restore what was there"
-            )
         return _read(changes, chunk)
     batch = pa.record_batch(changes)
     start, end = step.window(changes.relation.relation_id)

@@ -24,7 +24,7 @@ def files_of(found: Look) -> list[Path]:
         key=lambda copy: copy.lsn,
     )
     copies = [
-        (copy.lsn, [one.path for one in found.of(copy)])
+        (copy.lsn, found.of(copy))
         for copy in waiting
         if (copy.relation_id, copy.generation) in found.files
     ]

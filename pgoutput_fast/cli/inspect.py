@@ -22,7 +22,7 @@ from .. import (
     format_lsn,
 )
 from ..columnar.arrays import OPERATIONS, READ
-from ..directory.looking import batches_of, look
+from ..directory.looking import look
 from ..errors import PgOutputError, printable
 from ..files import FORMATS, Format
 from ..history import POLICIES, Follower, HistoryPolicy, history_of
@@ -92,7 +92,7 @@ def _messages(
             messages = Messages(
                 metadata.encoding, policies, types, continues=True, read=metadata.snapshot
             )
-            for batch in batches_of(reader, None):
+            for batch in reader:
                 for part in (
                     [batch] if follower is None else follower.split(batch, path, metadata.encoding)
                 ):

@@ -12,7 +12,6 @@ from ..segments.listing import contents
 from ..segments.reader import SegmentReader
 from ..segments.structure import tags_of
 from .copies import Tables
-from .snapshots import snapshot_files, unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
     """Namespace and name of each table that is there, by relation id.
 
-    Those that were copied, or wait for a copy, and those that the newest segment announces; also
-    those of which there are files of a copy, and not its mark.
+    Those that were copied, or wait for a copy, and those that the newest segment announces.
 
     Raises
     ------
@@ -32,23 +30,18 @@ def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
     """
     found: dict[int, tuple[str, str]] = {}
     tables = Tables(directory)
-    states = tables.read()
-    for relation_id, state in states.items():
+    for relation_id, state in tables.read().items():
         last = state.copies[-1]
         name: Any = tables.fields(last).get("table")
         if last.state != "gone" and name:
             found[relation_id] = (name[0], name[1])
-    files = snapshot_files(directory)
-    lost = {key[0]: key for key in unmarked(files, states)}
-    announcing = [files[key][0] for relation_id, key in lost.items() if relation_id not in found]
-    announcing += [segment.path for segment in contents(directory).segments[-1:]]
-    for path in announcing:
-        found.update(_announced(path))
+    for segment in contents(directory).segments[-1:]:
+        found.update(_announced(segment.path))
     return found
 
 
 def _announced(path: Path) -> dict[int, tuple[str, str]]:
-    """The tables that a segment, or a file of a snapshot, announces."""
+    """Return the tables that a segment announces."""
     found: dict[int, tuple[str, str]] = {}
     with SegmentReader(path) as reader:
         encoding = python_encoding(reader.metadata.encoding)

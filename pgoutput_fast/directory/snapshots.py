@@ -52,30 +52,10 @@ def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
     return found
 
 
-def unmarked(
-    files: Iterable[tuple[int, int]], states: Mapping[int, TableState]
-) -> list[tuple[int, int]]:
-    """The copies, by relation id and generation, of which there are files and no mark.
-
-    A copy is marked before its first file is written, and the mark stays when the files are
-    deleted. So a mark is lost.
-
-    Parameters
-    ----------
-    files : iterable of (int, int)
-        What `snapshot_files` gave.
-    states : mapping of int to TableState
-    """
-    marked = {(key, copy.generation) for key, state in states.items() for copy in state.copies}
-    return sorted(key for key in files if key not in marked)
-
-
 def delete_unfinished(
     directory: Path, states: Mapping[int, TableState], relation_id: int | None = None
 ) -> None:
     """Delete the files of copies that were begun and are not whole.
-
-    Files whose mark is lost stay, unless their table waits for the copy that replaces them.
 
     Parameters
     ----------
@@ -92,19 +72,14 @@ def delete_unfinished(
     path = SNAPSHOTS.path(directory)
     if not path.exists():
         return
-    whole = {
-        (relation_id, copy.generation)
-        for relation_id, state in states.items()
-        for copy in state.snapshots
+    unfinished = {
+        (key, copy.generation)
+        for key, state in states.items()
+        for copy in state.copies
+        if copy.state == "waiting"
     }
-    found = snapshot_files(directory)
-    lost = {
-        key
-        for key in unmarked(found, states)
-        if key[0] not in states or states[key[0]].held_from is None
-    }
-    for key, files in found.items():
-        if key not in whole and key not in lost and relation_id in (None, key[0]):
+    for key, files in snapshot_files(directory).items():
+        if key in unfinished and relation_id in (None, key[0]):
             for one in files:
                 SNAPSHOTS.delete(directory, one.name)
     fsync_path(path)

@@ -34,14 +34,12 @@ from ..segments.reader import SegmentReader
 from . import copies, snapshots
 from .consumers import Consumer, consumers
 from .copies import Tables, TableState
-from .looking import files_of_copy
 from .reading import next_reading
 from .remote import Remote, parse_place
-from .requests import requested
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from threading import Event
 
 CONSUMER_NAME = "_upload"
@@ -199,10 +197,9 @@ class Upload:
         # Before anything is listed: what has come in a place of theirs is copied in this round.
         gone = self._gone() if self._mirrors else set()
         found = contents(self._directory)
-        asked = requested(self._directory)  # each is forgotten once its table is marked
         states = self._tables.read()  # behind the end, as `next_reading` says
         try:
-            if not self._copy_tables(states, asked, stop):
+            if not self._copy_tables(states, stop):
                 return True
             self._copy_history()
             end, is_whole = self._copy_segments(found, stop)
@@ -226,15 +223,9 @@ class Upload:
             if self._mirrors:
                 self._names.add(name)
 
-    def _copy_tables(
-        self, states: Mapping[int, TableState], asked: Container[int], stop: Event
-    ) -> bool:
-        """Copy marks of tables; before that of a snapshot its files. Whether all are there.
-
-        Files that are missing are no error in a copy that the next one of its table replaces.
-        """
+    def _copy_tables(self, states: Mapping[int, TableState], stop: Event) -> bool:
+        """Copy marks of tables; before that of a snapshot its files. Whether all are there."""
         files = None
-        last = {state.copies[-1] for key, state in states.items() if key not in asked}
         for copy in (copy for state in states.values() for copy in state.copies):
             name = f"{TABLES.name}/{copy.name}"
             if name in self._names:
@@ -242,10 +233,6 @@ class Upload:
             if copy.state == "snapshot" and self._remote.size(name) is None:
                 files = files or snapshots.snapshot_files(self._directory)
                 paths = files.get((copy.relation_id, copy.generation), [])
-                begin = snapshots.snapshot_path(self._directory, copy, 0)
-                # Of a copy that is being deleted the first one is gone.
-                if copy in last and paths[:1] == [begin]:
-                    files_of_copy(self._directory, copy, paths)
                 for path in paths:
                     if stop.is_set():
                         return False

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import claim_directory, fsync_path, read_json_file, write_whole
 from .._forms import MALFORMED
-from ..directory import requests, snapshots
-from ..directory.copies import Tables
-from ..directory.looking import check_marks, files_of_copy
 from ..directory.uploading import downloaded_from
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
@@ -299,36 +296,6 @@ def _adopt_download(directory: Path) -> None:
         raise PgOutputError(f"can't delete {path}: {error.strerror}") from error
 
 
-def _check_snapshots(directory: Path) -> None:
-    """Look whether the snapshots are whole of tables that are not to be copied again.
-
-    What readers would miss is logged, as it does not hinder a capture.
-
-    Raises
-    ------
-    PgOutputError
-        There are files of a snapshot, and no mark; or the directory can't be read.
-    """
-    try:
-        replaced = {*requests.requested(directory)}
-        states = Tables(directory).read()
-        files = snapshots.snapshot_files(directory)
-    except OSError as error:
-        raise PgOutputError(f"can't read {directory}: {error.strerror}") from error
-    replaced |= {key for key, state in states.items() if state.held_from is not None}
-    check_marks(directory, files, states, replaced)
-    for key, state in states.items():
-        copy = state.copies[-1]
-        paths = files.get((key, copy.generation), [])
-        begin = snapshots.snapshot_path(directory, copy, 0)
-        # Of a copy that is deleted the first file is gone.
-        if copy.state == "snapshot" and key not in replaced and paths[:1] == [begin]:
-            try:
-                files_of_copy(directory, copy, paths)
-            except PgOutputError as error:
-                _log.warning("readers will miss rows: %s", error)
-
-
 def check_beginning(
     state: SlotState | None, slot: str, directory: str | os.PathLike[str], *, adopt_slot: bool
 ) -> None:
@@ -338,12 +305,11 @@ def check_beginning(
     ------
     PgOutputError
         The slot exists and the directory is new, or the slot does not exist and the directory is
-        not new; the directory was downloaded; or marks of snapshots are missing.
+        not new; or the directory was downloaded.
     """
     begun = has_begun(directory)
     if begun:
         _check_download(Path(directory), adopt_slot=adopt_slot)
-        _check_snapshots(Path(directory))
     else:
         _check_empty(Path(directory))
     if state is not None and not adopt_slot and not begun:

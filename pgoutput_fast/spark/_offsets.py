@@ -21,9 +21,8 @@ def offset_at(
     source: SegmentSource,
     position: Position,
     newest: Commit | None = None,
-    copy: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """A position as Spark stores it, and the newest commit and copy before it that were read."""
+    """Return a position as Spark stores it, with the newest commit before it that was read."""
     offset = {
         "position": format_lsn(position.lsn),
         "tables": {str(key): format_lsn(lsn) for key, lsn in sorted(position.tables.items())},
@@ -31,8 +30,6 @@ def offset_at(
     }
     if newest is not None:
         offset["newest"] = [format_lsn(newest.lsn), newest.time]
-    if copy is not None:
-        offset["copy"] = [format_lsn(copy[1]), copy[0]]
     return offset
 
 
@@ -44,29 +41,11 @@ def newest_of(offset: Mapping[str, Any]) -> Commit | None:
     PgOutputError
         It is of another form.
     """
-    found = _pair(offset, "newest")
-    return None if found is None else Commit(*found)
-
-
-def copy_of(offset: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The relation id and LSN of the newest copy that was read; None: the offset has none.
-
-    Raises
-    ------
-    PgOutputError
-        It is of another form.
-    """
-    found = _pair(offset, "copy")
-    return None if found is None else (found[1], found[0])
-
-
-def _pair(offset: Mapping[str, Any], name: str) -> tuple[int, int] | None:
-    """An LSN and a number; None: the offset does not have them."""
-    if (found := offset.get(name)) is None:
+    if (found := offset.get("newest")) is None:
         return None
     try:
-        lsn, number = found
-        return parse_lsn(lsn), int(number)
+        lsn, time = found
+        return Commit(parse_lsn(lsn), int(time))
     except (ValueError, TypeError, AttributeError, PgOutputError):
         raise is_no_offset(offset) from None
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.known import how_to_copy, known_tables
-from pgoutput_fast.directory.looking import Look, batches_of, check_file, look, readable
+from pgoutput_fast.directory.looking import Look, check_file, look, readable
 from pgoutput_fast.directory.reading import Position, first_position, lacking, next_reading
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.history import Follower
@@ -47,14 +47,11 @@ class Item(NamedTuple):
         one; None: all.
     copy : Copy or None
         The copy of which it has rows.
-    rows : int or None
-        So many, as of `CopyFile`.
     """
 
     path: str
     window: tuple[int, int] | None
     copy: Copy | None
-    rows: int | None = None
 
 
 class Planned:
@@ -268,9 +265,7 @@ class Planned:
             reading = reading._replace(tables={relation_id: reading.of(relation_id)})
             stretch = readable(reading, found, self._where).of(relation_id)
         items = [
-            Item(str(one.path), None, copy, one.rows)
-            for copy in stretch.snapshots
-            for one in found.of(copy)
+            Item(str(path), None, copy) for copy in stretch.snapshots for path in found.of(copy)
         ]
         start, end = stretch.window
         for segment in found.contents.segments:
@@ -288,7 +283,7 @@ def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Itera
         settings = dataclasses.replace(target.settings, registry=follower.registry)
         target = dataclasses.replace(target, settings=settings)
     with SegmentReader(item.path) as reader:
-        check_file(reader, metadata, item.copy)
+        check_file(reader, metadata)
         # The other columns are filled in from the Begins in a segment.
         names = ["data", "lsn", "seq"]
         if item.copy is not None:
@@ -301,7 +296,7 @@ def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Itera
 
         frames = (
             (f"segment {item.path}", part.select(names))
-            for batch in batches_of(reader, item.rows)
+            for batch in reader
             for part in parts(_within(batch, item.window))
         )
         yield from change_batches(

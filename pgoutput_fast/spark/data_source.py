@@ -49,11 +49,10 @@ except ImportError as error:
 
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture
-from pgoutput_fast.captured.histories import has_commit, has_copy, newest_commit, newest_copy
+from pgoutput_fast.captured.histories import has_commit, newest_commit
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.captured.units import SegmentSource, open_source
 from pgoutput_fast.directory.consumers import Consumer, claim_consumer
-from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.reading import Position
 from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.history import history_of
@@ -65,7 +64,7 @@ from pgoutput_fast.values import EPOCH_UTC
 
 from ._change_files import DDL, write_changes
 from ._envelopes import RECORD_DDL, envelopes
-from ._offsets import copy_of, is_no_offset, newest_of, offset_at, position_of
+from ._offsets import is_no_offset, newest_of, offset_at, position_of
 from ._planning import Item, item_batches
 from ._source_options import SourceOptions, shown, source_options
 from ._told_errors import telling
@@ -610,10 +609,7 @@ class _Planner:
         newest = newest_commit(plan.units)
         if newest is not None:
             self._committed = EPOCH_UTC + datetime.timedelta(microseconds=newest.time)
-        end = offset_at(
-            source, plan.after.position, newest or newest_of(start),
-            newest_copy(plan.units) or copy_of(start),
-        )  # fmt: skip
+        end = offset_at(source, plan.after.position, newest or newest_of(start))
         return self._told(
             end, self._table(start).relation_id if self._options.mode == "table" else None
         )
@@ -651,21 +647,14 @@ class _Planner:
         if self._is_compared:
             return
         self._is_compared = True
-        directory, newest, copy = self._options.segments, newest_of(offset), copy_of(offset)
-        if newest is not None and has_commit(directory, newest) is False:
-            lacks = f"the transaction that was committed at {format_lsn(newest.lsn)}"
-        elif (
-            copy
-            and (newest is None or copy[1] > newest.lsn)
-            and not has_copy(Tables(directory).read(), *copy)
-        ):
-            lacks = f"the copy of a table as of {format_lsn(copy[1])}"
-        else:
+        directory, newest = self._options.segments, newest_of(offset)
+        if newest is None or has_commit(directory, newest) is not False:
             return
         raise PgOutputError(
-            f"the checkpoint has read {lacks}, and {directory} does not have it: an earlier state "
-            "of the directory was put back, and of the server, so that what was read since did not "
-            "happen there; begin with a new checkpoint, and a new target"
+            f"the checkpoint has read the transaction that was committed at "
+            f"{format_lsn(newest.lsn)}, and {directory} does not have it: an earlier state of the "
+            "directory was put back, and of the server, so that what was read since did not happen "
+            "there; begin with a new checkpoint, and a new target"
         )
 
     def _check_left(
@@ -788,7 +777,7 @@ def _items(unit: Unit, relation_id: int | None) -> Iterator[Item]:
         return
     if step.copy is not None:
         if step.copy.relation_id == relation_id:
-            yield from (Item(str(path), None, step.copy, unit.rows) for path in unit.files)
+            yield from (Item(str(path), None, step.copy) for path in unit.files)
         return
     first, last = step.window(relation_id)
     if first < last:

@@ -1,4 +1,4 @@
-"""Directories that have lost something, or have too much: every reader notices it at once."""
+"""Files of a directory that are missing or damaged: every reader refuses them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ from written_segments import writer
 
 import pgoutput_fast as pf
 from pgoutput_fast import files, testing
-from pgoutput_fast.cli import main
-from pgoutput_fast.directory import looking
 from pgoutput_fast.directory.consumers import Consumer
-from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.directory.history import read_seen
 from pgoutput_fast.directory.known import known_tables
 from pgoutput_fast.directory.looking import look
 from pgoutput_fast.directory.requests import requested
 from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.directory.snapshots import delete_unfinished, snapshot_files
 from pgoutput_fast.directory.uploading import downloaded_from
 from pgoutput_fast.segments.listing import contents, stored_metadata
 
@@ -100,31 +96,17 @@ READERS = [export, inspect, stats, convert, spark, consumer]
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lambda lake: snapshot(lake, 1).unlink(), "00004006-00001-00000001.arrow is missing"),
-        (lambda lake: snapshot(lake, 3).unlink(), "00004006-00001-00000003.arrow is missing"),
-        (
-            lambda lake: [snapshot(lake, number).unlink() for number in (1, 2, 3)],
-            "00004006-00001-00000003.arrow are missing",
-        ),
-        (
-            lambda lake: shutil.copy(snapshot(lake, 1), snapshot(lake, 9)),
-            "00004006-00001-00000009.arrow is too much",
-        ),
-        (
-            lambda lake: snapshot(lake, 1).rename(snapshot(lake, 4)),
-            "00000001.arrow is missing and 00004006-00001-00000004.arrow is too much",
-        ),
-        (lambda lake: mark(lake).unlink(), "00004006-00001-….json is missing"),
-        (
-            lambda lake: shutil.rmtree(lake / "tables"),
-            "00004006-00001-….json, 00004007-00001-….json are missing",
-        ),
+        (lambda lake: snapshot(lake, 1).unlink(), "00004006-00001-00000001.arrow is not there"),
+        (lambda lake: snapshot(lake, 3).unlink(), "00004006-00001-00000003.arrow is not there"),
         (lambda lake: mark(lake).write_text("{x"), "says what there is of a table: restore it"),
         (lambda lake: mark(lake).write_text('{"files": ["2"]}'), r"files\[0\] is '2', expected"),
     ],
 )
-def test_readers_notice_what_is_missing_or_too_much(
-    made: MadeDirectory, reader: Callable[[Path], None], damage: Callable[[Path], Any], why: str
+def test_readers_refuse_a_snapshot_without_a_file(
+    made: MadeDirectory,
+    reader: Callable[[Path], None],
+    damage: Callable[[Path], Any],
+    why: str,
 ) -> None:
     reader(made.directory)
     shutil.rmtree(made.directory.with_name("out"), ignore_errors=True)
@@ -136,45 +118,7 @@ def test_readers_notice_what_is_missing_or_too_much(
     if "restore it" not in why and "expected" not in why:
         command = f"pgoutput-fast snapshot --dir {made.directory} --table public.orders"
         assert command in str(raised.value)
-        assert "restore what was there, or" in str(raised.value)
     assert not made.directory.with_name("out").exists()
-
-
-def test_the_rows_of_a_file_are_those_that_it_had(made: MadeDirectory) -> None:
-    lake = made.directory
-    kept = snapshot(lake, 2).read_bytes()
-    # With as many rows, of the same copy.
-    shutil.copy(snapshot(lake, 1), snapshot(lake, 2))
-    for reader in (export, inspect):
-        with pytest.raises(pf.PgOutputError, match=r"0002\.arrow is not the file .*other numbers"):
-            reader(lake)
-    snapshot(lake, 2).write_bytes(kept)
-    fields = json.loads(mark(lake).read_text())
-    assert (fields["rows"], fields["files"]) == (5, [2, 2, 1])
-    mark(lake).write_text(json.dumps({**fields, "files": [2, 3, 1]}))
-    with pytest.raises(pf.PgOutputError, match=r"0002\.arrow .* \(it has 2 rows, and had 3\)"):
-        export(lake)
-    mark(lake).write_text(json.dumps({**fields, "files": [2, 1, 1]}))
-    with pytest.raises(pf.PgOutputError, match=r"0002\.arrow .* \(it has 2 rows, and had 1\)"):
-        export(lake)
-
-
-def test_executors_count_the_rows(made: MadeDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyspark")
-    from pgoutput_fast.spark import _planning
-
-    # What becomes of the frames needs no check here.
-    monkeypatch.setattr(_planning, "change_batches", lambda frames, *_, **__: list(frames))
-    planned = _planning.Planned(made.directory)
-    target: Any = type("Target", (), {"history": None})
-    read, wrong = (
-        [one for one in planned.items(ORDERS.relation_id) if one.copy is not None] for _ in range(2)
-    )
-    assert [one.rows for one in read] == [1, 2, 2, 1]
-    for one in read:
-        assert len(list(_planning.item_batches(one, planned.metadata, target))) == 2
-    with pytest.raises(pf.PgOutputError, match=r"0003\.arrow .* \(it has 1 row, and had 2\)"):
-        list(_planning.item_batches(wrong[3]._replace(rows=2), planned.metadata, target))
 
 
 def test_a_mark_without_files_is_refused(made: MadeDirectory) -> None:
@@ -201,33 +145,13 @@ def test_what_is_read_already_is_not_needed(made: MadeDirectory) -> None:
     ]  # fmt: skip
 
 
-def test_a_copy_that_begins_or_ends_during_a_look(
-    made: MadeDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    third = testing.Table("third", {"id": "int4", "v": "text"}, 16392, key=["id"])
-    steps: list[Callable[[], object]] = [
-        lambda: (made.wait(third, 1210), made.copy(third, 1301, [[1, "a"]])),
-        lambda: None,
-    ]
-
-    def listed(directory: Path) -> Any:
-        steps.pop(0)()  # after the marks were read
-        return snapshot_files(directory)
-
-    monkeypatch.setattr(looking, "snapshot_files", listed)
-    found = look(made.directory)
-    assert found.states[16392].copies[-1].state == "snapshot"
-    assert [one.rows for one in found.of(found.states[16392].copies[-1])] == [1, 1]
-    assert not steps
-
-
 def test_a_copy_that_is_deleted_during_a_look(made: MadeDirectory) -> None:
     made.wait(ORDERS, 1210, first=False)
     made.copy(ORDERS, 1301, [[1, "again"]])
     found = look(made.directory)
     first = found.states[16390].copies[0]
     found.files[16390, 1].pop(2)  # as if it was deleted while they were listed
-    with pytest.raises(pf.PgOutputError, match=r"00004006-00001-00000002\.arrow is missing"):
+    with pytest.raises(pf.PgOutputError, match=r"00004006-00001-00000002\.arrow is not there"):
         found.of(first)
     deleted = []
 
@@ -242,45 +166,6 @@ def test_a_copy_that_is_deleted_during_a_look(made: MadeDirectory) -> None:
     snapshot(made.directory, 0).unlink()
     with pytest.raises(pf.PgOutputError, match="files of the snapshot of relation 16390 are del"):
         found.of(first)
-
-
-def test_files_without_a_mark_stay_until_their_table_is_copied_again(made: MadeDirectory) -> None:
-    lake, tables = made.directory, Tables(made.directory)
-    mark(lake).unlink()
-    for table in (ORDERS, ITEMS):  # no segment announces them any more
-        assert known_tables(lake)[table.relation_id] == ("public", table.name)
-    delete_unfinished(lake, tables.read())
-    assert [key for key in snapshot_files(lake) if key[0] == 16390] == [(16390, 1)]
-    made.wait(ORDERS, 1210)
-    delete_unfinished(lake, tables.read())
-    assert [key for key in snapshot_files(lake) if key[0] == 16390] == []
-    made.copy(ORDERS, 1301, [[1, "again"]])
-    made.commit(1400, testing.insert(ORDERS, [11, "y"]))
-    export(lake)
-    # The mark of an older copy.
-    made.wait(ORDERS, 1410, first=False)
-    made.copy(ORDERS, 1501, [[2, "again"]])
-    next((lake / "tables").glob("00004006-00001-*")).unlink()
-    with pytest.raises(pf.PgOutputError, match=r"00004006-00001-….json is missing"):
-        look(lake)
-    made.wait(ORDERS, 1510, first=False)
-    delete_unfinished(lake, tables.read())
-    assert [key for key in snapshot_files(lake) if key[0] == 16390] == [(16390, 2)]
-    look(lake)
-
-
-def test_a_table_is_named_by_the_files_of_its_copy(tmp_path: Path) -> None:
-    with contextlib.closing(MadeDirectory(tmp_path / "lake")) as made:
-        made.wait(ORDERS, 999)
-        made.copy(ORDERS, 1001, [[1, "a"]])
-        made.commit(1100, ITEMS.relation(), testing.insert(ITEMS, [9, "z"]))
-        shutil.rmtree(made.directory / "tables")
-        assert known_tables(made.directory) == {
-            16390: ("public", "orders"), 16391: ("public", "items")
-        }  # fmt: skip
-        given = ["snapshot", "--dir", str(made.directory), "--table", "public.orders"]
-        assert main(given) == 0
-        assert requested(made.directory)[16390].table == ["public", "orders"]
 
 
 # --- JSON files ----------------------------------------------------------------------------------

@@ -402,27 +402,6 @@ def test_names_of_consumers(made: Made) -> None:
     assert [one.position.lsn for one in consumers(made.directory)] == [1210, 1110]
 
 
-def test_files_under_wrong_names_are_refused(made: Made) -> None:
-    made.wait(ACCOUNTS, 999)
-    made.copy(ACCOUNTS, 1001, [[1, "a"]])
-    made.commit(1100, EMPTY.relation(), testing.insert(EMPTY, [1]))
-    ((_, rows),) = snapshot_files(made.directory).values()
-    with pytest.raises(pf.PgOutputError, match="has snapshots of tables, and nothing says"):
-        files.export([made.directory, rows], made.out)
-    (segment,) = made.directory.glob("*.arrow")
-    kept = rows.read_bytes()
-    rows.write_bytes(segment.read_bytes())
-    with pytest.raises(pf.PgOutputError, match="a part of a segment that has another name"):
-        made.export()
-    made.wait(EMPTY, 1000)
-    made.copy(EMPTY, 1001, [[1]])
-    rows.write_bytes(snapshot_files(made.directory)[16391, 1][1].read_bytes())
-    with pytest.raises(pf.PgOutputError, match=r"has rows of public\.empty, and is of another"):
-        made.export()
-    rows.write_bytes(kept)
-    assert made.export().rows == 5
-
-
 def test_refused_frames_count_where_their_table_does(made: Made) -> None:
     made.wait(ACCOUNTS, 999)
     bad = testing.insert(ACCOUNTS, ["x", None])

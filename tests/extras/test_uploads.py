@@ -25,7 +25,6 @@ from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consum
 from pgoutput_fast.directory.looking import look
 from pgoutput_fast.directory.merging import FAN, delete_covered, merge
 from pgoutput_fast.directory.remote import Place, Remote, RemoteError, parse_place
-from pgoutput_fast.directory.requests import forget_request, request_copy
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.uploading import Upload, download
 from pgoutput_fast.errors import PgOutputError, RetryableError
@@ -309,29 +308,6 @@ def test_a_mark_that_is_replaced_during_a_round_stays(
     whole(upload)
     marks = {name for name in storage.objects() if name.startswith("tables/")}
     assert marks == {"tables/00004001-00001-first-snapshot-000000000000047E.json"}
-
-
-def test_files_of_a_copy_that_are_missing_are_noticed(
-    made: MadeDirectory, storage: Storage
-) -> None:
-    fill(made)
-    (made.directory / "snapshots" / "00004000-00001-00000001.arrow").unlink()
-    upload = upload_of(made, storage)
-    with pytest.raises(
-        PgOutputError, match=r"00000001\.arrow is missing; .* --table public.orders"
-    ):
-        upload.round(NEVER)
-    assert [name for name in storage.objects() if name.startswith("tables/")] == []
-    # A capture that ends with this error can be begun again to copy the table.
-    request_copy(made.directory, ORDERS.relation_id, ["public", "orders"], "a test asks")
-    whole(upload)
-    insert(made, ORDERS, 1800, 7)
-    made.wait(ORDERS, 1810, first=False)
-    forget_request(made.directory, ORDERS.relation_id)
-    whole(upload)
-    made.copy(ORDERS, 1901, [[1, "again"]])
-    insert(made, ORDERS, 2000, 8)
-    whole(upload)
 
 
 def test_a_download_has_no_files_of_copies_that_are_not_whole(
