@@ -73,7 +73,7 @@ class SparkOptions(Options):
         shown_default="true if the target is a URL and Spark runs on a cluster",
     )  # fmt: skip
     merge_by: MergeBy | None = option(
-        choice("auto", "delta-rs", "spark"), None,
+        choice("auto", "task", "spark"), None,
         "What changes the rows of state tables: a task for each table, or Spark's MERGE.",
         shown_default="auto, Spark where it rewrites much of a table",
     )  # fmt: skip

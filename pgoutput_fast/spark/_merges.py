@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from ._net_files import NetFile
 
-MergeBy = Literal["auto", "delta-rs", "spark"]
-MERGE_BY: tuple[MergeBy, ...] = ("auto", "delta-rs", "spark")
+MergeBy = Literal["auto", "task", "spark"]
+MERGE_BY: tuple[MergeBy, ...] = ("auto", "task", "spark")
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"

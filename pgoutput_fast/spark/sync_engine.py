@@ -56,10 +56,10 @@ class SparkEngine:
         True: executors do not see the directory of the segments, so the driver copies those of a
         window into the target's storage for them. False: they see it by the driver's path. By
         default they are taken not to if the target is a URL, unless Spark runs on one machine.
-    merge_by : {"auto", "delta-rs", "spark"}
-        What changes the rows of state tables: the task that folds a table's changes, by delta-rs,
-        or Spark's MERGE, which all executors share. "auto" chooses by the size of what may be
-        written anew, where the session has Delta's connector.
+    merge_by : {"auto", "task", "spark"}
+        Who changes the rows of state tables: the task that folds a table's changes, or Spark's
+        MERGE, which all executors share. "auto" chooses by the size of the files that may be
+        rewritten, where the session has Delta's connector.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class SparkEngine:
         PgOutputError
             Spark shall, and can not.
         """
-        if self._merge_by == "delta-rs":
+        if self._merge_by == "task":
             return None
         lacks = (
             "it is for targets in a file system, which Spark and delta-rs find by one path"

@@ -89,7 +89,7 @@ def merged_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 BY_SPARK = pytest.param(
     "spark", marks=[pytest.mark.slow, pytest.mark.spark, pytest.mark.delta_spark]
 )
-either = pytest.mark.parametrize("merged_by", ["delta-rs", BY_SPARK], indirect=True)
+either = pytest.mark.parametrize("merged_by", ["task", BY_SPARK], indirect=True)
 
 
 @pytest.fixture

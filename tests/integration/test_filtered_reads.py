@@ -160,7 +160,7 @@ def test_filters_of_iceberg_tables(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.delta_spark
-@pytest.mark.parametrize("merge_by", ["spark", "delta-rs"])
+@pytest.mark.parametrize("merge_by", ["spark", "task"])
 def test_filters_of_tables_that_spark_writes(
     database18: Any, tmp_path: Path, delta_spark: Any, merge_by: Any
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_loop_beside_a_sync(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.delta_spark
-@pytest.mark.parametrize("merge_by", ["spark", "delta-rs"])
+@pytest.mark.parametrize("merge_by", ["spark", "task"])
 @pytest.mark.parametrize("foreign", ["z_order", "optimize", "update by spark", "append"])
 def test_a_loop_beside_a_sync_by_spark(
     make_database: Any, server: EmbeddedServer, tmp_path: Path, delta_spark: Any, foreign: str,

@@ -56,7 +56,7 @@ class Synced:
         engine = {
             "spark": lambda: SparkEngine(self.spark, driver_bytes=0, merge_by="spark"),
             "driver": lambda: SparkEngine(self.spark, merge_by="spark"),
-            "delta-rs": lambda: SparkEngine(self.spark, driver_bytes=0, merge_by="delta-rs"),
+            "task": lambda: SparkEngine(self.spark, driver_bytes=0, merge_by="task"),
             "local": lambda: None,
         }[how]()
         return apply.sync(self.database.dsn, engine=engine, **{**self.options, **options})
@@ -75,13 +75,13 @@ class Synced:
         return found
 
     def commits(self, table: str = "public.t") -> list[str]:
-        """Who has made the newest commits of a state table: delta-rs or Spark."""
+        """Who has made the newest commits of a state table: a task or Spark."""
         log = self.tables.path / "state" / table / "_delta_log"
         found = []
         for path in sorted(log.glob("*.json")):
             actions = [json.loads(line) for line in path.read_text().splitlines()]
             (info,) = (one["commitInfo"] for one in actions if "commitInfo" in one)
-            found.append("spark" if info["operation"] == "MERGE" else "delta-rs")
+            found.append("spark" if info["operation"] == "MERGE" else "task")
         return found
 
 
@@ -137,7 +137,7 @@ def test_from_one_way_to_another_with_each_window(synced: Synced) -> None:
     """At random: keys that move and swap, values that are not sent, truncates, new columns."""
     chance = random.Random(11)
     synced.sync()
-    ways = ["spark", "delta-rs", "local", "driver"]
+    ways = ["spark", "task", "local", "driver"]
     added = 0
     for number in range(14):
         statements = []
@@ -166,7 +166,7 @@ def test_from_one_way_to_another_with_each_window(synced: Synced) -> None:
         assert synced.sync(how).stale == {}, (number, how)
         synced.compare()
         synced.changes()
-    assert {*synced.commits()} == {"spark", "delta-rs"}
+    assert {*synced.commits()} == {"spark", "task"}
 
 
 def test_values_of_all_types(synced: Synced, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_values_of_all_types(synced: Synced, tmp_path: Path) -> None:
     [
         ("spark", "staged", "spark"),
         ("spark", "merged", "spark"),
-        ("spark", "merged", "delta-rs"),
+        ("spark", "merged", "task"),
         ("spark", "merged", "local"),
         ("driver", "staged", "local"),
         ("driver", "merged", "driver"),
@@ -309,10 +309,10 @@ def test_what_spark_can_not_merge(synced: Synced) -> None:
     )  # fmt: skip
     synced.sync()
     synced.compare(tables=3)
-    assert {*synced.commits("public.f"), *synced.commits("public.bag")} == {"delta-rs"}
-    assert {*synced.commits()} == {"delta-rs"}
-    # The number that the log has of the alteration goes with the next commit of delta-rs.
-    for last in ("delta-rs", "spark"):
+    assert {*synced.commits("public.f"), *synced.commits("public.bag")} == {"task"}
+    assert {*synced.commits()} == {"task"}
+    # The number that the log has of the alteration goes with the next commit of a task.
+    for last in ("task", "spark"):
         synced.database.execute("UPDATE t SET e = 'f' WHERE id = 2")
         synced.sync()
         synced.compare(tables=3)
@@ -371,12 +371,12 @@ def test_the_way_is_chosen_by_what_may_be_written_anew(
         synced.compare()
         return synced.commits()[-1]
 
-    assert merged(size() + 1, "UPDATE t SET n = 1 WHERE id = 1") == "delta-rs"
+    assert merged(size() + 1, "UPDATE t SET n = 1 WHERE id = 1") == "task"
     assert merged(size(), "UPDATE t SET n = 2 WHERE id = 1") == "spark"
-    assert merged(None, "UPDATE t SET n = 3 WHERE id = 1") == "delta-rs"
+    assert merged(None, "UPDATE t SET n = 3 WHERE id = 1") == "task"
     # No file has such a key, and after a truncate none is written anew.
-    assert merged(1, "INSERT INTO t VALUES (1000, 'a')") == "delta-rs"
-    assert merged(1, "TRUNCATE t") == "delta-rs"
+    assert merged(1, "INSERT INTO t VALUES (1000, 'a')") == "task"
+    assert merged(1, "TRUNCATE t") == "task"
 
 
 def test_a_session_without_the_connector(synced: Synced) -> None:
