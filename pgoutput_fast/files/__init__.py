@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "ExportProgress", "ExportResult", "ExportedTable", "export"]
 
-Format = Literal["parquet", "arrow"]
+Format = Literal["parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -118,7 +118,7 @@ def export(
         follow each other, or one recorded stream.
     directory : path
         A new or empty directory, or one that an export of the same source made, which is continued.
-    format : {"parquet", "arrow"}
+    format : {"parquet"}
     before : bool
         Whether to write the old row too, as columns ``before_…``.
     tables, columns, policies, registry
@@ -160,7 +160,7 @@ def export(
     _check_arguments(part_bytes, format)
     decoding: dict[str, Any] = {
         "policies": policies or Policies(),
-        "target": "arrow" if format == "arrow" else "portable",
+        "target": "portable",
         "tables": (tables,) if isinstance(tables, str) else tables and tuple(tables),
         "columns": columns
         if columns is None or isinstance(columns, Mapping)

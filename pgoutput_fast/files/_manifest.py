@@ -30,7 +30,7 @@ NAME = "_manifest.json"
 _STEM = r"[\w%~-]+\.[\w%~-]+|[\w%~-]+~[0-9a-f]{12}"
 _FILES = (
     r"_manifest\.json"
-    rf"|(?:_events|_errors|{_STEM})(?:\.v[0-9]+)?(?:\.part[0-9]+)?\.(?:parquet|arrow)"
+    rf"|(?:_events|_errors|{_STEM})(?:\.v[0-9]+)?(?:\.part[0-9]+)?\.parquet"
 )
 EXPORTED = Folder("", _FILES)
 TEMPORARY = Folder(".pgoutput_fast.tmp", rf"rows|{_FILES}")

@@ -105,16 +105,6 @@ def grouped(batches: Iterable[Any]) -> Iterator[list[Any]]:
         yield pending
 
 
-def joined(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
-    """Join small batches, so that each result makes a row group."""
-    for group in grouped(batches):
-        if len(group) == 1:
-            yield group[0]
-            continue
-        columns = [pa.concat_arrays([one.column(i) for one in group]) for i in range(len(schema))]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
 @contextlib.contextmanager
 def refusals(what: str) -> Iterator[None]:
     """Raise errors of the operating system and of the format's library as this package's error."""
@@ -148,7 +138,6 @@ class Store:
     def __init__(self, directory: Path, format: str) -> None:
         self._directory = directory
         self._format = format
-        self._write = _WRITERS[format]
         self._names: list[str] = []
         self._stems: set[str] = set()
         self._given: set[str] = set()  # the same, not folded
@@ -188,7 +177,7 @@ class Store:
         path = TEMPORARY.path(self._directory) / name
         counted = _Counted(batches)
         with refusals(str(self._directory / name)):
-            self._write(path, schema, counted)
+            _write_parquet(path, schema, counted)
         self._names.append(name)
         parts.append({"file": name, "rows": counted.rows, "bytes": path.stat().st_size})
         return counted.rows
@@ -261,15 +250,3 @@ def _leaves(path: str, type_: Any) -> Iterator[str]:
         yield from _leaves(f"{path}.list.element", type_.value_type)
     else:
         yield path
-
-
-def _write_arrow(path: Path, schema: Any, batches: Iterable[Any]) -> None:
-    with create_file(path) as file, pa.ipc.new_file(file, schema) as writer:
-        for batch in joined(schema, batches):
-            writer.write_batch(batch)
-
-
-_WRITERS: dict[str, Callable[[Path, Any, Iterable[Any]], None]] = {
-    "parquet": _write_parquet,
-    "arrow": _write_arrow,
-}

@@ -52,7 +52,7 @@ def mark(directory: Path) -> Path:
 
 
 def export(directory: Path) -> None:
-    files.export(directory, directory.with_name("out"), "arrow")
+    files.export(directory, directory.with_name("out"))
 
 
 def inspect(directory: Path) -> None:
@@ -133,12 +133,12 @@ def test_what_is_read_already_is_not_needed(made: MadeDirectory) -> None:
     export(made.directory)
     snapshot(made.directory, 1).unlink()
     made.commit(1300, testing.insert(ORDERS, [10, "y"]))
-    assert files.export(made.directory, made.directory.with_name("out"), "arrow").rows == 1
+    assert files.export(made.directory, made.directory.with_name("out")).rows == 1
     # Nor what a newer copy replaces.
     made.wait(ORDERS, 1310, first=False)
     made.copy(ORDERS, 1401, [[1, "again"]])
     made.commit(1500, testing.insert(ORDERS, [11, "y"]))
-    new = files.export(made.directory, made.directory.with_name("new"), "arrow")
+    new = files.export(made.directory, made.directory.with_name("new"))
     (orders,) = (one for one in new.tables if one.name == "orders")
     assert [row[0] for row in rows_of(orders)] == [
         "truncate", "read", "insert",

@@ -41,7 +41,7 @@ from pgoutput_fast.segments import SegmentWriter
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_rows_in_every_format(impl: str, tmp_path: Path) -> None:
+def test_rows(impl: str, tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
     land(
         [
@@ -359,9 +359,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]  # fmt: skip
     assert "before_id" in read(tmp_path / "b" / "public.b.parquet").schema.names
     # A name that was mistyped makes nothing that the right one would not go with.
-    options = ("--to", "arrow", tmp_path / "arrow", "--table")
+    options = ("--to", "parquet", tmp_path / "c", "--table")
     assert "no changes of the tables" in run(*options, "nothing", code=1)
-    assert not (tmp_path / "arrow").exists()
+    assert not (tmp_path / "c").exists()
     assert "1,200 rows added" in run(*options, "b")
     assert "0 rows added" in run(*options, "b")
     for pattern in ("public.[bc]", "[bc]"):
@@ -369,13 +369,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert [line.split()[0] for line in said.splitlines()[:-1]] == ["public.b"] * 2 + [
             "public.c"
         ]
-    assert "begun with before=False, not before=True;" in run(
-        "--to", "parquet", out, "--before", code=1
-    )
+    assert "begun with False, not True" in run("--to", "parquet", out, "--before", code=1)
     for option, why in (
         (["--stats"], "--stats is not for --to"), (["--xid", "3"], "--xid is not for --to"),
         (["--policy", "infinity"], "is not NAME=VALUE"),
-        (["--policy", "infinity=never"], "expected 'error', 'null'"),
+        (["--policy", "infinity=never"], "'never' is not one of 'error', 'null'"),
         (["--policy", "numeric=3"], "precision"),
     ):  # fmt: skip
         assert why in " ".join(run("--to", "parquet", tmp_path / "x", *option, code=2).split())

@@ -135,7 +135,7 @@ def kinds_of(
     """By digest of a version's schema, its columns by name."""
     decoder = pf.ColumnarDecoder(
         TEXT, encoding=capture.encoding, registry=settings.registry, on_error="collect",
-        target="arrow" if format == "arrow" else "portable",
+        target="portable",
     )  # fmt: skip
     found = {}
     for batch in decoder.decode([frame for _, frame in capture.rows()]):

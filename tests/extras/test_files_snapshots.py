@@ -68,9 +68,7 @@ class Exporting(Simulation):
                 stack.enter_context(contextlib.suppress(KeyboardInterrupt))
                 patch.setattr("pgoutput_fast.files._consuming.Registered.advance", interrupt)
             try:
-                result = files.export(
-                    self.directory, out, "arrow", part_bytes=part_bytes, consumer=consumer
-                )
+                result = files.export(self.directory, out, part_bytes=part_bytes, consumer=consumer)
             except pf.PgOutputError as error:
                 if consumer is not None or "deleted" not in str(error):
                     raise
@@ -98,7 +96,7 @@ class Exporting(Simulation):
             assert rows == self.world.rows(oid, position)
         commits = [
             row["commit_lsn"]
-            for path in out.glob("_events*.arrow")
+            for path in out.glob("_events*.parquet")
             for row in read(path).to_pylist()
             if row["event"] == "commit"
         ]
@@ -107,7 +105,7 @@ class Exporting(Simulation):
     def settle(self) -> None:
         """In the end each table is there, as it is on the server."""
         super().settle()
-        result = files.export(self.directory, self.root / "kept", "arrow", consumer="kept")
+        result = files.export(self.directory, self.root / "kept", consumer="kept")
         self.compare(self.root / "kept", result)
         states = Tables(self.directory).read()
         copied = {oid for oid, state in states.items() if state.snapshots}
@@ -149,7 +147,7 @@ class Made(MadeDirectory):
         self.out = root / "out"
 
     def export(self, **options: Any) -> files.ExportResult:
-        return files.export(self.directory, self.out, options.pop("format", "arrow"), **options)
+        return files.export(self.directory, self.out, **options)
 
 
 @pytest.fixture
@@ -242,7 +240,7 @@ def test_a_table_that_waits_comes_later(made: Made) -> None:
         ("insert", 1300, 0, 3),
     ]  # fmt: skip
     assert third.elsewhere == {}
-    events = [row for path in made.out.glob("_events*") for row in read(path).to_pylist()]
+    events = [row for path in sorted(made.out.glob("_events*")) for row in read(path).to_pylist()]
     assert sorted((row["event"], row["lsn"]) for row in events) == [
         ("commit", 1110), ("commit", 1210), ("commit", 1310), ("truncate", 1095),
     ]  # fmt: skip
@@ -266,7 +264,7 @@ def test_a_segment_that_was_merged_meanwhile(made: Made, monkeypatch: pytest.Mon
     second = made.export()
     assert (second.position, second.rows) == (1410, 3)
     assert [row[3] for row in told(second)["accounts 16390"]] == [0, 1, 2, 3]
-    events = [row for path in made.out.glob("_events*") for row in read(path).to_pylist()]
+    events = [row for path in sorted(made.out.glob("_events*")) for row in read(path).to_pylist()]
     assert [row["content"] for row in events if row["event"] == "message"] == [
         b"before", b"behind", b"within",
     ]  # fmt: skip
@@ -335,8 +333,8 @@ def test_a_table_is_known_by_its_relation_id(made: Made) -> None:
         (20001, 1, [1, 2]), (20001, 2, [4]), (20002, 1, [3, 6]), (20003, 1, [5]),
     ]  # fmt: skip
     assert [[path.name for path in one.files] for one in result.tables] == [
-        ["public.t.arrow"], ["public.t.v2.arrow"],
-        ["public.t~20002.arrow", "public.t~20002.part2.arrow"], ["public.T~2.arrow"],
+        ["public.t.parquet"], ["public.t.v2.parquet"],
+        ["public.t~20002.parquet", "public.t~20002.part2.parquet"], ["public.T~2.parquet"],
     ]  # fmt: skip
 
 

@@ -718,9 +718,9 @@ def test_shells_complete_commands_and_options() -> None:
     assert completed("inspect", "--va") == ["--values"]
     assert completed("inspect", "--values", "t") == ["text", "typed"]
     assert completed("tail", "--pub") == ["--publication"]
-    assert completed("inspect", "f", "--to", "") == ["parquet", "arrow"]
+    assert completed("inspect", "f", "--to", "") == ["parquet"]
     assert completed("inspect", "f", "--to", "p") == ["parquet"]
-    assert completed("inspect", "f", "--to", "arrow", "o") == ["dir,o"]
+    assert completed("inspect", "f", "--to", "parquet", "o") == ["dir,o"]
     assert completed("inspect", "--policy", "j") == ["json=text", "json=parse"]
     assert completed("inspect", "--policy", "") == [
         *(f"{name}={choice}" for name in ("infinity", "out_of_range", "special_values")
@@ -800,7 +800,7 @@ def test_users_types_are_typed_too(run: Run, tmp_path: Path) -> None:
         (["--values", "typed"], "--values is for --json"),
         (["--json", "--policy", "json=parse"], "--policy is for --to, and for --json --values"),
         (["--json", "--values", "text", "--policy", "json=parse"], "--policy is for --to, and"),
-        (["--values", "typed", "--to", "arrow", "out"], "--values is not for --to"),
+        (["--values", "typed", "--to", "parquet", "out"], "--values is not for --to"),
     ],
 )
 def test_values_and_policies_where_they_do_nothing(

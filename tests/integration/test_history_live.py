@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from expected_errors import expect_error
 
@@ -125,12 +126,12 @@ class Shop:
         self, directory: Path, ops: tuple[str, ...] = ("insert",), **options: Any
     ) -> dict[int, Any]:
         """The inserted rows, or those that were read, as an export decodes them."""
-        result = files.export(self.directory, directory, "arrow", **options)
+        result = files.export(self.directory, directory, **options)
         rows = (
             row
             for table in result.tables
             for path in table.files
-            for row in pa.ipc.open_file(path).read_all().to_pylist()
+            for row in pq.ParquetFile(path).read().to_pylist()
         )
         return {
             row["id"]: {name: row[name] for name in ("id", "p", "ps", "m") if name in row}
@@ -237,12 +238,12 @@ def test_a_table_has_the_same_types_whatever_comes_first(shop: Shop, tmp_path: P
     pair = pa.struct({"x": pa.int32(), "y": pa.string()})
 
     def check(out: Path, counts: dict[str, int]) -> None:
-        result = files.export(shop.directory, out, "arrow")
+        result = files.export(shop.directory, out)
         assert {one.name: one.rows for one in result.tables} == counts
         assert len(result.tables) == len(counts)  # each has one version
         for table in result.tables:
             for path in table.files:
-                schema = pa.ipc.open_file(path).schema
+                schema = pq.ParquetFile(path).schema_arrow
                 assert schema.field("p").type == pair
                 assert schema.field("ps").type.value_type == pair
                 assert table.name == "t" or pa.types.is_struct(schema.field("r").type)
@@ -396,7 +397,7 @@ def test_inspect_takes_the_types_by_itself(
     assert main(printed) == 0
     rows = [json.loads(line)["new"] for line in capsys.readouterr().out.splitlines()]
     assert [row for row in rows if row["id"] > 0] == list(shop.rows.values())
-    assert main(["inspect", str(shop.directory), "--to", "arrow", str(tmp_path / "out")]) == 0
+    assert main(["inspect", str(shop.directory), "--to", "parquet", str(tmp_path / "out")]) == 0
     assert shop.exported(tmp_path / "out") == shop.rows
 
 

@@ -121,7 +121,7 @@ def test_exports_have_the_servers_rows(shop: Shop, tmp_path: Path) -> None:
     kept = shop.truth("dropped")
 
     def export() -> files.ExportResult:
-        return files.export(shop.directory, out, "arrow", before=True, consumer="files")
+        return files.export(shop.directory, out, before=True, consumer="files")
 
     first = export()
     ops = collections.Counter(
@@ -148,8 +148,8 @@ def test_exports_have_the_servers_rows(shop: Shop, tmp_path: Path) -> None:
     assert folded(result, old, ["id", "note"]) == kept
     names = {one.relation_id: (one.name, one.files[0].name) for one in result.tables}
     anew = shop.oid("accounts")
-    assert names[accounts] == ("customers", "public.accounts.arrow")
-    assert names[anew] == ("accounts", f"public.accounts~{anew}.arrow")
+    assert names[accounts] == ("customers", "public.accounts.parquet")
+    assert names[anew] == ("accounts", f"public.accounts~{anew}.parquet")
 
 
 @pytest.mark.slow

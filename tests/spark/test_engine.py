@@ -245,9 +245,7 @@ def test_targets_and_options_that_spark_can_not_have(
         SparkEngine(spark, driver_bytes=-1)
     with pytest.raises(TypeError, match="driver_bytes must be an int, not float"):
         SparkEngine(spark, driver_bytes=1.5)  # type: ignore[arg-type]
-    with pytest.raises(
-        pf.PgOutputError, match="merge_by must be one of auto, task, spark, not"
-    ):
+    with pytest.raises(pf.PgOutputError, match="merge_by must be one of auto, task, spark, not"):
         SparkEngine(spark, merge_by="duckdb")  # type: ignore[arg-type]
     assert repr(SparkEngine(spark)) == "SparkEngine('local[2]')"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
@@ -76,12 +75,7 @@ ACCOUNTS = relation(7, "accounts", (1, "id", 23), (0, "note", 25), (0, "span", 1
 
 
 def read(path: Path) -> pa.Table:
-    if path.suffix == ".parquet":
-        return pa.parquet.ParquetFile(path).read()
-    if path.suffix == ".arrow":
-        with pa.ipc.open_file(path) as reader:
-            return reader.read_all()
-    raise AssertionError(path)
+    return pa.parquet.ParquetFile(path).read()
 
 
 def rows_of(table: files.ExportedTable) -> list[tuple[Any, ...]]:
