@@ -969,7 +969,7 @@ def test_what_is_not_a_targets(made: MadeDirectory, tmp_path: Path) -> None:
         sync(made, tables)
     with contextlib.closing(duckdb.connect(str(path))) as connection:
         connection.execute("UPDATE _source SET format = 9")
-    with pytest.raises(pf.PgOutputError, match=r"has format 9, and this version knows 3"):
+    with pytest.raises(pf.PgOutputError, match=r"has format 9, and this version knows 4"):
         sync(made, tables)
 
 

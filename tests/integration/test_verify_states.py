@@ -492,7 +492,7 @@ def test_another_database_in_states(synced: Synced, pg16: EmbeddedServer, tmp_pa
         synced.verify(tmp_path / "other.duckdb")
     with duckdb.connect(str(tmp_path / "other.duckdb")) as connection:
         connection.execute("UPDATE _source SET format = 9")
-    with pytest.raises(pf.PgOutputError, match="has format 9, and this version knows 3"):
+    with pytest.raises(pf.PgOutputError, match="has format 9, and this version knows 4"):
         synced.verify(tmp_path / "other.duckdb")
     with duckdb.connect(str(tmp_path / "other.duckdb")) as connection:
         connection.execute("DROP TABLE _source")
