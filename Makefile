@@ -2,7 +2,7 @@
 #
 # PYTHON        the Python to make the environment with (default: python3, or the newest suitable)
 # VENV          where the environment is (default: .venv)
-# PYTEST_ARGS   more arguments for pytest, as in: make test PYTEST_ARGS='tests/unit -k lsn'; by
+# PYTEST_ARGS   more arguments for pytest, as in: make test PYTEST_ARGS='tests/decoding -k lsn'; by
 #               themselves the tests take all cores, with '-n 2' two processes, '-n 0' one alone
 # DEMO_ARGS     more arguments for the demo, as in: make demo DEMO_ARGS=--help
 # BENCH_ARGS    more arguments for the benchmarks
@@ -157,7 +157,7 @@ test-kafka: $(VENV)/.extension
 	@PGOUTPUT_FAST_REQUIRE_JARS=1 $(pytest) -m kafka $(PYTEST_ARGS)
 
 test-matrix: $(VENV)/.extension $(servers)/.installed
-	@PGOUTPUT_FAST_REQUIRE_SERVERS=1 $(pytest) tests/integration/matrix $(PYTEST_ARGS)
+	@PGOUTPUT_FAST_REQUIRE_SERVERS=1 $(pytest) tests/matrix $(PYTEST_ARGS)
 
 chaos: $(VENV)/.extension
 	@$(python) tests/chaos/chaos.py $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(CHAOS_ARGS)
@@ -220,7 +220,7 @@ sanitize: $(VENV)/.dependencies
 	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"; \
 	export LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc PYTHONPATH="$(abspath $(sanitized)/lib)" \
 	    PGOUTPUT_FAST_IMPL=cython ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
-	$(bin)/pytest tests/unit tests/differential -p no:cacheprovider $(PYTEST_ARGS)
+	$(bin)/pytest -m 'not server' tests/decoding tests/columns tests/transactions tests/transcode -p no:cacheprovider $(PYTEST_ARGS)
 
 # As cibuildwheel will do it: with its test command and test sources, in an otherwise empty environment.
 test-wheel: $(VENV)/.dependencies
@@ -237,7 +237,7 @@ coverage: $(VENV)/.dependencies
 	@cd $(coverage_tree) && PGOUTPUT_FAST_LINE_TRACE=1 PGOUTPUT_FAST_REQUIRE_EXT=1 \
 	    $(abspath $(python)) setup.py --quiet build_ext --inplace && cp -r build/cython-trace/. .
 	@cd $(coverage_tree) && export PYTHONPATH="$$PWD" COVERAGE_CORE=ctrace && \
-	    $(abspath $(python)) -m coverage run -m pytest --ignore tests/packaging -m 'not slow' $(PYTEST_ARGS); \
+	    $(abspath $(python)) -m coverage run -m pytest --ignore tests/project -m 'not slow' $(PYTEST_ARGS); \
 	    $(abspath $(python)) -m coverage combine --quiet && \
 	    $(abspath $(python)) -m coverage report --show-missing --sort cover
 

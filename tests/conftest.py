@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import signal
@@ -19,6 +20,9 @@ IMPLEMENTATIONS = {
     "python": "pgoutput_fast.decoding._pure",
 }
 
+
+# Where there is no psycopg, a wheel is tested: without servers.
+pytest_plugins = ["support.postgres.fixtures"] if importlib.util.find_spec("psycopg") else []
 
 # A shell without job control has SIGINT ignored in what it starts in the background, and programs
 # that tests start would inherit that.
@@ -135,7 +139,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[Any]:
 
     It has Delta's connector if any of the tests needs that.
     """
-    from delta_connector import settings
+    from support.sparks.delta_connector import settings
 
     from pgoutput_fast.spark import session
 
@@ -163,7 +167,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.fixture
 def delta_spark(spark: Any) -> Any:
     """That Spark, with Delta's connector; tests that ask for it are marked ``delta_spark``."""
-    from delta_connector import is_required, settings
+    from support.sparks.delta_connector import is_required, settings
 
     if reason := settings().get(""):
         if is_required():

@@ -1,7 +1,7 @@
-"""Fail if a module has more than 800 lines, or a function more than 80, and no comment says why.
+"""Fail if a function has more than 80 lines, and no comment says why.
 
-The comment begins with "Long because" and stands right above the function, or within the first 20
-lines of the module. A function's docstring does not count.
+The comment begins with "Long because" and stands right above the function. A function's docstring
+does not count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_LINES_OF_MODULE = 800
 MOST_LINES_OF_FUNCTION = 80
 WHY = "Long because"
 
@@ -21,7 +20,7 @@ def main() -> int:
     """Print what is too long; return 1 if anything is."""
     root = Path(__file__).parents[1]
     found = [line for path in sources(root) for line in too_long(path, path.relative_to(root))]
-    print("\n".join(found) or "no module or function is too long")
+    print("\n".join(found) or "no function is too long")
     return int(bool(found))
 
 
@@ -34,11 +33,9 @@ def sources(root: Path) -> Iterator[Path]:
 
 
 def too_long(path: Path, shown: Path) -> Iterator[str]:
-    """A line for each module and function in a file that is too long."""
+    """A line for each function in a file that is too long."""
     text = path.read_text(encoding="utf-8")
     lines = text.split("\n")
-    if len(lines) - 1 > MOST_LINES_OF_MODULE and not any(WHY in line for line in lines[:20]):
-        yield f"{shown}: {len(lines) - 1} lines"
     functions = python_functions(text) if path.suffix == ".py" else other_functions(path, lines)
     for first, name, length in functions:
         above = lines[max(first - 6, 0) : first]

@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1]))
 
 import psycopg
-from proxy import Proxy
-from servers import found_servers
+from support.postgres.proxy import Proxy
+from support.postgres.servers import found_servers
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer

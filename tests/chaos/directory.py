@@ -26,12 +26,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1]))
 
 import psycopg
 from chaos import Consumer, execute, wait_for
-from folded import Folded
-from object_storage import ENVIRONMENT, Storage
+from support import paths
+from support.changelogs.folded import Folded
+from support.targets.object_storage import ENVIRONMENT, Storage
 
 from pgoutput_fast.directory.consumers import consumers
 from pgoutput_fast.directory.copies import Tables
@@ -129,7 +130,7 @@ class Uploaded:
     """The object storage, in a process of its own, and what the directory has had for it."""
 
     def __init__(self, directory: Path, keep: str) -> None:
-        script = Path(__file__).parents[1] / "tools" / "object_storage.py"
+        script = paths.SUPPORT / "targets" / "object_storage.py"
         self._process = subprocess.Popen(
             [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

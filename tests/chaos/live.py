@@ -35,14 +35,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1]))
 
 import psycopg
 from chaos import wait_for
-from option_files import config
-from reference_parser import parse
-from servers import execute, find_server
-from type_values import NEWER, TYPES, VALUES
+from support.commands.option_files import config
+from support.frames.reference_parser import parse
+from support.postgres.servers import execute, find_server
+from support.values.type_values import NEWER, TYPES, VALUES
 
 from pgoutput_fast.directory.consumers import Consumer
 from pgoutput_fast.directory.copies import Tables

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from written_segments import METADATA
+from support.changelogs.written_segments import METADATA
 
 from pgoutput_fast import testing
 from pgoutput_fast.directory.consumers import Consumer

@@ -27,7 +27,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
+sys.path.append(str(Path(__file__).parents[1]))
 
 import duckdb
 import psycopg

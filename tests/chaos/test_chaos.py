@@ -32,7 +32,7 @@ SEED = 1
 def test_each_kind_of_fault_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In lives of a sync with Spark in which it can come."""
     pytest.importorskip("pyspark")
-    for directory in (".", "../tools"):
+    for directory in (".", ".."):
         monkeypatch.syspath_prepend(Path(__file__).parent / directory)
     import spark_lives
 
@@ -55,7 +55,7 @@ def test_each_kind_of_fault_comes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.integration
+@pytest.mark.server
 @pytest.mark.parametrize("kind", FEW)
 def test_nothing_is_lost_doubled_or_out_of_order(kind: str) -> None:
     counts = [f"--{name}={FEW[name] if name == kind else 0}" for name in FEW]
@@ -68,7 +68,7 @@ def test_nothing_is_lost_doubled_or_out_of_order(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.integration
+@pytest.mark.server
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is looked up in /proc")
 def test_memory_stays_flat_under_pgbench() -> None:
     script = Path(__file__).with_name("steady.py")
@@ -81,7 +81,7 @@ def test_memory_stays_flat_under_pgbench() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.integration
+@pytest.mark.server
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -102,7 +102,7 @@ def test_a_directory_holds(arguments: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.integration
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("target", "engine", "kills"),
     [
@@ -128,7 +128,7 @@ def test_tables_are_the_servers_after_kills(target: str, engine: str, kills: int
 
 
 @pytest.mark.slow
-@pytest.mark.integration
+@pytest.mark.server
 def test_a_capture_with_copies_under_load() -> None:
     script = Path(__file__).with_name("live.py")
     ended = subprocess.run(

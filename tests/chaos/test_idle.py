@@ -16,7 +16,7 @@ import pytest
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import connect
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 LOG_MB = int(os.environ.get("LOG_MB", "128"))
 

@@ -14,15 +14,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from corpus_files import Capture, captures
-from told_changes import DETACHED, PARTIAL, agrees
+from support.paths import DATA
+from support.recordings.corpus_files import Capture, captures
+from support.recordings.told_changes import DETACHED, PARTIAL, agrees
 
 import pgoutput_fast as pf
 from pgoutput_fast.testing import encode
 
 pytest.importorskip("pyarrow", reason="captures are Arrow files")
 
-DATA = Path(__file__).parents[1] / "data"
 
 PAIRS = {"v1_bin": "v1_text", "v2_stream_bin_msgs": "v2_stream", "v1_bin_utf8": "v1_text_utf8"}
 """Captures in binary mode, and the ones of the same scenario that have its changes as text."""

@@ -17,16 +17,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import paths
 
 pytest.importorskip("pyarrow", reason="it reads the batches")
 
 import pyarrow as pa
-from catalog_types import registry_of
-from column_rows import compare_with_messages
-from columnar import IMPLEMENTATIONS, chosen
-from corpus_files import Capture, captures
-from final_rows import Tables, committed, copies
-from server_text import OtherShape, ServerText, comparable
+from support.columns.columnar import IMPLEMENTATIONS, chosen
+from support.columns.final_rows import Tables, committed, copies
+from support.columns.rows import compare_with_messages
+from support.postgres.server_text import OtherShape, ServerText, comparable
+from support.recordings.corpus_files import Capture, captures
+from support.values.catalog_types import registry_of
 
 import pgoutput_fast as pf
 from pgoutput_fast.settings import make_settings
@@ -36,7 +37,7 @@ PARTS_OF_TABLES = {"v1_text_upd_only", "v1_text_del_only", "v1_text_pub2", "v1_b
 """Captures of a publication that leaves out changes."""
 NO_WHOLE_TABLE = ("_emptypub", "_origin_none", "_both", "_cl", "_gen_none")
 """Captures of publications that leave out tables, columns, or what came from elsewhere."""
-DATA = Path(__file__).parents[1] / "data" / "final"
+DATA = paths.DATA / "final"
 # The greatest dates are nothing that columns hold.
 POLICIES = pf.Policies(infinity="text", out_of_range="text", special_values="text")
 

@@ -16,19 +16,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from corpus_files import Capture, Change, captures
-from told_changes import DETACHED, KINDS, PARTIAL, agrees
+from support.paths import DATA
+from support.recordings.corpus_files import Capture, Change, captures
+from support.recordings.told_changes import DETACHED, KINDS, PARTIAL, agrees
 
 pytest.importorskip("pyarrow", reason="captures are Arrow files")
 
-from columnar import IMPLEMENTATIONS, chosen
+from support.columns.columnar import IMPLEMENTATIONS, chosen
 
 import pgoutput_fast as pf
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, SegmentWriter, list_segments
 from pgoutput_fast.transactions import Assembler, Transaction
 from pgoutput_fast.transactions.runs import runs_of
-
-DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, autouse=True)

@@ -15,16 +15,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from catalog_types import FIRST_UNPINNED_OID, registry_of
-from corpus_files import Capture, captures
-from final_rows import Cell, Copy, Row, Tables, committed, copies
-from render import DATES, FLOATS, PRINTED_FLOATS, Renderer
+from support import paths
+from support.columns.final_rows import Cell, Copy, Row, Tables, committed, copies
+from support.recordings.corpus_files import Capture, captures
+from support.values.catalog_types import FIRST_UNPINNED_OID, registry_of
+from support.values.render import DATES, FLOATS, PRINTED_FLOATS, Renderer
 
 import pgoutput_fast as pf
 
 pytest.importorskip("pyarrow", reason="captures are Arrow files")
 
-DATA = Path(__file__).parents[1] / "data" / "final"
+DATA = paths.DATA / "final"
 SCENARIOS = re.compile(r"all_types|dml|schema_evolution|fuzz_.*|encoding_.*")
 PARTS_OF_TABLES = {"v1_text_upd_only", "v1_text_del_only", "v1_text_pub2", "v1_bin_error"}
 """Captures whose final rows are not the tables': of a publication that leaves out kinds of changes

@@ -5,16 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import paths
 
 from pgoutput_fast.spark import PgOutputDataSource
 
 pytestmark = [pytest.mark.spark]
 
-DATA = Path(__file__).parents[1] / "data" / "debezium"
+DATA = paths.DATA / "debezium"
 TOPICS = [f"shop.public.{name}" for name in ("kinds", "odd__name", "toast", "full_row")]
 OTHER: dict[str, tuple[Any, Any]] = {
     "r": ("[1,5)", {"lower": 1, "upper": 5, "lower_inc": True, "upper_inc": False, "empty": False}),

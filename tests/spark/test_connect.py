@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from spark_frames import INT4, TEXT, insert, land, relation, rows, transaction
+from support.sparks.spark_frames import INT4, TEXT, insert, land, relation, rows, transaction
 
 from pgoutput_fast.spark import read_segments
 

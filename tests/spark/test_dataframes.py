@@ -8,16 +8,16 @@ import struct
 import warnings
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from corpus_files import captures
-from expected_errors import expect_error
-from made_directory import MadeDirectory
 from pyspark.errors import PySparkAttributeError, PySparkException
-from spark_frames import (
+from support import paths
+from support.changelogs.made_directory import MadeDirectory
+from support.expected_errors import expect_error
+from support.recordings.corpus_files import captures
+from support.sparks.spark_frames import (
     BYTEA,
     DATE,
     INT4,
@@ -54,7 +54,7 @@ from pgoutput_fast.spark._executor import Target, change_batches, column_types
 
 pytestmark = pytest.mark.spark
 
-RECORDED = Path(__file__).parents[1] / "data"
+RECORDED = paths.DATA
 
 
 def delete(oid, old, kind="K"):

@@ -11,10 +11,10 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from expected_errors import expect_error
 from pyspark.errors import PySparkException
 from pyspark.sql.types import VariantVal
-from spark_frames import (
+from support.expected_errors import expect_error
+from support.sparks.spark_frames import (
     DATE,
     INT4,
     INT8,

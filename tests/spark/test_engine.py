@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from expected_errors import expect_error
-from made_directory import MadeDirectory, catalog_read
-from object_storage import KEY_ID, SECRET
-from synced_tables import DeltaTables, IcebergTables, ParquetTables
+from support import paths
+from support.changelogs.made_directory import MadeDirectory, catalog_read
+from support.expected_errors import expect_error
+from support.targets.object_storage import KEY_ID, SECRET
+from support.targets.synced_tables import DeltaTables, IcebergTables, ParquetTables
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
@@ -279,7 +280,7 @@ def test_object_storage_by_executors(spark: Any, made: MadeDirectory, tmp_path: 
     made.wait(THINGS, 1000)
     made.copy(THINGS, 1100, [[1, "a"], [2, "b"]])
     made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]))
-    script = Path(__file__).parents[1] / "tools" / "object_storage.py"
+    script = paths.SUPPORT / "targets" / "object_storage.py"
     with subprocess.Popen(
         [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:

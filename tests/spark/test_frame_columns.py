@@ -9,11 +9,11 @@ import json
 import pyarrow as pa
 import pyspark
 import pytest
-from expected_errors import expect_error
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
-from spark_frames import (
+from support.expected_errors import expect_error
+from support.sparks.spark_frames import (
     INT4,
     INT8,
     JSONB,

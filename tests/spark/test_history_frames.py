@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expected_errors import expect_error
-from made_history import NEW, OLD, captured, copied, read, written
 from pyspark.errors import PySparkException
+from support.changelogs.made_history import NEW, OLD, captured, copied, read, written
+from support.expected_errors import expect_error
 
 from pgoutput_fast.errors import Argument
 from pgoutput_fast.spark import PgOutputDataSource, read_segments

@@ -10,7 +10,7 @@ import pyspark.sql.datasource
 import pytest
 from pyspark.errors import ParseException
 from pyspark.sql import types as T  # noqa: N812
-from spark_frames import INT4, TIME, insert, land, relation, transaction
+from support.sparks.spark_frames import INT4, TIME, insert, land, relation, transaction
 
 import pgoutput_fast.spark
 from pgoutput_fast.errors import PgOutputError

@@ -7,7 +7,6 @@ import datetime
 import json
 import logging
 import socket
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from expected_errors import expect_error
-from made_directory import MadeDirectory
+from support.changelogs.made_directory import MadeDirectory
+from support.expected_errors import expect_error
+from support.waiting import wait_until
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
@@ -47,14 +47,6 @@ def sample(listener: PgOutputQueryListener) -> dict[str, float]:
 def listener() -> Iterator[PgOutputQueryListener]:
     with contextlib.closing(PgOutputQueryListener(metrics_port=0, log_interval=0)) as found:
         yield found
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    """What Spark tells comes in another thread."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def offset(lsn: int, **more: Any) -> dict[str, Any]:
@@ -271,7 +263,7 @@ def test_what_spark_tells_of_queries(
     run(spark, made, "files", lambda batch: watched.wrote("files", batch.collect()),
         mode="manifest", output=str(tmp_path / "out"))  # fmt: skip
     up = 'pgoutput_fast_sync_up{query="files"}'
-    wait_for(lambda: sample(watched).get(up) == 0.0)
+    wait_until(lambda: sample(watched).get(up) == 0.0)
     found = watched.numbers()
     assert {name: (one["windows"], one["lsn"], one["lag_bytes"], one["tables"])
             for name, one in found.items()} == {
@@ -294,9 +286,9 @@ def test_how_far_a_query_is_behind(
     def look(batch: Any) -> None:
         batch.collect()
         # Of the batches before this one it was told; they come in another thread.
-        wait_for(lambda: watched.numbers().get("slow", {}).get("windows", 0) >= len(seen))
+        wait_until(lambda: watched.numbers().get("slow", {}).get("windows", 0) >= len(seen))
         seen.append(watched.numbers().get("slow", {}).get("lag_bytes"))
 
     run(spark, made, "slow", look, table="public.t")
     assert seen == [None, 40, 20]
-    wait_for(lambda: watched.numbers()["slow"]["lag_bytes"] == 0)
+    wait_until(lambda: watched.numbers()["slow"]["lag_bytes"] == 0)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expected_errors import expect_error
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from support.expected_errors import expect_error
 
 from pgoutput_fast.spark import _session, session
 

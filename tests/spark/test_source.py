@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from expected_errors import expect_error
-from made_directory import MadeDirectory
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 from pyspark.sql.types import StructType
-from spark_frames import rows
+from support.changelogs.made_directory import MadeDirectory
+from support.expected_errors import expect_error
+from support.sparks.spark_frames import rows
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing

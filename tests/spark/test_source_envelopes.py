@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from expected_errors import expect_error
-from made_directory import MadeDirectory
+from support.changelogs.made_directory import MadeDirectory
+from support.expected_errors import expect_error
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing

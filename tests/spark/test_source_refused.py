@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_directory import MadeDirectory
+from support.changelogs.made_directory import MadeDirectory
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing

@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from expected_errors import expect_error
 from pyspark.errors import PySparkException
-from spark_frames import (
+from support.expected_errors import expect_error
+from support.sparks.spark_frames import (
     INT4,
     INT8,
     insert,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from expected_errors import check_fields
 from pyspark.errors import PySparkException
-from spark_frames import INT4, insert, land, partitions, relation, transaction
+from support.expected_errors import check_fields
+from support.sparks.spark_frames import INT4, insert, land, partitions, relation, transaction
 
 from pgoutput_fast.errors import Argument, DecodeError, PgOutputError
 from pgoutput_fast.segments import list_segments

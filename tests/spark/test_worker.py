@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from builds import clean_environment
-from made_vectors import TWO, insert, relation, text
-from spark_frames import land, transaction
+from support.commands.builds import clean_environment
+from support.frames.made_vectors import TWO, insert, relation, text
+from support.sparks.spark_frames import land, transaction
 
 from pgoutput_fast.spark import _worker
 

@@ -1,0 +1,222 @@
+"""Files of a directory that are missing or damaged: every reader refuses them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.changelogs.exporting import rows_of
+from support.changelogs.made_directory import MadeDirectory
+from support.changelogs.written_segments import writer
+
+import pgoutput_fast as pf
+from pgoutput_fast import files, testing
+from pgoutput_fast.directory.consumers import Consumer
+from pgoutput_fast.directory.history import read_seen
+from pgoutput_fast.directory.known import known_tables
+from pgoutput_fast.directory.looking import look
+from pgoutput_fast.directory.requests import requested
+from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.directory.uploading import downloaded_from
+from pgoutput_fast.segments.listing import contents, stored_metadata
+
+ORDERS = testing.Table("orders", {"id": "int4", "v": "text"}, 16390, key=["id"])
+ITEMS = testing.Table("items", {"id": "int4", "v": "text"}, 16391, key=["id"])
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[MadeDirectory]:
+    """Two tables with copies, orders in three ranges, and a change of each behind them."""
+    with contextlib.closing(MadeDirectory(tmp_path / "lake")) as found:
+        found.wait(ORDERS, 999)
+        found.copy(ORDERS, 1001, [[1, "a"], [2, "b"]], [[3, "c"], [4, "d"]], [[5, "e"]])
+        found.wait(ITEMS, 999)
+        found.copy(ITEMS, 1001, [[1, "x"]])
+        for lsn, table in ((1100, ORDERS), (1200, ITEMS)):
+            found.commit(lsn, table.relation(), testing.insert(table, [9, "z"]))
+        yield found
+
+
+def snapshot(directory: Path, number: int, generation: int = 1) -> Path:
+    return directory / "snapshots" / f"00004006-{generation:05d}-{number:08d}.arrow"
+
+
+def mark(directory: Path) -> Path:
+    (path,) = (directory / "tables").glob("00004006-*.json")
+    return path
+
+
+def export(directory: Path) -> None:
+    files.export(directory, directory.with_name("out"))
+
+
+def inspect(directory: Path) -> None:
+    _inspect(directory)
+
+
+def stats(directory: Path) -> None:
+    _inspect("--stats", directory)
+
+
+def convert(directory: Path) -> None:
+    _inspect("--to", "parquet", directory.with_name("out"), directory)
+
+
+def _inspect(*arguments: object) -> None:
+    from click.testing import CliRunner
+
+    from pgoutput_fast.cli.inspect import command
+
+    found = CliRunner().invoke(command, [*map(str, arguments)])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    assert found.exit_code == 0, found.output
+
+
+def spark(directory: Path) -> None:
+    pytest.importorskip("pyspark")
+    from pgoutput_fast.spark._planning import Planned
+
+    Planned(directory).items(ORDERS.relation_id)
+
+
+def consumer(directory: Path) -> None:
+    Consumer(directory, "reader").next()
+
+
+READERS = [export, inspect, stats, convert, spark, consumer]
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda lake: snapshot(lake, 1).unlink(), "00004006-00001-00000001.arrow is not there"),
+        (lambda lake: snapshot(lake, 3).unlink(), "00004006-00001-00000003.arrow is not there"),
+        (lambda lake: mark(lake).write_text("{x"), "says what there is of a table: restore it"),
+        (lambda lake: mark(lake).write_text('{"files": ["2"]}'), r"files\[0\] is '2', expected"),
+    ],
+)
+def test_readers_refuse_a_snapshot_without_a_file(
+    made: MadeDirectory,
+    reader: Callable[[Path], None],
+    damage: Callable[[Path], Any],
+    why: str,
+) -> None:
+    reader(made.directory)
+    shutil.rmtree(made.directory.with_name("out"), ignore_errors=True)
+    shutil.rmtree(made.directory / "consumers", ignore_errors=True)
+    damage(made.directory)
+    with pytest.raises(pf.PgOutputError) as raised:
+        reader(made.directory)
+    assert why.replace("\\", "") in str(raised.value)
+    if "restore it" not in why and "expected" not in why:
+        command = f"pgoutput-fast snapshot --dir {made.directory} --table public.orders"
+        assert command in str(raised.value)
+    assert not made.directory.with_name("out").exists()
+
+
+def test_a_mark_without_files_is_refused(made: MadeDirectory) -> None:
+    fields = json.loads(mark(made.directory).read_text())
+    del fields["files"]
+    mark(made.directory).write_text(json.dumps(fields))
+    with pytest.raises(pf.PgOutputError, match=r"can't read .*lacks 'files'.*: restore it"):
+        export(made.directory)
+
+
+def test_what_is_read_already_is_not_needed(made: MadeDirectory) -> None:
+    export(made.directory)
+    snapshot(made.directory, 1).unlink()
+    made.commit(1300, testing.insert(ORDERS, [10, "y"]))
+    assert files.export(made.directory, made.directory.with_name("out")).rows == 1
+    # Nor what a newer copy replaces.
+    made.wait(ORDERS, 1310, first=False)
+    made.copy(ORDERS, 1401, [[1, "again"]])
+    made.commit(1500, testing.insert(ORDERS, [11, "y"]))
+    new = files.export(made.directory, made.directory.with_name("new"))
+    (orders,) = (one for one in new.tables if one.name == "orders")
+    assert [row[0] for row in rows_of(orders)] == [
+        "truncate", "read", "insert",
+    ]  # fmt: skip
+
+
+def test_a_copy_that_is_deleted_during_a_look(made: MadeDirectory) -> None:
+    made.wait(ORDERS, 1210, first=False)
+    made.copy(ORDERS, 1301, [[1, "again"]])
+    found = look(made.directory)
+    first = found.states[16390].copies[0]
+    found.files[16390, 1].pop(2)  # as if it was deleted while they were listed
+    with pytest.raises(pf.PgOutputError, match=r"00004006-00001-00000002\.arrow is not there"):
+        found.of(first)
+    deleted = []
+
+    def unlink(path: Path, **_: Any) -> None:
+        deleted.append(path.name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Path, "unlink", unlink)
+        retain(made.directory, Keep(bytes=1 << 20), made.writer.store_position)
+    # Readers know by the first one that the others are being deleted.
+    assert deleted == [f"00004006-00001-{number:08d}.arrow" for number in range(4)]
+    snapshot(made.directory, 0).unlink()
+    with pytest.raises(pf.PgOutputError, match="files of the snapshot of relation 16390 are del"):
+        found.of(first)
+
+
+# --- JSON files ----------------------------------------------------------------------------------
+
+CONTENTS = [
+    "", "[]", "{}", "5", "null", '"text"', "{x", "[" * 100_000, '{"a": 1}', '{"position": 5}',
+    '{"position": []}', '{"begin": {}}', '{"begin": "x"}', '{"table": 5}', '{"table": ["a"]}',
+    '{"table": [1, 2]}', '{"rows": "1"}', '{"files": 3}', '{"metadata": []}', '{"url": 7}',
+    '{"metadata": {}, "position": "0/1"}', '{"position": "0/1", "tables": [], "seen": 1.0}',
+    '{"position": "0/1", "tables": {"x": "0/1"}, "seen": 1.0}', '{"format_version": []}', "\udcff",
+]  # fmt: skip
+
+
+def position_readers(lake: Path) -> list[Callable[[], object]]:
+    return [
+        lambda: contents(lake), lambda: stored_metadata(lake), lambda: export(lake),
+        lambda: writer(lake, confirmed=1000).close(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "readers"),
+    [
+        ("position.json", position_readers),
+        ("begin.json", position_readers),
+        ("tables", lambda lake: [lambda: stats(lake), lambda: known_tables(lake)]),
+        ("requests/16390.json", lambda lake: [lambda: requested(lake)]),
+        ("consumers/one.json", lambda lake: [lambda: Consumer(lake, "one"), lambda: stats(lake)]),
+        ("history/seen.json", lambda lake: [lambda: read_seen(lake), lambda: export(lake)]),
+        ("download.json", lambda lake: [lambda: downloaded_from(lake)]),
+    ],
+)
+def test_json_of_another_form_is_an_error_of_this_package(
+    tmp_path: Path, name: str, readers: Callable[[Path], list[Callable[[], object]]]
+) -> None:
+    lake = tmp_path / "lake"
+    with contextlib.closing(MadeDirectory(lake)) as made:
+        made.wait(ORDERS, 999)
+        made.copy(ORDERS, 1001, [[1, "a"]])
+        made.commit(1100, ORDERS.relation(), testing.insert(ORDERS, [9, "z"]))
+    path = mark(lake) if name == "tables" else lake / name
+    path.parent.mkdir(exist_ok=True)
+    told: list[str] = []
+    for content in CONTENTS:
+        for reader in readers(lake):
+            shutil.rmtree(lake.with_name("out"), ignore_errors=True)
+            path.write_text(content, encoding="utf-8", errors="surrogateescape")
+            # Some contents are allowed, as a key may be optional.
+            try:
+                reader()
+            except pf.PgOutputError as error:
+                told.append(str(error))
+    assert len(told) >= 10
+    assert [one for one in told if path.name not in one or "object has no" in one] == []

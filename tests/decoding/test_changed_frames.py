@@ -1,0 +1,68 @@
+"""Frames, and what they are read by, that change while they are read: the error says so.
+
+Both are a mistake of the caller's that needs a second thread. Here a profile function does in its
+place, and always at the same point, what such a thread does sometimes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="the twin makes Arrow arrays with it")
+
+from support.columns.columnar import IMPLEMENTATIONS, chosen
+from support.frames.made_vectors import TWO, insert, relation, text
+
+import pgoutput_fast as pf
+
+ROW = insert(text("1"), text("a"))
+
+
+@contextmanager
+def when_called(name: str, act: Callable[[], object]) -> Iterator[None]:
+    """Act once when a Python function of this name is called inside of the block."""
+
+    def notice(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == name:
+            sys.setprofile(None)
+            act()
+
+    sys.setprofile(notice)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_decoder_that_another_thread_uses(impl: ModuleType) -> None:
+    decoder = impl.Decoder()
+    learns = when_called("diagnose", lambda: decoder.decode(relation(TWO)))
+    with learns, pytest.raises(pf.PgOutputError, match="another thread") as caught:
+        decoder.decode(ROW)
+    assert not isinstance(caught.value, pf.DecodeError)
+    assert decoder.decode(ROW).new.as_dict() == {"id": 1, "name": "a"}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_buffer_that_another_thread_writes_to(implementation: str) -> None:
+    """The walk of frames refuses the second one, which is mended when its error is looked for."""
+    data = bytearray(b"O" + bytes(8) + b"o\0" + ROW)
+    start = len(data) - len(ROW)
+    data[start + 5] = ord("X")  # the marker of its tuple
+
+    def mend() -> None:
+        data[start + 5] = ord("N")
+
+    offsets = [0, start, len(data)]
+    with chosen(implementation), when_called("decode_rare", mend):
+        if implementation == "python":  # which looks at one frame after the other
+            assert pf.decode_batch(data, offsets).tags.tobytes() == b"OI"
+        else:
+            with pytest.raises(pf.PgOutputError, match="writes into the buffer"):
+                pf.decode_batch(data, offsets)

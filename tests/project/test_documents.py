@@ -1,0 +1,139 @@
+"""Code and commands of documents that need more than a server."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from support import paths
+from support.commands.builds import ROOT, run_python
+from support.commands.documents import blocks, fresh_server, on, python_blocks, run_shell
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+ROWS = "INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')"
+
+TARGETS = """
+pgoutput-fast capture --dsn postgresql:///shop --slot a --publication shop --out segments \\
+    --snapshot initial --until now
+pgoutput-fast sync --dsn postgresql:///shop --slot b --publication shop --to duckdb:shop.duckdb
+pgoutput-fast sync --dsn postgresql:///shop --slot c --publication shop --to lake
+"""
+
+
+@pytest.mark.spark
+def test_verify(tmp_path: Path) -> None:
+    """Each command and both examples, with targets of each kind."""
+    page = ROOT / "docs" / "verify.md"
+    example, by_engine = python_blocks(page)
+    commands, by_command = blocks("sh", page)
+    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(ROWS)
+        ran = run_shell(TARGETS, server.dsn(), tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        for command in commands.splitlines():
+            ran = run_shell(command, server.dsn(), tmp_path)
+            assert ran.returncode == 0, (command, ran.stdout, ran.stderr)
+        (table,) = json.loads(ran.stdout)["tables"]
+        assert (table["name"], table["state"], table["rows"]) == ("accounts", "equal", 2)
+        ran = run_shell(by_command, server.dsn(), tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        ran = run_python("-c", on(server, f"{by_engine}print(report.exit_code)"), cwd=tmp_path)
+        assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
+        ran = run_python("-W", "error", "-c", on(server, example), cwd=tmp_path)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "accounts equal 2 ()\n", "")
+
+
+def test_files_into_duckdb(tmp_path: Path) -> None:
+    """The example of files, and the statements that load a table with two versions."""
+    example, _, into_duckdb = python_blocks(ROOT / "docs" / "files.md")
+    capture = TARGETS.partition("pgoutput-fast sync")[0]
+    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(ROWS)
+        assert run_shell(capture, server.dsn(), tmp_path).returncode == 0
+        connection.execute("ALTER TABLE accounts ADD more int")
+        connection.execute("INSERT INTO accounts VALUES (3, 2, '', 7)")
+        again = capture.replace("--snapshot initial ", "")
+        assert run_shell(again, server.dsn(), tmp_path).returncode == 0
+    for one in (example, into_duckdb):
+        ran = run_python("-W", "error", "-c", one, cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+    with (tmp_path / "accounts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["op"], row["id"], row["note"], row["more"]) for row in rows] == [
+        ("truncate", "", "", ""), ("read", "1", "", ""), ("read", "2", "x", ""),
+        ("insert", "3", "", "7"),
+    ]  # fmt: skip
+
+
+def test_tables_in_a_catalogue(tmp_path: Path) -> None:
+    for module in ("deltalake", "pyiceberg"):
+        pytest.importorskip(module)
+    first, command = blocks("sh", ROOT / "docs" / "delta.md")
+    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(ROWS)
+        for one in (first, command):
+            ran = run_shell(one, server.dsn(), tmp_path)
+            assert ran.returncode == 0, ran.stderr
+        connection.execute("DELETE FROM accounts WHERE id = 1")
+        ran = run_shell(command, server.dsn(), tmp_path)
+        assert ran.returncode == 0, ran.stderr
+    reading = """
+from pyiceberg.catalog import load_catalog
+catalog = load_catalog("shop", uri="sqlite:///lake/shop.db")
+table = catalog.load_table(("changes", "public.accounts"))
+print(sorted(table.scan().to_arrow().column("op").to_pylist()))
+"""
+    ran = run_python("-c", reading, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "['delete', 'read', 'read', 'truncate']\n"), (
+        ran.stderr
+    )
+
+
+@pytest.mark.spark
+def test_a_cluster(tmp_path: Path) -> None:
+    """The command, with a master and storage of this machine."""
+    for module in ("deltalake", "moto"):
+        pytest.importorskip(module)
+    from pyarrow import fs
+
+    (command,) = blocks("sh", ROOT / "docs" / "spark-cluster.md")
+    for given, here in (
+        ("KEY_ID=…", "KEY_ID=some-key"), ("ACCESS_KEY=…", "ACCESS_KEY=some-secret"),
+        ("/var/lib/shop.segments", "shop.segments"),
+        ("spark://master.example:7077", "local[2]"),
+    ):  # fmt: skip
+        assert given in command
+        command = command.replace(given, here)
+    script = paths.SUPPORT / "targets" / "object_storage.py"
+    with (
+        subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as storage,
+        fresh_server() as server,
+    ):
+        assert storage.stdout is not None
+        assert storage.stdin is not None
+        endpoint = storage.stdout.readline().strip()
+        files = fs.S3FileSystem(
+            endpoint_override=endpoint, access_key="k", secret_key="s", allow_bucket_creation=True
+        )
+        files.create_dir("lake")
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute(ROWS)
+        ran = run_shell(
+            command, server.dsn(), tmp_path, AWS_ENDPOINT_URL=endpoint, AWS_ALLOW_HTTP="true"
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert "3 changes in 1 window" in ran.stderr
+        assert "some-secret" not in ran.stderr
+        found = files.get_file_info(fs.FileSelector("lake/shop", recursive=True))
+        storage.stdin.close()
+    assert {one.path.split("/")[2] for one in found if one.is_file} == {
+        "_progress", "changes", "state"
+    }  # fmt: skip

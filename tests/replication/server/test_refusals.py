@@ -1,0 +1,188 @@
+"""What a failure to connect is taken for: one that passes, one that stays, or one of the two."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pgoutput_fast.connections import ConnectionParameters, server_error
+from pgoutput_fast.errors import RetryableError
+from pgoutput_fast.replication import ReplicationConnection, ReplicationError, link
+
+pytestmark = pytest.mark.server
+
+
+# A server that refuses whoever comes with one message. It is a process of its own, as libpq keeps
+# Python's threads waiting while it looks whether a server accepts connections.
+REFUSING = """
+import socket, struct, sys
+code, words = sys.argv[1:]
+fields = f"SFATAL\\0VFATAL\\0C{code}\\0M{words}\\0\\0".encode()
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    with listener.accept()[0] as client:
+        client.recv(1 << 16)
+        client.sendall(b"E" + struct.pack(">i", len(fields) + 4) + fields)
+"""
+
+
+@contextlib.contextmanager
+def refusing(code: str, words: str) -> Iterator[int]:
+    """The port of such a server."""
+    command = [sys.executable, "-X", "utf8", "-c", REFUSING, code, words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield int(server.stdout.readline())
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "passes"),
+    [
+        ("57P03", "the database system is starting up", True),
+        ("57P03", "el sistema de base de datos está iniciándose", True),
+        ("57P03", "le système de bases de données se lance", True),
+        ("53300", "sorry, too many clients already", True),
+        ("57014", "canceling authentication due to timeout", True),
+        ("28P01", 'password authentication failed for user "u"', False),
+        ("08P01", "unsupported startup parameter: replication", False),
+        ("55000", 'database "shop" is not currently accepting connections', False),
+        ("28P01", "Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen", None),
+        ("3D000", "Datenbank »shop« existiert nicht", None),
+        ("53300", "tut mir leid, schon zu viele Verbindungen", None),
+    ],
+)
+def test_words_of_a_server(code: str, words: str, passes: bool | None) -> None:
+    """Those of other languages are final after a while, but for a server that starts."""
+    given = {"host": "127.0.0.1", "user": "u", "sslmode": "disable", "gssencmode": "disable"}
+    with refusing(code, words) as port, pytest.raises(ReplicationError) as caught:
+        ReplicationConnection(port=port, **given)
+    assert isinstance(caught.value, RetryableError) == (passes is not False)
+    assert getattr(caught.value, "retry_for", None) == (60.0 if passes is None else None)
+    assert ("set lc_messages to C" in str(caught.value)) == (passes is None)
+    assert words in str(caught.value)
+
+
+def test_lines_of_libpq_are_told_apart() -> None:
+    text = (
+        'connection to server at "127.0.0.1", port 1 failed: Connection refused\n'
+        "\tIs the server running on that host and accepting TCP/IP connections?\n"
+        "Multiple connection attempts failed. All failures were:\n- host: 'a'\n- host: 'b'\n"
+    )
+    assert str(server_error("can't connect", text, None)) == (
+        'can\'t connect: connection to server at "127.0.0.1", port 1 failed: Connection refused; '
+        "Is the server running on that host and accepting TCP/IP connections? Multiple connection "
+        "attempts failed. All failures were: - host: 'a'; - host: 'b'"
+    )
+
+
+def test_an_error_that_passes_does_not_say_later() -> None:
+    """It may stand before "connecting again in 0.1 s"."""
+    error = server_error("the server ended the stream", "terminating connection", "57P01")
+    assert isinstance(error, RetryableError)
+    assert str(error).endswith("a new one can be made as soon as the server accepts it")
+
+
+def test_a_directory_may_have_any_name() -> None:
+    """Such as one with the words of a refusal."""
+    with pytest.raises(RetryableError, match="No such file") as caught:
+        ReplicationConnection("host=/nowhere/alert-db/password user=u")
+    assert caught.value.retry_for is None
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        (
+            'connection to server at "invalid.example" (::1), port 5 failed: Connection refused',
+            True,
+        ),
+        ("failed to resolve host 'password.example': Name or service not known", True),
+        (
+            "expired\n- host: 'password', port: '5432', hostaddr: '10.0.0.1': timeout expired",
+            True,
+        ),
+        (
+            'to server at "a" failed: timeout\nto "b" failed: FATAL:  role "u" does not exist',
+            False,
+        ),
+        ('could not load private key file "/key": bad decrypt', False),
+        ('definition of service "shop" not found', False),
+        ("server does not support SSL, but SSL was required", False),
+        ("server closed the connection unexpectedly", True),
+    ],
+)
+def test_words_without_a_code(text: str, passes: bool) -> None:
+    assert isinstance(server_error("can't connect", text, None), RetryableError) is passes
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            'FATAL:  password authentication failed for user "u"',
+            "check the password and the user",
+        ),
+        (
+            'to server at "a", port 5432 failed: fe_sendauth: no password supplied',
+            "check the password and the user",
+        ),
+        ('FATAL:  database "does" does not exist', "check the database's name"),
+        ('FATAL:  role "u" does not exist', "check the user's name"),
+        (
+            'FATAL:  no pg_hba.conf entry for host "::1", user "u", database "d", no encryption',
+            (
+                "pg_hba.conf on the server needs a line that lets this user connect from here to "
+                "this database; check host, user and database, or ask who administers it"
+            ),
+        ),
+    ],
+)
+def test_advice_while_a_connection_is_made(text: str, advice: str) -> None:
+    """There is no SQLSTATE then."""
+    said = " ".join(text.split())
+    error = server_error("can't connect", text, None)
+    assert str(error) == f"can't connect: {said}; {advice}"
+    assert not isinstance(error, RetryableError)
+
+
+def test_what_may_not_pass_is_tried_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from the first such error, and anew after one that is known to pass."""
+    monkeypatch.setattr(link, "_LONGEST_WAIT", 0.5)
+    now = itertools.count(1000.0, 25.0)
+    monkeypatch.setattr(link.time, "monotonic", lambda: next(now))
+    unclear = RetryableError("unclear")
+    unclear.retry_for = 60.0
+    retries = link.Retries(None)
+    errors: list[Any] = [RetryableError("passes")] * 9 + [unclear] * 2
+    for error in [*errors, *errors]:
+        retries.plan(error)
+    retries.plan(unclear)
+    with pytest.raises(RetryableError, match="unclear"):
+        retries.plan(unclear)
+
+
+def test_a_pooler_in_between_is_named(database18: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some refuse the parameter by which a connection is one of replication, others drop it."""
+    words = "unsupported startup parameter: replication"
+    with refusing("08P01", words) as port, pytest.raises(ReplicationError) as refused:
+        ReplicationConnection(f"host=127.0.0.1 port={port} user=u dbname=shop sslmode=disable")
+    open_ = ConnectionParameters.open
+    monkeypatch.setattr(
+        ConnectionParameters, "open", lambda self, replication: open_(self, replication=False)
+    )
+    with pytest.raises(ReplicationError) as unknown:
+        ReplicationConnection(database18.dsn)
+    assert (refused.value.sqlstate, unknown.value.sqlstate) == (None, "42601")
+    for raised in (refused, unknown):
+        assert not isinstance(raised.value, RetryableError)
+        assert "host and port of the server itself" in str(raised.value)

@@ -1,0 +1,404 @@
+"""Windows of a sync that are written by tasks: what happens when they are not as was foreseen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.changelogs.made_directory import MadeDirectory, catalog_read
+from support.targets.in_process import InProcessEngine, InProcessJobs
+from support.targets.synced_tables import DeltaTables
+
+from pgoutput_fast import apply, testing
+from pgoutput_fast.apply import delta_target
+from pgoutput_fast.apply.delta_place import Place
+from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
+from pgoutput_fast.captured.units import Unit
+from pgoutput_fast.directory.history import HistoryWriter
+from pgoutput_fast.errors import PgOutputError, RetryableError
+from pgoutput_fast.spark import _folds
+from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
+from pgoutput_fast.spark._folds import Folded, fold_tables
+from pgoutput_fast.spark._merges import bytes_for_spark
+from pgoutput_fast.spark._net_files import NetFile
+from pgoutput_fast.spark._staged_files import STAGED, clear
+
+pytest.importorskip("deltalake")
+
+THINGS = testing.Table("things", {"id": "int4", "note": "text"}, 16390, key=["id"])
+ROWS = [{"id": 1, "note": "a"}, {"id": 2, "note": "B"}, {"id": 3, "note": "c"}]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[MadeDirectory]:
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
+        yield found
+
+
+@pytest.fixture
+def tables(made: MadeDirectory, tmp_path: Path) -> DeltaTables:
+    """Two rows, and two changes that are not in the tables yet."""
+    found = DeltaTables(tmp_path)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"]])
+    made.commit(1150, THINGS.relation(), testing.insert(THINGS, [2, "b"]))
+    apply.sync(segments=made.directory, target=found.target, until="now")
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]),
+                testing.insert(THINGS, [3, "c"]))  # fmt: skip
+    return found
+
+
+def sync(
+    made: MadeDirectory, tables: DeltaTables, engine: Any, **options: Any
+) -> apply.SyncProgress:
+    return apply.sync(
+        segments=made.directory, target=tables.target, until="now", engine=engine, **options
+    )
+
+
+def rows(tables: DeltaTables) -> list[dict[str, Any]]:
+    return sorted(tables.state("public.things").to_pylist(), key=lambda row: row["id"])
+
+
+def changes(tables: DeltaTables) -> list[str]:
+    found = tables.changes("public.things").to_pylist()
+    return [row["op"] for row in sorted(found, key=lambda row: (row["commit_lsn"], row["seq"]))]
+
+
+OPERATIONS = ["truncate", "read", "insert", "update", "insert"]
+
+
+def test_a_task_that_goes_on_while_another_one_does_the_same(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both fold and write; one commits, the other one finds that nothing is left."""
+    folded: list[list[Folded]] = []
+    commits = []
+    commit = delta_target.Table.commit
+
+    def late(self: Any, *given: Any, **more: Any) -> None:
+        if self.directory.startswith("state") and not folded:
+            folded.append([])  # it is not done a third time
+            folded[0] = fold_tables(task)
+        commits.append(self.directory)
+        commit(self, *given, **more)
+
+    fold = fold_tables
+
+    def seen(tasks: Any) -> list[Folded]:
+        nonlocal task
+        task = tasks
+        return fold(tasks)
+
+    task: Any = None
+    monkeypatch.setattr(delta_target.Table, "commit", late)
+    monkeypatch.setattr("pgoutput_fast.spark._distributed.fold_tables", seen)
+    ended = sync(made, tables, InProcessEngine())
+    assert (ended.stale, ended.changes) == ({}, 2)
+    assert [one.incomplete for one in folded[0]] == [None]
+    # The first attempt of the second task was refused by Delta's log.
+    assert commits.count("state/public.things") == 2
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
+
+
+def test_times_of_folds_come_from_their_tasks(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fold = _folds._fold_once
+    monkeypatch.setattr(_folds, "_fold_once", lambda *given: fold(*given)._replace(seconds=7.5))
+    other = testing.Table("copied", {"id": "int4"}, 16391, key=["id"])
+    made.wait(other, 1220)
+    made.copy(other, 1230, [[1]])
+    made.commit(1250, THINGS.relation(), testing.update(THINGS, [2, "C"]))
+    ended = sync(made, tables, InProcessEngine())
+    # A table that was copied, and not changed, needs no fold.
+    assert ended.seconds == {"public.things": 7.5, "public.copied": 0.0}
+    assert ended.tables == {"public.things": 3, "public.copied": 2}
+
+
+def test_a_table_that_others_write_all_the_time(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That passes, once tasks of a sync that was killed have ended: the next call goes on."""
+    attempts = []
+    commit = delta_target.Table.commit
+
+    def refused(self: Any, *given: Any, **more: Any) -> None:
+        if self.directory.startswith("state"):
+            attempts.append(self.directory)
+            raise ConflictError("another program has written it")
+        commit(self, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_target.Table, "commit", refused)
+        with pytest.raises(RetryableError, match="another program has written it"):
+            sync(made, tables, InProcessEngine())
+    assert len(attempts) == _folds._ATTEMPTS
+    assert changes(tables) == OPERATIONS
+    assert rows(tables) == [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]
+    sync(made, tables, InProcessEngine())
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
+
+
+def test_a_window_that_the_driver_has_to_write(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The change table has the changes already, as a call was killed behind its commit."""
+    caplog.set_level("INFO")
+
+    def killed(self: Any, ends: Any) -> None:
+        raise KeyboardInterrupt
+
+    engine = InProcessEngine()
+    with monkeypatch.context() as patch:
+        patch.setattr(DistributedWindow, "_finish_all", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sync(made, tables, engine)
+    assert changes(tables) == OPERATIONS
+    files = sorted(tables.path.glob("*/public.things/*.parquet"))
+    made.commit(1300, THINGS.relation(), testing.delete(THINGS, [1, None], "K"))
+    ended = sync(made, tables, engine)
+    assert (ended.changes, ended.windows) == (1, 1)
+    assert "a window is written by this process: the target has changes" in caplog.text
+    assert (rows(tables), changes(tables)) == (ROWS[1:], [*OPERATIONS, "delete"])
+    # Nothing is left of what the tasks have written for it.
+    assert len({*tables.path.glob("*/public.things/*.parquet")} - {*files}) == 2
+
+
+def test_a_snapshot_that_stands_when_the_driver_has_to_write_the_rest(
+    made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = DeltaTables(tmp_path)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"], [2, "b"]])
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]),
+                testing.insert(THINGS, [3, "c"]))  # fmt: skip
+    stood = []
+
+    def refused(self: Any, run: Any, known: Any) -> None:
+        stood.append(rows(tables))
+        raise NotForeseenError("it is another table")
+
+    monkeypatch.setattr(TableOfFiles, "add_run", refused)
+    sync(made, tables, InProcessEngine())
+    assert stood == [[{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]]
+    assert (rows(tables), changes(tables)) == (
+        ROWS, ["truncate", "read", "read", "update", "insert"]
+    )  # fmt: skip
+
+
+def test_a_snapshot_that_stands_when_the_driver_has_to_rename_a_column(
+    made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of rows is at the snapshot, so it has the columns of that, and no later ones."""
+    tables = DeltaTables(tmp_path)
+    renamed = testing.Table("things", {"id": "int4", "text": "text"}, 16390, key=["id"])
+    history = HistoryWriter(made.directory, None)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"], [2, "b"]])
+    history.note(catalog_read(900, THINGS))
+    made.commit(1200, renamed.relation(), testing.update(renamed, [2, "B"]))
+    history.note(catalog_read(1300, renamed))
+
+    def refused(self: Any, run: Any, known: Any) -> None:
+        assert rows(tables) == [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]
+        raise NotForeseenError("it is another table")
+
+    monkeypatch.setattr(TableOfFiles, "add_run", refused)
+    ended = apply.sync(
+        segments=made.directory, target=tables.target, until="now", engine=InProcessEngine(),
+        on_error="stop",
+    )  # fmt: skip
+    assert ended.stale == {}
+    assert rows(tables) == [{"id": 1, "text": "a"}, {"id": 2, "text": "B"}]
+
+
+class _Elsewhere(InProcessJobs):
+    """Tasks on machines that do not see the directory of the segments."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(twice=True)
+        self._directory = directory
+        self.staged: list[list[str]] = []
+
+    def run(self, what: str, function: Any, tasks: Any, tell: Any) -> list[Any]:
+        hidden = self._directory.with_name("hidden")
+        self._directory.rename(hidden)
+        try:
+            for task in tasks:
+                if (prefix := getattr(task, "staged", None)) is not None:
+                    root = Path(task.uri) / prefix
+                    found = (str(one.relative_to(root)) for one in root.rglob("*.*"))
+                    self.staged.append(sorted(found))
+            return super().run(what, function, tasks, tell)
+        finally:
+            hidden.rename(self._directory)
+
+
+def test_executors_that_do_not_see_the_segments(made: MadeDirectory, tmp_path: Path) -> None:
+    """The same tables come of it, by the history of types too; nothing is left in the target."""
+    tables = DeltaTables(tmp_path)
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"]])
+    made.commit(1150, THINGS.relation(), testing.insert(THINGS, [2, "b"]))
+    engine = InProcessEngine(stages=True)
+    engine.jobs = jobs = _Elsewhere(made.directory)
+    sync(made, tables, engine)
+    assert not list((Path(tables.target) / STAGED).rglob("*.*"))
+    made.commit(1200, THINGS.relation(), testing.update(THINGS, [2, "B"]),
+                testing.insert(THINGS, [3, "c"]))  # fmt: skip
+    sync(made, tables, engine)
+    assert not list((Path(tables.target) / STAGED).rglob("*.*"))
+    assert rows(tables) == ROWS
+    assert changes(tables) == OPERATIONS
+    assert any(name.startswith("snapshots/") for names in jobs.staged for name in names)
+    # Without, they would need the directory.
+    made.commit(1300, THINGS.relation(), testing.insert(THINGS, [4, "d"]))
+    engine = InProcessEngine()
+    engine.jobs = jobs
+    with pytest.raises(PgOutputError, match=r"\.arrow.*No such file"):
+        sync(made, tables, engine, on_error="stop")
+
+
+def test_a_refused_frame_is_named_as_the_driver_has_it(
+    made: MadeDirectory, tables: DeltaTables
+) -> None:
+    made.commit(1300, THINGS.relation(), testing.insert(THINGS, ["no number", "d"]))
+    with pytest.raises(PgOutputError, match=rf"^{made.directory}/[-0-9A-Fof]+\.arrow, LSN 0/"):
+        sync(made, tables, InProcessEngine(stages=True), on_error="stop")
+    assert not list((Path(tables.target) / STAGED).rglob("*.*"))
+
+
+def test_what_a_killed_driver_has_staged_is_deleted(tmp_path: Path) -> None:
+    place = Place(str(tmp_path))
+    left = tmp_path / STAGED / ("a" * 32) / "history"
+    left.mkdir(parents=True)
+    (left / "seen.json").touch()
+    (tmp_path / "changes").mkdir()
+    clear(place)
+    clear(place)
+    assert [one.name for one in tmp_path.iterdir()] == ["changes"]
+
+
+# --- what tasks leave to Spark's MERGE -----------------------------------------------------------
+
+
+class _Merging:
+    """See `Merger`: what Spark would do, by the MERGE of delta-rs."""
+
+    least_bytes = 0
+
+    def __init__(self, root: str, *, moves: bool = True, error: Exception | None = None) -> None:
+        self._root = Path(root)
+        self._moves = moves
+        self._error = error
+        self.merged: list[NetFile] = []
+
+    def merge(self, net: NetFile) -> None:
+        import deltalake
+
+        self.merged.append(net)
+        rows = pq.read_table(self._root / net.path)
+        if self._error is not None:
+            raise self._error
+        position = [deltalake.Transaction(net.app, net.lsn)] if self._moves else []
+        values = {name: f"s.v{i}" for i, name in enumerate(net.columns)}
+        (
+            deltalake.DeltaTable(str(self._root / net.directory))
+            .merge(
+                rows, "s.v0 = t.id", "s", "t",
+                commit_properties=deltalake.CommitProperties(app_transactions=position),
+            )
+            .when_matched_delete("s.op = 'delete'")
+            .when_matched_update(values)
+            .when_not_matched_insert(values)
+            .execute()
+        )  # fmt: skip
+
+
+def staged(tables: DeltaTables) -> list[Path]:
+    return [*(Path(tables.target) / STAGED).rglob("*.*")]
+
+
+def test_a_merge_that_tasks_leave_to_spark(made: MadeDirectory, tables: DeltaTables) -> None:
+    merger = _Merging(tables.target)
+    # A task runs twice, and of the two files one is merged.
+    engine = InProcessEngine(twice=True, merger=merger)
+    ended = sync(made, tables, engine)
+    assert (ended.stale, ended.changes, len(merger.merged)) == ({}, 2, 1)
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
+    assert staged(tables) == []
+    made.commit(1300, THINGS.relation(), testing.delete(THINGS, [1, None], "K"))
+    sync(made, tables, engine)
+    assert [one.lsn for one in merger.merged] == [1210, 1310]
+    sync(made, tables, None)
+    made.commit(1400, THINGS.relation(), testing.insert(THINGS, [1, "new"]))
+    sync(made, tables, None)
+    assert rows(tables) == [{"id": 1, "note": "new"}, *ROWS[1:]]
+
+
+def test_a_merge_of_spark_that_fails(made: MadeDirectory, tables: DeltaTables) -> None:
+    before = rows(tables)
+    refused = _Merging(tables.target, error=ConflictError("another program has written it"))
+    with pytest.raises(RetryableError, match="another program has written it"):
+        sync(made, tables, InProcessEngine(merger=refused))
+    assert (rows(tables), staged(tables)) == (before, [])
+    # The change table is ahead then, so this process writes the window.
+    sync(made, tables, InProcessEngine(merger=refused))
+    assert len(refused.merged) == 1
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
+
+
+@pytest.mark.parametrize("on_error", ["pause", "stop"])
+def test_a_merge_of_spark_that_finds_other_rows(
+    made: MadeDirectory, tables: DeltaTables, on_error: Any
+) -> None:
+    """The table waits for a copy, or that is an error."""
+    misfit = _Merging(tables.target, error=IncompleteError("it has no row"))
+    given: dict[str, Any] = {
+        "segments": made.directory, "target": tables.target, "until": "now", "on_error": on_error,
+        "engine": InProcessEngine(merger=misfit),
+    }  # fmt: skip
+    if on_error == "stop":
+        with pytest.raises(IncompleteError, match="it has no row"):
+            apply.sync(**given)
+    else:
+        assert apply.sync(**given).stale == {"public.things": "it has no row"}
+    assert staged(tables) == []
+
+
+def test_a_merge_that_does_not_move_the_position(made: MadeDirectory, tables: DeltaTables) -> None:
+    engine = InProcessEngine(merger=_Merging(tables.target, moves=False))
+    with pytest.raises(PgOutputError, match=r"its position is not 0/4BA: .*another connector"):
+        sync(made, tables, engine, on_error="stop")
+
+
+def test_how_large_a_table_is_that_spark_merges() -> None:
+    # One core writes less than a task does.
+    assert bytes_for_spark(1) is None
+    few, many = bytes_for_spark(8), bytes_for_spark(64)
+    assert few is not None
+    assert many is not None
+    assert 100e6 < many < few
+
+
+def test_tasks_have_about_as_much_to_do() -> None:
+    def sizes(cores: int, *given: int) -> list[list[int]]:
+        units = [Unit((Path(f"{i}"),), size) for i, size in enumerate(given)]
+        found = grouped(units, cores)
+        assert [number for group in found for number, _ in group] == [*range(len(units))]
+        return [[unit.size for _, unit in group] for group in found]
+
+    assert sizes(2, 10, 10, 10, 10) == [[10, 10], [10, 10]]
+    assert sizes(2, 10) == [[10]]
+    assert sizes(4, 1, 1) == [[1], [1]]
+    assert sizes(2, 1, 1, 1, 90) == [[1, 1, 1], [90]]
+    assert sizes(2, 90, 1, 1, 1) == [[90], [1, 1, 1]]
+    assert sizes(2, 0, 0) == [[0, 0]]
+    # More than there are cores, where a task would take too long.
+    assert len(sizes(2, *[128 << 20] * 16)) == 8
