@@ -1,11 +1,13 @@
 """Every vector of tests/vectors: fields, values, errors, and what every message can do."""
 
+# ruff: noqa: B023 (functions are called before the loop goes on)
+
 from __future__ import annotations
 
 import copy
 import datetime
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -25,8 +27,23 @@ TIMES = {
     "abort_time": "abort_datetime",
 }
 MESSAGES = [vector for vector in VECTORS if "class" in vector]
+IN_ORDER = [vector for vector in MESSAGES if "decoder_error" not in vector]
 REFUSED = [vector for vector in VECTORS if "class" not in vector]
-each_message = pytest.mark.parametrize("vector", MESSAGES, ids=lambda vector: vector["id"])
+
+
+def each_server(vectors: list[dict[str, Any]]) -> pytest.MarkDecorator:
+    """A case for the vectors of each server, and one for those that are written by hand."""
+    servers: dict[str, list[dict[str, Any]]] = {}
+    for vector in vectors:
+        servers.setdefault(vector["id"].partition("/")[0], []).append(vector)
+    return pytest.mark.parametrize("vectors", servers.values(), ids=servers)
+
+
+def each(vectors: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each vector. pytest shows what was printed last: the one that fails."""
+    for vector in vectors:
+        print(vector["id"])
+        yield vector
 
 
 def decoder_of(impl: ModuleType, vector: dict[str, Any]) -> Any:
@@ -192,7 +209,7 @@ def check_values(message: Any, vector: dict[str, Any]) -> None:
                 values.append({"n": None, "u": pf.UNCHANGED}[kind])
                 assert data[number] is values[-1]
                 continue
-            value, error = attempt(lambda: data[number])  # noqa: B023
+            value, error = attempt(lambda: data[number])
             values.append(value)
             if error is not None:
                 assert error.offset == told["offsets"][number]
@@ -209,7 +226,7 @@ def check_values(message: Any, vector: dict[str, Any]) -> None:
         with pytest.raises(KeyError):
             data["no column has this name"]
         if refused:
-            for whole in (data.values, lambda: list(data), data.as_dict):  # noqa: B023
+            for whole in (data.values, lambda: list(data), data.as_dict):
                 with pytest.raises(pf.DecodeError) as caught:
                     whole()
                 assert caught.value.code == refused[min(refused)]
@@ -244,106 +261,102 @@ def check_refusal(
     check_error(caught.value, told, vector["frame"])
 
 
-@pytest.mark.sample(3)
-@each_message
-def test_decode(impl: ModuleType, vector: dict[str, Any]) -> None:
+@each_server(MESSAGES)
+def test_decode(impl: ModuleType, vectors: list[dict[str, Any]]) -> None:
     """The stateless decoder, which knows neither relations nor order."""
-    in_stream = vector["in_stream"]
-    message = impl.decode(vector["frame"], in_stream=in_stream)
-    check_fields(message, vector, "utf-8")
-    check_tuples(message, vector, "utf-8", decoded_alone=True)
-    for which in vector.get("tuples", {}):
-        data = getattr(message, which)
-        for access in (
-            lambda: message.relation,
-            lambda: data["id"],  # noqa: B023
-            lambda: data.values(),  # noqa: B023
-            lambda: data.as_dict(),  # noqa: B023
-            lambda: list(data),  # noqa: B023
-        ):
-            with pytest.raises(pf.DecodeError) as caught:
-                access()
-            assert caught.value.code == "unknown_relation"
-            assert caught.value.offset == (5 if in_stream else 1)
+    for vector in each(vectors):
+        in_stream = vector["in_stream"]
+        message = impl.decode(vector["frame"], in_stream=in_stream)
+        check_fields(message, vector, "utf-8")
+        check_tuples(message, vector, "utf-8", decoded_alone=True)
+        for which in vector.get("tuples", {}):
+            data = getattr(message, which)
+            for access in (
+                lambda: message.relation,
+                lambda: data["id"],
+                lambda: data.values(),
+                lambda: data.as_dict(),
+                lambda: list(data),
+            ):
+                with pytest.raises(pf.DecodeError) as caught:
+                    access()
+                assert caught.value.code == "unknown_relation"
+                assert caught.value.offset == (5 if in_stream else 1)
 
 
-@pytest.mark.sample(5)
-@each_message
-def test_decoder(impl: ModuleType, vector: dict[str, Any]) -> None:
+@each_server(MESSAGES)
+def test_decoder(impl: ModuleType, vectors: list[dict[str, Any]]) -> None:
     """A decoder, which knows relations and order."""
-    decoder = decoder_of(impl, vector)
-    if "decoder_error" in vector:
-        before = pickle.dumps(decoder)
-        check_refusal(lambda: decoder.decode(vector["frame"]), vector["decoder_error"], vector)
-        assert pickle.dumps(decoder) == before
-        return
-    message = decoder.decode(vector["frame"])
-    encoding = vector.get("encoding", "utf-8")
-    check_fields(message, vector, encoding)
-    check_tuples(message, vector, encoding, decoded_alone=False)
-    if "relation" in vector:
-        assert [message.relation.namespace, message.relation.name] == vector["relation"]
-        check_values(message, vector)
-
-
-@pytest.mark.parametrize("family", sorted({vector["id"].split("/")[1] for vector in REFUSED}))
-def test_refused(impl: ModuleType, family: str) -> None:
-    """Frames that are no messages: cut at every byte, and with one fault each."""
-    for vector in REFUSED:
-        if vector["id"].split("/")[1] != family:
+    for vector in each(vectors):
+        decoder = decoder_of(impl, vector)
+        if "decoder_error" in vector:
+            before = pickle.dumps(decoder)
+            check_refusal(lambda: decoder.decode(vector["frame"]), vector["decoder_error"], vector)
+            assert pickle.dumps(decoder) == before
             continue
+        message = decoder.decode(vector["frame"])
+        encoding = vector.get("encoding", "utf-8")
+        check_fields(message, vector, encoding)
+        check_tuples(message, vector, encoding, decoded_alone=False)
+        if "relation" in vector:
+            assert [message.relation.namespace, message.relation.name] == vector["relation"]
+            check_values(message, vector)
+
+
+@each_server(REFUSED)
+def test_refused(impl: ModuleType, vectors: list[dict[str, Any]]) -> None:
+    """Frames that are no messages: cut at every byte, and with one fault each."""
+    for vector in each(vectors):
         frame, in_stream = vector["frame"], vector["in_stream"]
-        check_refusal(lambda: impl.decode(frame, in_stream), vector["error"], vector)  # noqa: B023
+        check_refusal(lambda: impl.decode(frame, in_stream), vector["error"], vector)
         decoder = decoder_of(impl, vector)
         before = pickle.dumps(decoder)
         told = vector.get("decoder_error", vector["error"])
-        check_refusal(lambda: decoder.decode(frame), told, vector)  # noqa: B023
-        assert pickle.dumps(decoder) == before, vector["id"]
+        check_refusal(lambda: decoder.decode(frame), told, vector)
+        assert pickle.dumps(decoder) == before
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize(
-    "vector", [v for v in MESSAGES if "decoder_error" not in v], ids=lambda vector: vector["id"]
-)
-def test_what_every_message_can_do(impl: ModuleType, vector: dict[str, Any]) -> None:
-    message = decoder_of(impl, vector).decode(vector["frame"])
-    twin = decoder_of(impl, vector).decode(bytearray(vector["frame"]))
-    assert message == twin
-    assert (message != twin) is False
-    assert hash(message) == hash(twin)
-    assert message != vector["frame"]
-    assert message != impl.decode(b"E", True) or vector["class"] == "StreamStop"
-    assert repr(message) == repr(twin)
-    assert repr(message).startswith(vector["class"] + "(")
-    for name, told in vector["fields"].items():
-        if told is not None and name != "old_kind":
-            assert f"{name}=" in repr(message)
-    again = pickle.loads(pickle.dumps(message))
-    public = getattr(pf, vector["class"])
-    assert type(again) is public
-    assert repr(again) == repr(message)
-    assert (again.frame, again.in_stream) == (message.frame, message.in_stream)
-    if type(message) is public:
-        assert again == message
-        assert hash(again) == hash(message)
-    for copied in (copy.copy(message), copy.deepcopy(message)):
-        assert copied == message
-        assert type(copied) is type(message)
-    for which, told in vector.get("tuples", {}).items():
-        data = getattr(message, which)
-        assert data == getattr(twin, which)
-        assert hash(data) == hash(getattr(twin, which))
-        restored = pickle.loads(pickle.dumps(data))
-        assert restored.raws() == data.raws()
-        assert repr(restored) == repr(data)
-        assert getattr(again, which).raws() == data.raws()
-        assert len(told["columns"]) == len(restored)
-        assert again.relation == message.relation
-    for name in (*vector["fields"], "frame", "in_stream"):
+@each_server(IN_ORDER)
+def test_what_every_message_can_do(impl: ModuleType, vectors: list[dict[str, Any]]) -> None:
+    for vector in each(vectors):
+        message = decoder_of(impl, vector).decode(vector["frame"])
+        twin = decoder_of(impl, vector).decode(bytearray(vector["frame"]))
+        assert message == twin
+        assert (message != twin) is False
+        assert hash(message) == hash(twin)
+        assert message != vector["frame"]
+        assert message != impl.decode(b"E", True) or vector["class"] == "StreamStop"
+        assert repr(message) == repr(twin)
+        assert repr(message).startswith(vector["class"] + "(")
+        for name, told in vector["fields"].items():
+            if told is not None and name != "old_kind":
+                assert f"{name}=" in repr(message)
+        again = pickle.loads(pickle.dumps(message))
+        public = getattr(pf, vector["class"])
+        assert type(again) is public
+        assert repr(again) == repr(message)
+        assert (again.frame, again.in_stream) == (message.frame, message.in_stream)
+        if type(message) is public:
+            assert again == message
+            assert hash(again) == hash(message)
+        for copied in (copy.copy(message), copy.deepcopy(message)):
+            assert copied == message
+            assert type(copied) is type(message)
+        for which, told in vector.get("tuples", {}).items():
+            data = getattr(message, which)
+            assert data == getattr(twin, which)
+            assert hash(data) == hash(getattr(twin, which))
+            restored = pickle.loads(pickle.dumps(data))
+            assert restored.raws() == data.raws()
+            assert repr(restored) == repr(data)
+            assert getattr(again, which).raws() == data.raws()
+            assert len(told["columns"]) == len(restored)
+            assert again.relation == message.relation
+        for name in (*vector["fields"], "frame", "in_stream"):
+            with pytest.raises(AttributeError):
+                setattr(message, name, None)
         with pytest.raises(AttributeError):
-            setattr(message, name, None)
-    with pytest.raises(AttributeError):
-        message.no_such_attribute = 1
+            message.no_such_attribute = 1
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES, ids=lambda sequence: sequence["id"])
@@ -446,31 +459,29 @@ def test_no_buffer_is_the_callers_mistake(impl: ModuleType, frame: Any) -> None:
         impl.Decoder().decode(frame)
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("tag", range(256))
-def test_every_tag_alone(impl: ModuleType, tag: int) -> None:
+def test_every_tag_alone(impl: ModuleType) -> None:
     """A tag and nothing behind it: unknown, cut short, or the one message without fields."""
-    frame = bytes([tag])
-    if frame == b"E":
-        assert repr(impl.decode(frame)) == "StreamStop()"
-        return
-    with pytest.raises(pf.DecodeError) as caught:
-        impl.decode(frame)
-    known = frame in b"BCORYIUDTMSEcAbPKrp"
-    assert caught.value.code == ("truncated" if known else "unknown_tag")
-    assert caught.value.offset == (1 if known else 0)
-    assert caught.value.tag == chr(tag)
+    assert repr(impl.decode(b"E")) == "StreamStop()"
+    for tag in range(256):
+        frame = bytes([tag])
+        if frame == b"E":
+            continue
+        with pytest.raises(pf.DecodeError) as caught:
+            impl.decode(frame)
+        known = frame in b"BCORYIUDTMSEcAbPKrp"
+        assert caught.value.code == ("truncated" if known else "unknown_tag")
+        assert caught.value.offset == (1 if known else 0)
+        assert caught.value.tag == chr(tag)
 
 
-@pytest.mark.sample(7)
-@pytest.mark.parametrize("tag", [b"B", b"I", b"R"])
-def test_a_frame_of_a_gigabyte_is_refused(impl: ModuleType, tag: bytes) -> None:
-    frame = tag + bytes(2**30 - 1)
+@pytest.mark.slow
+def test_a_frame_of_a_gigabyte_is_refused(impl: ModuleType) -> None:
+    frame = b"I" + bytes(2**30 - 1)
     for decode in (impl.decode, impl.Decoder().decode):
         with pytest.raises(pf.DecodeError) as caught:
             decode(frame)
         assert (caught.value.code, caught.value.offset) == ("bad_length", 0)
-        assert caught.value.tag == tag.decode()
+        assert caught.value.tag == "I"
 
 
 @pytest.mark.parametrize("type_id", [700, 701])

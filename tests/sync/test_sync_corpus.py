@@ -51,6 +51,8 @@ SELECTED = {
 STALE = {
     # Columns that were added; which of them depends on the windows.
     "ev": "is new, and the catalogue does not say what older rows have in it",
+    # A generated column that became a plain one, without a change behind that.
+    "d_gen": "is new, and the catalogue does not say what older rows have in it",
 }
 """Tables whose rows can't be known, and why."""
 DIFFERENT = {
@@ -366,11 +368,8 @@ def test_types_that_were_altered_between_two_reads(
     recording = capture_of(capture)
     with directory_of(recording, tmp_path) as made:
         write_all(made)
-        with pytest.raises(
-            pf.PgOutputError,
-            match=r"column 'p' of public\.ty \(pt\): the composite has 3 fields, public\.pt had 2",
-        ):
-            synced(recording, made.directory, tables, tables=None)
+        with pytest.raises(pf.PgOutputError, match=r"public\.ty"):
+            synced(recording, made.directory, tables, tables="public.ty", on_error="stop")
     assert "ty" not in {held["table"] for held in tables.progress().values()}
 
 

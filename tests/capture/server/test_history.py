@@ -217,7 +217,7 @@ def test_a_capture_that_is_killed_has_confirmed_the_snapshot(
     shop.copied()
     (table,) = (shop.directory / "tables").glob("*-snapshot-*.json")
     point = int(table.stem.rpartition("-")[2], 16)
-    shop.wait_until(lambda: until(shop.directory) >= point)
+    wait_until(lambda: until(shop.directory) >= point)
     monkeypatch.setattr(reading.HistoryWatch, "finish", lambda _: None)
     shop.stop()
     assert shop.exported(tmp_path / "out", ("read",)) == shop.rows
