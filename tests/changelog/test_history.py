@@ -399,6 +399,8 @@ def test_frames_of_any_length_have_tags(tmp_path: Path) -> None:
         ("seen.json", '{"format_version": 1, "entry": 7}', "entry is 7"),
         ("seen.json", "[]", "restore it"),
         (Entry(0, 110).name, '{"format_version": 1}', "lacks 'exact'"),
+        ("seen.json", "{}", "format version .* is None"),
+        (Entry(0, 110).name, "{}", "format version .* is None"),
     ],
 )
 def test_damaged_files(tmp_path: Path, name: str, content: str, match: str) -> None:
