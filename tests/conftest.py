@@ -87,26 +87,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 _SPARK = "tests/spark/"
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow what `sample(n)` leaves out: of a test's other cases all but each n-th.
-
-    The tests of a file take turns in which case is their first, so that each kind of target, say,
-    has some tests of the file. Of each test one case at least is left.
-    """
     items.sort(key=lambda item: not item.nodeid.startswith(_SPARK))  # what takes longest, first
-    files: dict[Path, dict[str, list[tuple[pytest.Item, int]]]] = {}
-    for item in items:
-        sample = item.get_closest_marker("sample")
-        if sample is not None and item.get_closest_marker("slow") is None:
-            tests = files.setdefault(item.path, {})
-            tests.setdefault(item.nodeid.partition("[")[0], []).append((item, sample.args[0]))
-    for tests in files.values():
-        of_several = [cases for cases in tests.values() if len(cases) > 1]
-        for turn, cases in enumerate(of_several):
-            for case, (item, each) in enumerate(cases):
-                if case % each != turn % min(each, len(cases)):
-                    item.add_marker("slow")
 
 
 def implementation(name: str) -> ModuleType:

@@ -137,7 +137,6 @@ any_server = st.one_of(
 )
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_any_cut_into_runs_gives_the_same_rows(
     implementation: str, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
+from support.nightly import nightly
 from support.paths import DATA
 
 import pgoutput_fast as pf
@@ -298,7 +299,6 @@ def test_stats(run: Run, directory: Path) -> None:
     assert "no message matches" in run.error
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: "/".join(path.parts[-3:]))
 def test_every_recording_is_shown_whole(run: Run, path: Path) -> None:
     with pa.ipc.open_file(str(path)) as reader:
@@ -665,7 +665,6 @@ def test_a_terminal_gets_colours(directory: Path, run: Run) -> None:
     assert failed.startswith("\x1b[31m\x1b[1mpgoutput-fast:\x1b[0m no message matches")
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "settings"),
     [
@@ -731,8 +730,7 @@ def test_shells_complete_commands_and_options() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", *nightly("zsh", "fish")])
 def test_shells_get_the_script_that_completes(shell: str) -> None:
     process = subprocess.run(
         COMMAND,

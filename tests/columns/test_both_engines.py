@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support import paths
+from support.nightly import marks, nightly, recorded
 
 pytest.importorskip("pyarrow", reason="the twin makes Arrow arrays with it")
 
@@ -62,7 +63,7 @@ CATALOGUE_OPTIONS: tuple[dict[str, Any], ...] = (
 # With what the catalogue says of users' types.
 CATALOGUED = captures(paths.DATA / "final")
 
-each_capture = pytest.mark.parametrize("capture", [pytest.param(c, id=c.name) for c in CAPTURES])
+each_capture = pytest.mark.parametrize("capture", recorded(CAPTURES))
 
 
 def cut(frames: Sequence[Any], size: int | random.Random) -> Iterator[Sequence[Any]]:
@@ -81,7 +82,6 @@ def frames_of(capture: Capture) -> list[bytes]:
 # --- the engines against each other --------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
 @each_capture
 def test_captures(capture: Capture) -> None:
     """Each with some of the options; all of them with PGOUTPUT_FAST_DIFFERENTIAL."""
@@ -94,8 +94,7 @@ def test_captures(capture: Capture) -> None:
         assert not found, (options, found)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("capture", [pytest.param(c, id=c.name) for c in CATALOGUED])
+@pytest.mark.parametrize("capture", recorded(CATALOGUED))
 def test_captures_with_a_catalogue(capture: Capture) -> None:
     assert capture.truth is not None
     registry = registry_of(capture.truth)
@@ -106,8 +105,7 @@ def test_captures_with_a_catalogue(capture: Capture) -> None:
         assert not found, (options, found)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("first", [0, *nightly(1, 2, 3)])
 def test_vectors(first: int) -> None:
     """Each after the frames that it follows, good and bad ones; the batches are cut before it."""
     for i, vector in enumerate(VECTORS[first::4]):
@@ -117,8 +115,7 @@ def test_vectors(first: int) -> None:
             assert not found, (vector["id"], options, found)
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("seed", range(8 * TIMES))
+@pytest.mark.parametrize("seed", [0, *nightly(*range(1, 8 * TIMES))])
 def test_batches_with_mutated_frames(seed: int) -> None:
     """Bad frames at any place of a batch, whose other frames are as before."""
     chance = random.Random(seed)
@@ -144,8 +141,7 @@ def test_batches_with_mutated_frames(seed: int) -> None:
     assert outcomes >= {"truncated", "bad_marker", "bad_column_kind", "column_count", "bad_value"}
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("seed", range(6 * TIMES))
+@pytest.mark.parametrize("seed", [0, *nightly(*range(1, 6 * TIMES))])
 def test_batches_of_streams_in_any_order(seed: int) -> None:
     """Segments, aborts, prepared transactions, tables that change; resets in between."""
     chance = random.Random(1000 + seed)
@@ -172,7 +168,6 @@ def test_batches_of_streams_in_any_order(seed: int) -> None:
     assert rows > 20
 
 
-@pytest.mark.sample(7)
 @each_capture
 def test_any_cutting(capture: Capture) -> None:
     """The same rows, events and state, whatever the frames are cut into, by both engines."""
@@ -214,11 +209,13 @@ def flat(column: Any) -> list[Any]:
 # --- columns against messages --------------------------------------------------------------------
 
 
-@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("capture", "catalogued"),
-    [pytest.param(c, False, id=c.name) for c in CAPTURES]
-    + [pytest.param(c, True, id=f"{c.name} with a catalogue") for c in CATALOGUED],
+    [pytest.param(c, False, id=c.name, marks=marks(c.name)) for c in CAPTURES]
+    + [
+        pytest.param(c, True, id=f"{c.name} with a catalogue", marks=marks(c.name))
+        for c in CATALOGUED
+    ],
 )
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_rows_by_columns_are_rows_by_messages(
@@ -254,7 +251,6 @@ def frame_differences(*arguments: Any) -> list[Any]:
     return [] if seen[0] == seen[1] else seen
 
 
-@pytest.mark.sample(7)
 @each_capture
 def test_frames_of_captures(capture: Capture) -> None:
     frames = frames_of(capture)

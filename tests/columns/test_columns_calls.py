@@ -271,7 +271,6 @@ def test_a_table_that_is_altered_again_and_again_takes_no_more_memory() -> None:
     assert pa.table(pf.ChangeStream(first + again)).num_rows == 2
 
 
-@pytest.mark.sample(2)
 def test_tables_made_again_and_again_take_no_more_memory() -> None:
     before = known_layouts()
     decoder = pf.ColumnarDecoder()

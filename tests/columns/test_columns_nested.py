@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.expected_errors import expect_error
+from support.nightly import nightly
 
 pytest.importorskip("pyarrow", reason="reads the batches, and the twin makes them with it")
 
@@ -507,8 +508,7 @@ def mutated(chance: random.Random, value: bytes) -> bytes:
     return value
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *nightly(*range(1, 6))])
 def test_mutated_values(seed: int, implementation: str) -> None:
     """Columns and messages take the same values for the same, and refuse the others alike."""
     chance = random.Random(seed)
@@ -548,8 +548,7 @@ def test_mutated_values(seed: int, implementation: str) -> None:
     assert outcomes >= {"sound", "bad_value", "bad_encoding"}
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *nightly(1, 2, 3)])
 def test_mutated_rows(seed: int, implementation: str) -> None:
     """Of many columns, by both engines."""
     if implementation != "cython":

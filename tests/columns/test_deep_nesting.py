@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support.nightly import nightly
 
 pytest.importorskip("pyarrow", reason="reads the batches, and the twin makes them with it")
 
@@ -183,9 +184,8 @@ def quotes(level: Level, value: Any) -> int:
     return max(below, default=0) + (level.kind != "multirange")
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("depth", [1, 2, 3, 5, 7, 8, 12, 20, MOST_NESTED])
+@pytest.mark.parametrize("depth", [1, 2, 7, *nightly(3, 5, 8, 12, 20), MOST_NESTED])
 def test_values(depth: int, target: str) -> None:
     level, registry = chain(depth)
     chance = random.Random(depth)
@@ -339,8 +339,7 @@ def error_of(message: Any) -> pf.DecodeError | None:
     return None
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 6, 7, MOST_NESTED])
+@pytest.mark.parametrize("depth", [1, *nightly(2, 3, 4, 6, 7), MOST_NESTED])
 def test_endless_texts(depth: int) -> None:
     level, registry = chain(depth)
     target = TARGETS[depth % 3]
@@ -348,9 +347,8 @@ def test_endless_texts(depth: int) -> None:
     assert refused_alike(level, registry, [binary(one) for one in ENDLESS], target) > 20
 
 
-@pytest.mark.sample(5)
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("depth", [1, 2, 3, 5, 8, 12, 20, MOST_NESTED])
+@pytest.mark.parametrize("depth", [2, *nightly(1, 3, 5, 8, 12, 20, MOST_NESTED)])
 def test_hostile_values(depth: int, target: str) -> None:
     level, registry = chain(depth)
     chance = random.Random(f"{depth} {target}")

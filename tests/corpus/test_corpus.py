@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.nightly import marks
 from support.paths import DATA
 from support.recordings.corpus_files import Capture, captures
 from support.recordings.told_changes import DETACHED, PARTIAL, agrees
@@ -52,7 +53,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = next((name for name in CHOICES if name in metafunc.fixturenames), None)
     if name is None:
         return
-    parameters = [pytest.param(c, id=f"data/{c.name}") for c in captures(DATA) if CHOICES[name](c)]
+    parameters = [
+        pytest.param(c, id=f"data/{c.name}", marks=marks(c.name))
+        for c in captures(DATA)
+        if CHOICES[name](c)
+    ]
     corpus = metafunc.config.getoption("--corpus")
     if corpus is None:
         reason = "give --corpus DIR or PGOUTPUT_FAST_CORPUS: recorded streams of real servers"
@@ -89,7 +94,6 @@ class Stream:
             yield lsn, top, message
 
 
-@pytest.mark.sample(3)
 def test_every_frame_decodes(impl: ModuleType, capture: Capture) -> None:
     counts: collections.Counter[str] = collections.Counter()
     with_xid: collections.Counter[str] = collections.Counter()
@@ -115,7 +119,6 @@ def test_every_frame_decodes(impl: ModuleType, capture: Capture) -> None:
     assert aborts <= {capture.options.get("streaming") == "parallel"}
 
 
-@pytest.mark.sample(3)
 def test_every_frame_is_what_its_fields_make(impl: ModuleType, capture: Capture) -> None:
     decoder = impl.Decoder(encoding=capture.encoding)
     for number, (_, frame) in enumerate(capture.rows()):
@@ -123,7 +126,6 @@ def test_every_frame_is_what_its_fields_make(impl: ModuleType, capture: Capture)
         assert encode(message) == frame, (capture.name, number, message)
 
 
-@pytest.mark.sample(3)
 def test_the_implementations_agree(both: tuple[ModuleType, ModuleType], capture: Capture) -> None:
     for (_, _, one), (_, _, other) in zip(*(Stream(impl, capture) for impl in both), strict=True):
         assert type(one).__name__ == type(other).__name__
@@ -146,7 +148,6 @@ def result(call: Callable[[], Any]) -> str:
         return f"{error.offset} {error}"
 
 
-@pytest.mark.sample(3)
 def test_changes_are_those_of_test_decoding(impl: ModuleType, told: Capture) -> None:
     capture = told
     assert capture.truth is not None

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import paths
+from support.nightly import nightly, recorded
 
 pytest.importorskip("pyarrow", reason="it reads the batches")
 
@@ -140,7 +141,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     root = Path(corpus) if corpus else DATA
     for name, choose in (("capture", scenarios), ("catalogued", with_catalogue)):
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, [pytest.param(one, id=one.name) for one in choose(root)])
+            metafunc.parametrize(name, recorded(choose(root)))
 
 
 CHOICES = {
@@ -152,8 +153,7 @@ MOST_FRAMES = 20_000
 """Of a capture that was made to measure by: rows of four integers and a text."""
 
 
-@pytest.mark.sample(7)
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", ["text", *nightly("null", "clamp")])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_columns_are_the_messages(
     implementation: str, choice: str, catalogued: Capture, say: Callable[[str], None]
@@ -175,7 +175,6 @@ def test_columns_are_the_messages(
     )
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_final_rows_are_what_the_server_copied(
     implementation: str, capture: Capture, say: Callable[[str], None]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.nightly import marks
 from support.paths import DATA
 from support.recordings.corpus_files import Capture, Change, captures
 from support.recordings.told_changes import DETACHED, KINDS, PARTIAL, agrees
@@ -136,7 +137,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         name,
         [
             pytest.param(
-                one, id=f"{root}/{one.name}", marks=[pytest.mark.corpus] * (root == "corpus")
+                one,
+                id=f"{root}/{one.name}",
+                marks=[pytest.mark.corpus] if root == "corpus" else marks(one.name),
             )
             for root, path in roots
             for one in captures(path)
@@ -180,7 +183,6 @@ def without_surplus(found: list[bytes], expected: list[bytes]) -> tuple[list[byt
     return kept, len(found) - len(kept)
 
 
-@pytest.mark.sample(3)
 def test_every_protocol_gives_the_transactions_of_protocol_1(
     implementation: str, compared: Capture, say: Callable[[str], None]
 ) -> None:
@@ -299,7 +301,6 @@ def comparable_rows(rows: list[Row], messages: bool) -> list[tuple[int, list[Row
 CONTENT = (b"I", b"U", b"D", b"T", b"M")
 
 
-@pytest.mark.sample(3)
 def test_segments_of_every_protocol_are_those_of_protocol_1(
     implementation: str, compared: Capture, say: Callable[[str], None]
 ) -> None:
@@ -368,7 +369,6 @@ def text_of_message(message: Any, capture: Capture) -> str:
     )
 
 
-@pytest.mark.sample(3)
 def test_transactions_are_those_of_test_decoding(
     implementation: str, told: Capture, say: Callable[[str], None]
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support import paths
 from support.columns.final_rows import Cell, Copy, Row, Tables, committed, copies
+from support.nightly import marks
 from support.recordings.corpus_files import Capture, captures
 from support.values.catalog_types import FIRST_UNPINNED_OID, registry_of
 from support.values.render import DATES, FLOATS, PRINTED_FLOATS, Renderer
@@ -55,7 +56,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "group" not in metafunc.fixturenames:
         return
     parameters = [
-        pytest.param(group, id=f"data/{group[1]}/{group[2]}")
+        pytest.param(
+            group,
+            id=f"data/{group[1]}/{group[2]}",
+            marks=marks(f"{group[1]}/{group[2]}/v1_text"),
+        )
         for group in (groups(DATA) if DATA.exists() else [])
     ]
     corpus = metafunc.config.getoption("--corpus")
@@ -356,7 +361,6 @@ def plain(word: Any) -> bool:
     return word is None or isinstance(word, str)
 
 
-@pytest.mark.sample(3)
 def test_final_values_are_what_the_server_copied(
     impl: ModuleType, group: tuple[Path, str, str], say: Callable[[str], None]
 ) -> None:
@@ -466,7 +470,6 @@ PAIRS = {
 }
 
 
-@pytest.mark.sample(3)
 def test_text_is_binary(
     impl: ModuleType, group: tuple[Path, str, str], say: Callable[[str], None]
 ) -> None:

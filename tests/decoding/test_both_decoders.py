@@ -17,6 +17,7 @@ from support.frames import comparison
 from support.frames.comparison import Escaped, differences, fingerprint, observe_decode
 from support.frames.mutations import length_places, mutated, stream_frame
 from support.frames.vector_files import read_vectors
+from support.nightly import nightly
 
 import pgoutput_fast as pf
 
@@ -77,8 +78,7 @@ def context(frame: bytes, vector: dict[str, Any], found: list[str]) -> str:
     return f"{frame.hex()} (from {vector['id']}, in_stream={vector['in_stream']}): {found}"
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [0, *nightly(*range(1, SEEDS))])
 def test_mutated_frames(both: tuple[ModuleType, ModuleType], seed: int) -> None:
     chance = random.Random(seed)
     cases = 0
@@ -107,8 +107,7 @@ def test_mutated_frames(both: tuple[ModuleType, ModuleType], seed: int) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [0, *nightly(*range(1, SEEDS))])
 def test_streams_in_any_order(both: tuple[ModuleType, ModuleType], seed: int) -> None:
     chance = random.Random(1000 + seed)
     outcomes = set()

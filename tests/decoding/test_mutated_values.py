@@ -157,7 +157,6 @@ POLICIES = [
 ]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SEEDS)
 @pytest.mark.parametrize("kind", [b"t", b"b"], ids=["text", "binary"])
 def test_both_give_the_same(both: tuple[ModuleType, ModuleType], name: str, kind: bytes) -> None:

@@ -358,7 +358,6 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_sql_mends(running: EmbeddedServer, case: Case) -> None:
     if not case.since <= running.version <= case.until:

@@ -25,6 +25,8 @@ from support.changelogs.exporting import (
 from support.columns.columnar import chosen
 from support.columns.final_rows import copies
 from support.columns.values import same_value
+from support.nightly import marks
+from support.nightly import recorded as recorded_cases
 from support.paths import DATA
 from support.postgres.server_text import OtherShape, ServerText, comparable
 from support.recordings.corpus_files import Capture, captures
@@ -233,15 +235,17 @@ class Recorded:
 @pytest.fixture(
     scope="module",
     params=[
-        *(pytest.param(one, id=one.name) for one in CAPTURES),
-        *(pytest.param(one, id=f"{one.name} with a catalogue") for one in CATALOGUED),
+        *recorded_cases(CAPTURES),
+        *(
+            pytest.param(one, id=f"{one.name} with a catalogue", marks=marks(one.name))
+            for one in CATALOGUED
+        ),
     ],
 )
 def recorded(request: pytest.FixtureRequest) -> Recorded:
     return Recorded(request.param)
 
 
-@pytest.mark.sample(9)
 @pytest.mark.parametrize(
     ("impl", "format"), [*(("cython", one) for one in files.FORMATS), ("python", "parquet")]
 )
@@ -346,11 +350,9 @@ def final_rows(version: dict[str, Any], rows: list[tuple[Any, ...]]) -> list[dic
     return found
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "capture",
-    [one for one in CATALOGUED if "all_types" in one.name],
-    ids=lambda one: one.name,
+    recorded_cases(one for one in CATALOGUED if "all_types" in one.name),
 )
 def test_files_end_in_the_rows_that_the_server_copied(capture: Capture, tmp_path: Path) -> None:
     assert capture.truth is not None

@@ -15,7 +15,7 @@ from pgoutput_fast.catalog import read_catalog
 from pgoutput_fast.directory.requests import request_copy
 from pgoutput_fast.replication import capture
 
-pytestmark = [pytest.mark.server, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.server]
 
 Rows = list[tuple[Any, ...]]
 

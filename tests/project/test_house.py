@@ -93,7 +93,6 @@ LINT_IMPORTS = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
 CHECK_CIRCLES = [sys.executable, "tools/check_circles.py"]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("command", "file", "line", "said"),
     [

@@ -387,7 +387,6 @@ def test_tables_by_spark(tmp_path: Path) -> None:
     assert re.findall(r"\d+", ran.stdout.partition("[")[2]) == ["2"]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.server
 def test_tables_that_are_kept_up_to_date(tmp_path: Path) -> None:
     """The page's examples, then its first command, which goes on with the same file."""

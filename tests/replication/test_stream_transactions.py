@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.expected_errors import expect_error
+from support.nightly import nightly
 
 pytest.importorskip("psycopg")
 
@@ -637,8 +638,7 @@ def told_of(found):
     ]
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *nightly(*range(2, 8))])
 def test_groups_are_the_transactions_whatever_is_lost(begin, seed):
     """None comes twice and none is lost, wherever an iteration or a connection ends."""
     chance = random.Random(seed)

@@ -182,7 +182,6 @@ def test_types_are_sparks(spark, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("type_", "text", "named"),
     [

@@ -69,7 +69,6 @@ def versions(old, new, *, oid=1):
 ABC = {"id": INT4, "a": TEXT, "b": INT8, "c": TEXT}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("new", "lacking"),
     [
@@ -104,7 +103,6 @@ RENAMED = [
 ]
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(("new", "named"), RENAMED)
 def test_a_column_that_may_have_been_renamed_is_an_error(spark, tmp_path, new, named):
     directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)), segment_bytes=1)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from support.expected_errors import expect_error
+from support.nightly import nightly
 from support.sparks.spark_frames import (
     INT4,
     INT8,
@@ -214,8 +215,7 @@ def state(spark, changes, *, key=KEY, late=(), file_node=1, **options):
     return Counter(shown(row) for row in current_state(frame, table, **options).collect())
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *nightly(1, 2)])
 @pytest.mark.parametrize("partitions", [3, 1])
 def test_random_histories_of_a_table_with_a_key(spark, seed, partitions):
     server = Server(seed, full=seed == 2).run(500)
@@ -269,7 +269,6 @@ def test_a_long_chain_of_moves_keeps_what_was_sent_once(spark):
     assert state(spark, changes) == Counter([shown(row(50, "long")), shown(row(49, "another"))])
 
 
-@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

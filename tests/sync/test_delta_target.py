@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from support import paths
+from support.nightly import cases, nightly
 from support.targets.histories import History
 
 import pgoutput_fast as pf
@@ -876,10 +877,9 @@ def beside(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
     monkeypatch.setattr(delta_merge.Merge, "write", written)
 
 
-@pytest.mark.parametrize("what", WINDOWS)
-@pytest.mark.parametrize("foreign", FOREIGN)
-@pytest.mark.parametrize("moment", ["between", "before"])
-@pytest.mark.sample(9)
+@pytest.mark.parametrize("what", cases(WINDOWS, ["rewrites a file"]))
+@pytest.mark.parametrize("foreign", cases(FOREIGN, ["compact", "update"]))
+@pytest.mark.parametrize("moment", ["between", *nightly("before")])
 def test_commits_of_others_beside_a_merge(
     synced: Synced, monkeypatch: pytest.MonkeyPatch, what: str, foreign: str, moment: str
 ) -> None:
@@ -921,8 +921,7 @@ def test_commits_of_others_beside_a_merge(
     assert held.stale is None
 
 
-@pytest.mark.parametrize("foreign", FOREIGN)
-@pytest.mark.sample(5)
+@pytest.mark.parametrize("foreign", cases(FOREIGN, ["compact", "update"]))
 def test_commits_of_others_in_a_change_table(synced: Synced, foreign: str) -> None:
     """Changes go on behind them; those that may be others now are a gap, which stays recorded."""
     begun(synced, [1, "a", "x"])

@@ -21,6 +21,7 @@ from support import paths
 from support.changelogs.made_directory import MadeDirectory, catalog_read
 from support.commands.option_files import config
 from support.expected_errors import expect_error
+from support.nightly import cases
 from support.targets.in_process import InProcessEngine
 from support.targets.object_storage import ENVIRONMENT, SECRET
 from support.targets.synced_tables import ParquetTables
@@ -230,8 +231,7 @@ KILLS = {
 
 
 @ENGINES
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("where", KILLS)
+@pytest.mark.parametrize("where", cases(KILLS, ["between the moves"]))
 def test_kill_9(made: MadeDirectory, tables: ParquetTables, where: str, engine: str) -> None:
     module, owner, name, left, behind, seen, waiting = KILLS[where]
     program = KILLED.format(

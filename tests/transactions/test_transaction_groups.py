@@ -198,7 +198,6 @@ def test_only_what_announces_nothing_comes_in_groups() -> None:
     ]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("order", ["in order", "backwards"])
 def test_groups_are_the_transactions_of_any_stream(order: str) -> None:
     """However its frames are cut into calls; each group's rows come at once."""

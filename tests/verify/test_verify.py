@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.embedded import EmbeddedServer
 
-pytestmark = [pytest.mark.server, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.server]
 
 SCHEMA = (
     "CREATE TABLE a (id int PRIMARY KEY, t text, f float8, big text)",

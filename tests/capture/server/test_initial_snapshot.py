@@ -28,7 +28,7 @@ from pgoutput_fast.directory.snapshots import snapshot_files
 from pgoutput_fast.replication import RetryableError, capture, copier, upkeep
 from pgoutput_fast.replication.membership import read_members
 
-pytestmark = [pytest.mark.server, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.server]
 
 
 @pytest.fixture(autouse=True)

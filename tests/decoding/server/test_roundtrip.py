@@ -17,6 +17,7 @@ import psycopg.rows
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from support.nightly import cases
 from support.postgres.servers import found_servers
 from support.postgres.snapshot_values import USER_TYPES
 from support.values.random_values import (
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 
 OLDEST = 14  # with the option `binary`
 EXAMPLES = 6
+OFTEN = [
+    "bool", "bytea", "int4", "float8", "numeric", "text", "date", "time", "timestamptz", "interval",
+    "uuid", "jsonb", "inet", "int4range", "money",
+]  # fmt: skip
+"""Types whose values are made in each run, not each night alone."""
 EXTENSIONS = {
     "vector": ["vector", "vector(3)", "halfvec", "sparsevec"],
     "postgis": ["geometry", "geography"],
@@ -145,8 +151,7 @@ def servers(pg18: EmbeddedServer) -> Iterator[Servers]:
 POLICIES = pf.Policies(infinity="text", out_of_range="text")
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", cases(VALUES, OFTEN))
 def test_random_values_there_and_back(
     servers: Servers, both: tuple[ModuleType, ModuleType], name: str
 ) -> None:

@@ -29,7 +29,7 @@ from pgoutput_fast.verify.moment import Moment, ServerTable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.server, pytest.mark.sample(3)]
+pytestmark = [pytest.mark.server]
 
 SCHEMA = (
     "CREATE SCHEMA more",

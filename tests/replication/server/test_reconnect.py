@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from support.nightly import nightly
 from support.postgres.proxy import Proxy
 from support.postgres.servers import NewServer, execute
 
@@ -112,8 +113,7 @@ def check(server: EmbeddedServer, found: list[list[tuple[int, int]]]) -> None:
     assert len(found) > 10
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
+@pytest.mark.parametrize("mode", ["kill", *nightly("fast", "immediate")])
 def test_restarts_lose_and_double_nothing(own: EmbeddedServer, mode: Any) -> None:
     writer = Writer(own)
     found: list[list[tuple[int, int]]] = []
@@ -214,7 +214,6 @@ def outage(stream: Any, proxy: Proxy, server: EmbeddedServer) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("meanwhile", "match"),
     [
@@ -354,8 +353,7 @@ def test_a_prepared_transaction_that_was_committed_meanwhile(
         assert rows_of(next(stream.transactions())) == [(2, None)]
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("queries", [0, 7, 13, 17, 18])
+@pytest.mark.parametrize("queries", [0, *nightly(7, 13, 17, 18)])
 def test_a_server_that_hangs_before_the_stream_begins(
     own18: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, queries: int
 ) -> None:

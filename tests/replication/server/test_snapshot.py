@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.replication.snapshot import ServerSnapshot
 
-pytestmark = [pytest.mark.server, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.server]
 
 PAGE = 8192
 

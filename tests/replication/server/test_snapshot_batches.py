@@ -18,7 +18,7 @@ from pgoutput_fast.replication import ReplicationConnection, RetryableError, slo
 if TYPE_CHECKING:
     pass
 
-pytestmark = [pytest.mark.server, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.server]
 
 
 @pytest.fixture

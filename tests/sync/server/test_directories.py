@@ -23,7 +23,7 @@ pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
 pytestmark = [
-    pytest.mark.server, pytest.mark.usefixtures("quick_upkeep"), pytest.mark.sample(2)
+    pytest.mark.server, pytest.mark.usefixtures("quick_upkeep")
 ]  # fmt: skip
 
 

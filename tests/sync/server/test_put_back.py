@@ -24,7 +24,7 @@ pytest.importorskip("deltalake")
 from deltalake import DeltaTable
 
 pytestmark = [
-    pytest.mark.server, pytest.mark.usefixtures("quick_upkeep"), pytest.mark.sample(2)
+    pytest.mark.server, pytest.mark.usefixtures("quick_upkeep")
 ]  # fmt: skip
 
 COLUMNS = "id, v, n, d"
