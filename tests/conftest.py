@@ -84,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return OneSparkScheduling(config, log)
 
 
-_SPARK = "tests/spark/"
+_SPARK = "tests/spark/test_"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
