@@ -10,7 +10,7 @@ from typing import Literal
 
 from .directory.remote import parse_place
 from .errors import Argument, PgOutputError
-from .options import Kind, Options, byte_count, choice, count, flag, option, seconds, text
+from .options import OptionKind, Options, byte_count, choice, count, flag, option, seconds, text
 
 Protocol = Literal["auto"] | int
 Streaming = Literal["on", "parallel"] | bool
@@ -26,11 +26,11 @@ def _streaming(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-_PROTOCOLS = Kind(
+_PROTOCOLS = OptionKind(
     (int, str), "'auto', or a version from 1 to 4", _protocol,
     lambda value: value in ("auto", *range(1, NEWEST_PROTOCOL + 1)), "auto|1|2|3|4",
 )  # fmt: skip
-_STREAMINGS = Kind(
+_STREAMINGS = OptionKind(
     (bool, str), "a bool, 'on' or 'parallel'", _streaming,
     lambda value: value in (True, False, "on", "parallel"), "true|false|on|parallel",
 )  # fmt: skip

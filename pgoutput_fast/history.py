@@ -500,7 +500,7 @@ def _differs(before: CatalogType | None, after: CatalogType | None) -> bool:
     return dataclasses.replace(before, labels=()) != dataclasses.replace(after, labels=())
 
 
-class Follower:
+class HistoryFollower:
     """Has a registry follow the history while changes are decoded in their order.
 
     Parameters

@@ -28,7 +28,7 @@ _WORDS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptionKind:
     """What values an option takes.
 
     Attributes
@@ -96,42 +96,42 @@ class Kind:
         return PgOutputError(f"{shown} is not {self.expected}", parameter=name)
 
 
-def flag() -> Kind:
+def flag() -> OptionKind:
     """True or false."""
-    return Kind((bool,), "a bool", _word, metavar="true|false")
+    return OptionKind((bool,), "a bool", _word, metavar="true|false")
 
 
-def choice(*names: str) -> Kind:
+def choice(*names: str) -> OptionKind:
     """One of some words."""
     expected = f"one of {', '.join(map(repr, names))}"
-    return Kind((str,), expected, str, names.__contains__, "|".join(names), names)
+    return OptionKind((str,), expected, str, names.__contains__, "|".join(names), names)
 
 
-def text() -> Kind:
+def text() -> OptionKind:
     """Any text but an empty one."""
-    return Kind((str,), "a non-empty text", str, bool)
+    return OptionKind((str,), "a non-empty text", str, bool)
 
 
-def count(least: int = 0, most: int | None = None) -> Kind:
+def count(least: int = 0, most: int | None = None) -> OptionKind:
     """A number from `least` to `most`."""
     expected = f"a number from {least} on" if most is None else f"a number from {least} to {most}"
     allows = lambda value: least <= value and (most is None or value <= most)  # noqa: E731
-    return Kind((int,), expected, int, allows, "N")
+    return OptionKind((int,), expected, int, allows, "N")
 
 
-def byte_count(least: int = 0) -> Kind:
+def byte_count(least: int = 0) -> OptionKind:
     """A number of bytes; in text with PostgreSQL's units of 1024, such as 64kB, 16MB or 1.5GB."""
     expected = f"a number of bytes from {least} on, such as 65536, 64kB, 16MB or 1.5GB"
-    return Kind((int,), expected, _bytes, lambda value: least <= value <= _MOST, "BYTES")
+    return OptionKind((int,), expected, _bytes, lambda value: least <= value <= _MOST, "BYTES")
 
 
-def seconds(*, zero: bool = False) -> Kind:
+def seconds(*, zero: bool = False) -> OptionKind:
     """A number of seconds; in text with PostgreSQL's units, such as 500ms, 10min, 12h or 7d."""
     expected = "a number of seconds, such as 0.5, 500ms, 10min, 12h or 7d"
     if not zero:
         expected += ", above 0"
     allows = lambda value: math.isfinite(value) and (value > 0 or (zero and value == 0))  # noqa: E731
-    return Kind((int, float), expected, _time, allows, "TIME")
+    return OptionKind((int, float), expected, _time, allows, "TIME")
 
 
 def _word(text: str) -> bool:
@@ -157,7 +157,7 @@ _KIND, _HELP, _FLAG, _DEFAULT, _NONE = "kind", "help", "flag", "shown_default", 
 
 
 def option(
-    kind: Kind,
+    kind: OptionKind,
     default: Any,
     help: str,
     *,
@@ -204,7 +204,7 @@ class OptionField:
     """
 
     name: str
-    kind: Kind
+    kind: OptionKind
     default: Any
     help: str
     has_flag: bool

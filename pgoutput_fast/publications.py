@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ACTIONS",
     "Attribute",
+    "CatalogRelation",
     "Entry",
     "Generated",
     "Publication",
     "Publications",
-    "Published",
-    "Table",
+    "PublishedRelation",
     "UniqueIndex",
     "read_attributes",
     "read_generated",
@@ -125,7 +125,7 @@ class Entry(NamedTuple):
     filtered: Sequence[int]
 
 
-class Table(NamedTuple):
+class CatalogRelation(NamedTuple):
     """A table, a partitioned one, or a foreign one that is a partition; of ``pg_class``.
 
     Fields: oid, namespace_id, namespace, name, kind, persistence, replica_identity, filenode,
@@ -148,7 +148,7 @@ class Table(NamedTuple):
     placed: int | None
 
 
-class Published(NamedTuple):
+class PublishedRelation(NamedTuple):
     """A table by which changes are published: an ordinary one, or the root of partitions.
 
     Fields: table, publications (those that publish it by this table, with its columns and filters),
@@ -156,9 +156,9 @@ class Published(NamedTuple):
     "truncate" are published of all of its leaves).
     """
 
-    table: Table
+    table: CatalogRelation
     publications: list[Publication]
-    leaves: list[Table]
+    leaves: list[CatalogRelation]
     actions: set[str]
 
 
@@ -295,19 +295,21 @@ class Publications:
         }
         self.tables = {
             found.oid: found
-            for found in (Table(*row) for row in _ask(connection, _TABLES, _FIRST_PUBLISHED))
+            for found in (
+                CatalogRelation(*row) for row in _ask(connection, _TABLES, _FIRST_PUBLISHED)
+            )
         }
 
     # --- tables ----------------------------------------------------------------------------------
 
-    def published(self) -> list[Published]:
+    def published(self) -> list[PublishedRelation]:
         """The tables by which something is published, in the order of their names."""
-        found: dict[int, Published] = {}
+        found: dict[int, PublishedRelation] = {}
         for leaf in self.tables.values():
             if leaf.kind == "r" and leaf.persistence == "p":
                 oid, publications, actions = self._publishing(leaf)
                 if publications:
-                    new = Published(self.tables[oid], publications, [], set(actions))
+                    new = PublishedRelation(self.tables[oid], publications, [], set(actions))
                     one = found.setdefault(oid, new)
                     one.leaves.append(leaf)
                     one.actions.intersection_update(actions)
@@ -317,10 +319,10 @@ class Publications:
                 oid, publications, actions = self._publishing(root)
                 publications = [one for one in publications if one.via_root]
                 if oid == root.oid and publications:
-                    found[oid] = Published(root, publications, [], actions)
+                    found[oid] = PublishedRelation(root, publications, [], actions)
         return sorted(found.values(), key=lambda one: (one.table.namespace, one.table.name))
 
-    def _publishing(self, table: Table) -> tuple[int, list[Publication], set[str]]:
+    def _publishing(self, table: CatalogRelation) -> tuple[int, list[Publication], set[str]]:
         """By which table the rows of one are published, the publications that do so, and actions.
 
         It is the topmost ancestor of all publications, as of get_rel_sync_entry in pgoutput.c; the
@@ -342,50 +344,52 @@ class Publications:
                 found.append(publication)
         return oid, found, actions
 
-    def has(self, publication: Publication, table: Table) -> bool:
+    def has(self, publication: Publication, table: CatalogRelation) -> bool:
         """Whether a publication has a table, or a partitioned table to which it belongs.
 
         The rows of tables that are not permanent, and of foreign ones, are not sent all the same.
         """
         return any(self._names(publication, one) for one in (table, *self.ancestors(table)))
 
-    def top(self, publication: Publication, table: Table) -> Table:
+    def top(self, publication: Publication, table: CatalogRelation) -> CatalogRelation:
         """The topmost table that a publication has, of which `table` is a partition; or it."""
         return self._topmost(publication, table)[0]
 
-    def _topmost(self, publication: Publication, table: Table) -> tuple[Table, int]:
+    def _topmost(
+        self, publication: Publication, table: CatalogRelation
+    ) -> tuple[CatalogRelation, int]:
         """That table, and how many levels above `table` it is."""
         levels = enumerate([table, *self.ancestors(table)])
         named = [(one, level) for level, one in levels if self._names(publication, one)]
         return max(named, key=lambda one: one[1], default=(table, 0))
 
-    def ancestors(self, table: Table) -> list[Table]:
+    def ancestors(self, table: CatalogRelation) -> list[CatalogRelation]:
         """The partitioned tables above a partition, from its parent on."""
-        found: list[Table] = []
+        found: list[CatalogRelation] = []
         while table.parent in self.tables and len(found) < len(self.tables):
             table = self.tables[table.parent]
             found.append(table)
         return found
 
-    def partitions(self) -> dict[int, list[Table]]:
+    def partitions(self) -> dict[int, list[CatalogRelation]]:
         """OID of each partitioned table → all tables below it that are not partitioned."""
-        found: dict[int, list[Table]] = defaultdict(list)
+        found: dict[int, list[CatalogRelation]] = defaultdict(list)
         for table in self.tables.values():
             if table.kind != "p":
                 for one in self.ancestors(table):
                     found[one.oid].append(table)
         return found
 
-    def _names(self, publication: Publication, table: Table) -> bool:
+    def _names(self, publication: Publication, table: CatalogRelation) -> bool:
         """Whether a publication names a table itself, its schema, or all tables."""
         return (publication.oid, table.oid) in self._entries or self._is_whole(publication, table)
 
-    def _is_whole(self, publication: Publication, table: Table) -> bool:
+    def _is_whole(self, publication: Publication, table: CatalogRelation) -> bool:
         """Whether a publication has a table without a list of columns and a row filter."""
         schema = (publication.oid, table.namespace_id) in self._schemas
         return table.kind != "f" and (publication.all_tables or schema)
 
-    def rows(self, table: Table) -> tuple[int, ...]:
+    def rows(self, table: CatalogRelation) -> tuple[int, ...]:
         """What of the catalogue has a table in the publications, as numbers, sorted.
 
         OIDs of the rows of pg_publication_rel and pg_publication_namespace that name it, or a
@@ -411,7 +415,7 @@ class Publications:
                     found |= {link for link in links if link is not None}
         return tuple(sorted(found))
 
-    def sources(self, published: Published) -> dict[str, list[str]]:
+    def sources(self, published: PublishedRelation) -> dict[str, list[str]]:
         """By what each action of a table is published, as texts that later ones are compared with.
 
         While there is one text of an action at both times, the action went on all the while, of the
@@ -439,7 +443,7 @@ class Publications:
         return {action: [text] if action in published.actions else [] for action in ACTIONS}
 
     def expressions(
-        self, published: Published, columns: Mapping[int, Sequence[Generated]]
+        self, published: PublishedRelation, columns: Mapping[int, Sequence[Generated]]
     ) -> dict[str, int]:
         """By which expressions the server makes the published generated columns of a table.
 
@@ -471,15 +475,15 @@ class Publications:
 
     # --- columns and row filters -----------------------------------------------------------------
 
-    def entry(self, publication: Publication, table: Table) -> Entry | None:
+    def entry(self, publication: Publication, table: CatalogRelation) -> Entry | None:
         """How a publication names a table; None if it does not, or has all of it."""
         return None if self._is_whole(publication, table) else self.named(publication, table)
 
-    def named(self, publication: Publication, table: Table) -> Entry | None:
+    def named(self, publication: Publication, table: CatalogRelation) -> Entry | None:
         """The same, also if the publication has all of the table's schema and so all of it."""
         return self._entries.get((publication.oid, table.oid))
 
-    def filters(self, published: Published) -> tuple[int, ...]:
+    def filters(self, published: PublishedRelation) -> tuple[int, ...]:
         """OIDs of the publications whose row filters choose the rows of a table.
 
         Those rows are published that one of them lets pass. Empty if all are.
@@ -491,7 +495,9 @@ class Publications:
         ]
         return tuple(filtered) if len(filtered) == len(published.publications) else ()
 
-    def sent(self, publication: Publication, table: Table) -> Callable[[int | None, str], bool]:
+    def sent(
+        self, publication: Publication, table: CatalogRelation
+    ) -> Callable[[int | None, str], bool]:
         """What tells of a column, by its number and whether it is generated, if it is sent."""
         entry = self.entry(publication, table)
         listed = None if entry is None else entry.columns
@@ -499,7 +505,9 @@ class Publications:
             return lambda number, generated: number in listed
         return lambda number, generated: generated in ("", publication.generated)
 
-    def columns(self, published: Published, columns: Sequence[Attribute]) -> list[Attribute]:
+    def columns(
+        self, published: PublishedRelation, columns: Sequence[Attribute]
+    ) -> list[Attribute]:
         """The columns of a table that are published, of those that it has.
 
         Raises
@@ -555,7 +563,9 @@ def read_unique_indexes(connection: Connection, relation_ids: Sequence[int]) -> 
     return [UniqueIndex(*row) for row in _ask(connection, query, list(relation_ids))]
 
 
-def read_unidentified(connection: Connection, names: Sequence[str]) -> list[tuple[Table, str]]:
+def read_unidentified(
+    connection: Connection, names: Sequence[str]
+) -> list[tuple[CatalogRelation, str]]:
     """Return the tables whose published updates and deletes the server refuses.
 
     Partitions are among them by themselves, as each has a replica identity of its own.

@@ -20,7 +20,7 @@ from .steps import (
 Key = int | bytes
 
 
-class _Row:
+class _FoldedRow:
     """A row of the table, wherever its key takes it.
 
     `row` is the change that sent its values, `sources` for each column the change where they are
@@ -36,14 +36,14 @@ class _Row:
         self.sources: list[int] | None = None
 
 
-class _Place:
+class _RowPlace:
     """A key: whether the table had a row there, the row that is there now, its last change."""
 
     __slots__ = ("held", "last", "row")
 
     def __init__(self, held: bool) -> None:
         self.held = held
-        self.row: _Row | None = None
+        self.row: _FoldedRow | None = None
         self.last = UNKNOWN
 
 
@@ -69,7 +69,7 @@ class Folder:
         self.truncated = False
         self.misfit = FITS
         self._width, self._integers = width, integers
-        self._places: dict[Key, _Place] = {}
+        self._places: dict[Key, _RowPlace] = {}
 
     def add(
         self,
@@ -112,7 +112,7 @@ class Folder:
         for i, step in enumerate(steps.tolist()):
             number = first + i
             if step == INSERT:
-                row = _Row(None)
+                row = _FoldedRow(None)
                 if not self._arrive(now[i], row, number):
                     return i
                 self._sent(row, number, ())
@@ -142,18 +142,18 @@ class Folder:
         data, at = values.tobytes(), ends.tolist()
         return [data[at[i] : at[i + 1]] for i in range(len(at) - 1)]
 
-    def _there(self, key: Key) -> _Row | None:
+    def _there(self, key: Key) -> _FoldedRow | None:
         """The row that has a key; None, and `misfit` says why, if there is none."""
         place = self._places.get(key)
         if place is None and not self.truncated:
-            place = self._places[key] = _Place(held=True)
-            place.row = _Row(key)
+            place = self._places[key] = _RowPlace(held=True)
+            place.row = _FoldedRow(key)
         if place is None or place.row is None:
             self.misfit = VACANT
             return None
         return place.row
 
-    def _leave(self, key: Key, number: int) -> _Row | None:
+    def _leave(self, key: Key, number: int) -> _FoldedRow | None:
         row = self._there(key)
         if row is not None:
             place = self._places[key]
@@ -162,17 +162,17 @@ class Folder:
                 row.origin = number
         return row
 
-    def _arrive(self, key: Key, row: _Row, number: int) -> bool:
+    def _arrive(self, key: Key, row: _FoldedRow, number: int) -> bool:
         place = self._places.get(key)
         if place is None:
-            place = self._places[key] = _Place(held=False)
+            place = self._places[key] = _RowPlace(held=False)
         if place.row is not None:
             self.misfit = OCCUPIED
             return False
         place.row, place.last = row, number
         return True
 
-    def _sent(self, row: _Row, number: int, unsent: Any) -> None:
+    def _sent(self, row: _FoldedRow, number: int, unsent: Any) -> None:
         if not unsent:
             row.sources = None
         else:

@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from .._disk import claim_directory
 from ..errors import PgOutputError, RetryableError
-from ..segments.reader import Commit
+from ..segments.reader import CommitRecord
 from .delta_files import Writer
 from .delta_joins import Joins
 from .delta_place import Place, directory_of, require_deltalake
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from .iceberg_table import Catalog
+    from .iceberg_table import IcebergCatalog
 
 __all__ = ["DECODED_FOR", "DeltaTarget"]
 
@@ -142,11 +142,11 @@ class DeltaTarget:
         require_deltalake()
         self.change_tables = ParquetTable if changes == "parquet" else Table
         self._kind = changes if iceberg is None else "iceberg"
-        self._catalog: Catalog | None = None
+        self._catalog: IcebergCatalog | None = None
         if iceberg is not None:
-            from .iceberg_table import Catalog
+            from .iceberg_table import IcebergCatalog
 
-            self._catalog = Catalog(iceberg)
+            self._catalog = IcebergCatalog(iceberg)
         self.threads = threads or min(4, os.cpu_count() or 1)
         self.place = Place(str(uri), storage_options)
         self._partition_by = {name: list(of) for name, of in (partition_by or {}).items()}
@@ -315,7 +315,7 @@ class DeltaTarget:
         if self.place.path is not None:  # in object storage each question takes its time
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
         lsn, time = (progress.transaction(name) or 0 for name in _NEWEST)
-        newest = Commit(lsn, time) if lsn else None
+        newest = CommitRecord(lsn, time) if lsn else None
         return Stored(progress.position[0], held, newest, policies=kept.policies)
 
     def _with_state(self, path: Path, held: Held) -> Held:

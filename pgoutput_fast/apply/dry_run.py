@@ -10,7 +10,7 @@ from ..captured.progress import Progress
 from ..captured.units import Chunk, SegmentSource, open_source
 from ..directory.consumers import consumers
 from ..directory.reading import Position, first_position
-from ..history import Follower, history_of
+from ..history import HistoryFollower, history_of
 from ..names import qualified, shown_name
 from ..policies import Policies
 from ..segments.listing import has_begun, not_begun
@@ -289,7 +289,7 @@ def _count(
         "on_error": "raise", "max_bytes": 16 << 20,
     }  # fmt: skip
     history = history_of([directory])
-    follower = None if history is None else Follower(history, options.history)
+    follower = None if history is None else HistoryFollower(history, options.history)
     if follower is not None:
         decoding["registry"] = follower.registry
 

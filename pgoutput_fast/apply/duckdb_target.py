@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from .._disk import claim_directory, fsync_path
 from ..errors import Argument, PgOutputError
 from ..names import distinct_names
-from ..segments.reader import Commit
+from ..segments.reader import CommitRecord
 from .duckdb_file import DuckdbFile, lacks_memory
 from .duckdb_sql import PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same, versioned
 from .duckdb_views import remake_views
@@ -253,7 +253,7 @@ class DuckdbTarget:
             return Stored(0, {})
         self.kept = self.kept.check(str(self.path), kept)
         lsn, time_ = found[6:8]
-        newest = Commit(lsn, time_) if lsn else None
+        newest = CommitRecord(lsn, time_) if lsn else None
         return Stored(found[3], tables, newest, policies=kept.policies)
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ class Folding:
             self._truncated_at = batch.column("commit_time").cast(pa.int64())[last].as_py()
             batch = batch.slice(last + 1)
         if batch.num_rows:
-            rows.add(_Changes(batch, version))
+            rows.add(_NetChanges(batch, version))
 
     def _met(self, schema: pa.Schema) -> tuple[Version, _Keyed | _Multiset]:
         """The version of a batch, and the rows of the table, which know it."""
@@ -229,7 +229,7 @@ class Folding:
         )
 
 
-class _Changes:
+class _NetChanges:
     """The columns of a batch, as the fold reads them."""
 
     def __init__(self, batch: pa.RecordBatch, version: Version) -> None:
@@ -457,7 +457,7 @@ class _Keyed:
         self._folder.truncate()
         self._store.clear()
 
-    def add(self, changes: _Changes) -> None:
+    def add(self, changes: _NetChanges) -> None:
         """Take changes."""
         count, steps, old = changes.num_rows, changes.steps, changes.brings_old()
         at = [changes.names.index(name) for name in self.key]
@@ -514,7 +514,7 @@ class _Keyed:
             for i, (_, type_) in enumerate(self._columns)
         ]
 
-    def _refuse(self, changes: _Changes, row: int, at: list[int]) -> NoReturn:
+    def _refuse(self, changes: _NetChanges, row: int, at: list[int]) -> NoReturn:
         occupied = self._folder.misfit == OCCUPIED
         moved = not occupied and changes.steps[row] == UPDATE and changes.brings_old()[row]
         columns = changes.before if moved else changes.after
@@ -653,7 +653,7 @@ class _Multiset:
         self._store.clear()
         self._truncated = True
 
-    def add(self, changes: _Changes) -> None:
+    def add(self, changes: _NetChanges) -> None:
         """Take changes: a row goes, a row comes, or both."""
         steps = changes.steps
         whole = pc.equal(changes.kinds, "O").fill_null(False).to_numpy(zero_copy_only=False)

@@ -43,7 +43,7 @@ _APP, _LSN, _COPY_LSN, _SCHEMA, _GAP = (
 )
 
 
-class Catalog:
+class IcebergCatalog:
     """A catalogue of Iceberg tables, which is opened when it is asked the first time.
 
     Parameters
@@ -137,7 +137,7 @@ class IcebergTable(Table):
         directory: str,
         app: str,
         retention_hours: int,
-        catalog: Catalog,
+        catalog: IcebergCatalog,
         name: str,
     ) -> None:
         super().__init__(place, directory, app, retention_hours)

@@ -11,7 +11,7 @@ from ..columnar.selection import Selection
 from ..directory.consumers import check_consumer_name
 from ..errors import Argument, PgOutputError
 from ..history import POLICIES, HistoryPolicy
-from ..options import Kind, Options, byte_count, choice, count, flag, option, seconds, text
+from ..options import OptionKind, Options, byte_count, choice, count, flag, option, seconds, text
 from ..policies import Policies, policies_of
 from .duckdb_file import LEAST_MEMORY
 
@@ -44,29 +44,29 @@ def _no_text(given: str) -> Any:
     raise ValueError(given)
 
 
-_POLICIES = Kind(
+_POLICIES = OptionKind(
     (Policies,), "policies, such as infinity=null numeric=20,4",
     lambda given: policies_of(_words(given)), metavar="NAME=VALUE",
 )  # fmt: skip
-_TABLES = Kind(
+_TABLES = OptionKind(
     (str, Sequence), "names of tables",
     str, lambda given: bool(given) and all(isinstance(one, str) for one in given), "PATTERN",
     normal=lambda given: Selection(given).tables,
 )  # fmt: skip
-_STORAGE = Kind(
+_STORAGE = OptionKind(
     (Mapping,), "a mapping of str to str", _no_text, _is_text_mapping, "{NAME=VALUE}",
     is_secret=True,
 )  # fmt: skip
-_ICEBERG = Kind(
+_ICEBERG = OptionKind(
     (str, Mapping), "the name of a catalogue, or a mapping of str to str", str,
     lambda given: bool(given) and (isinstance(given, str) or _is_text_mapping(given)), "CATALOG",
     is_secret=True,
 )  # fmt: skip
-_PARTITIONS = Kind(
+_PARTITIONS = OptionKind(
     (Mapping,), "a mapping of tables to one or several different columns",
     _no_text, _are_columns, "TABLE=COLUMN,…",
 )  # fmt: skip
-_CONSUMER = Kind((str,), "the name of a consumer", str, metavar="NAME")
+_CONSUMER = OptionKind((str,), "the name of a consumer", str, metavar="NAME")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ..types.table import BUILTIN_TYPES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..segments.reader import Commit
+    from ..segments.reader import CommitRecord
     from .folding import NetChanges
 
 TARGET_FORMAT = 4
@@ -184,7 +184,7 @@ class Stored(NamedTuple):
 
     lsn: int
     tables: dict[int, Held]
-    newest: Commit | None = None
+    newest: CommitRecord | None = None
     is_new: bool = False
     policies: Policies | None = None
 

@@ -19,7 +19,7 @@ from ..columnar.decoder import ColumnarDecoder
 from ..directory.known import how_to_copy
 from ..directory.looking import look
 from ..errors import Argument, PgOutputError, RetryableError
-from ..history import Follower, history_of
+from ..history import HistoryFollower, history_of
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
 from .departures import departed
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..directory.reading import Position
     from ..history import TablesAt
     from ..policies import Policies
-    from ..segments.reader import Commit
+    from ..segments.reader import CommitRecord
     from .options import SyncOptions
 
 _log = logging.getLogger(__name__)
@@ -119,9 +119,9 @@ class WindowWriter:
         self._paused: dict[int, Paused] = {}
         self._states = look(directory).states
         self._history = history_of([directory])
-        self._follower: Follower | None = None
+        self._follower: HistoryFollower | None = None
         if self._history is not None:
-            self._follower = Follower(self._history, options.history)
+            self._follower = HistoryFollower(self._history, options.history)
             decoding = {**decoding, "registry": self._follower.registry}
         self._decoding = decoding
         self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
@@ -216,7 +216,7 @@ class WindowWriter:
         self._held = fold_outcomes(self._held, outcomes, time.time())
         self._settle_names()
 
-    def _commit(self, lsn: int, tables: dict[int, Held], newest: Commit | None) -> Stored:
+    def _commit(self, lsn: int, tables: dict[int, Held], newest: CommitRecord | None) -> Stored:
         """End the window."""
         stored = Stored(lsn, tables, newest)
         self._target.commit(stored)
@@ -240,7 +240,7 @@ class WindowWriter:
                     self._tell()
             self._end_copy(copy)
 
-    def _newest_of(self, plan: Plan) -> Commit | None:
+    def _newest_of(self, plan: Plan) -> CommitRecord | None:
         """The newest commit that was looked at, with this window."""
         if end_of(plan).lsn <= self._lsn:
             return self._newest  # all of it was read before

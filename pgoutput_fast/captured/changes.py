@@ -14,7 +14,7 @@ from .windows import counted, frame_counts, given_lsns
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
-    from ..history import Follower
+    from ..history import HistoryFollower
     from .units import Chunk
 
 
@@ -56,7 +56,7 @@ class ChangeReader:
     def __init__(
         self,
         decoding: dict[str, Any],
-        follower: Follower | None = None,
+        follower: HistoryFollower | None = None,
         decoded: Callable[[ColumnarDecoder, Chunk, list[int]], None] | None = None,
         refused: Callable[[Chunk, list[Refusal]], None] | None = None,
     ) -> None:

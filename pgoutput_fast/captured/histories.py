@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ..segments.reader import Commit
+    from ..segments.reader import CommitRecord
     from .units import Unit
 
 
-def newest_commit(units: Sequence[Unit]) -> Commit | None:
+def newest_commit(units: Sequence[Unit]) -> CommitRecord | None:
     """That of the last transaction that units have; None: they have none, or nobody can tell.
 
     Files of snapshots do not count, as their rows may be far behind the stream. Of the others, only
@@ -43,7 +43,7 @@ def newest_commit(units: Sequence[Unit]) -> Commit | None:
     return None
 
 
-def has_commit(directory: Path, commit: Commit) -> bool | None:
+def has_commit(directory: Path, commit: CommitRecord) -> bool | None:
     """Whether a directory has a commit; None: it has not that part of the stream.
 
     Raises
@@ -64,7 +64,7 @@ def has_commit(directory: Path, commit: Commit) -> bool | None:
         # Some were merged since, or deleted: list them again.
 
 
-def _has(path: Path, commit: Commit) -> bool:
+def _has(path: Path, commit: CommitRecord) -> bool:
     import pyarrow.compute as pc
 
     with SegmentReader(path) as reader:

@@ -48,12 +48,12 @@ def _group() -> click.Group:
     import click
     from click.shell_completion import CompletionItem
 
-    from ._style import Context
+    from ._style import StyledContext
 
     class Group(click.Group):
         """Commands that are imported when they are needed."""
 
-        context_class = Context
+        context_class = StyledContext
 
         def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
             return sorted(_COMMANDS)
@@ -72,7 +72,7 @@ def _group() -> click.Group:
                     ctx.fail(f"No such command {cmd_name!r}; did you mean {near[0]}?")
                 return None
             command: click.Command = _imported(cmd_name).command
-            command.context_class = Context
+            command.context_class = StyledContext
             return command
 
         def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

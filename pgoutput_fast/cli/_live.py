@@ -16,7 +16,7 @@ from rich.text import Text
 from ..errors import counted
 from ..lsn import format_lsn
 from ..watching.figures import Meter
-from ..watching.logs import Formatter, logged
+from ..watching.logs import RecordFormatter, logged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -195,7 +195,7 @@ def folded(parts: Iterable[tuple[str, str]], width: int) -> Text:
 
 @contextlib.contextmanager
 def shown(
-    formatter: Formatter,
+    formatter: RecordFormatter,
     kind: LogFormat,
     interval: float,
     live_view: Callable[[Live], _View],

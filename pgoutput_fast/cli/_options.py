@@ -15,7 +15,7 @@ import click
 
 from ..errors import Argument, PgOutputError, printable
 from ..names import NamePart, name_parts
-from ..options import Kind, OptionField, Options, near
+from ..options import OptionField, OptionKind, Options, near
 from ..policies import Policies, policies_of, policy_texts
 
 if sys.version_info >= (3, 11):
@@ -44,7 +44,7 @@ class Value(click.ParamType[Any]):
 
     name = "value"
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: OptionKind) -> None:
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -61,7 +61,7 @@ class Value(click.ParamType[Any]):
         return click.Choice(self._kind.choices).shell_complete(ctx, param, incomplete)
 
 
-def value_of(name: str, kind: Kind, given: Any) -> Any:
+def value_of(name: str, kind: OptionKind, given: Any) -> Any:
     """Return the value of an option that a flag has as text, and a file as text or as it is.
 
     Raises

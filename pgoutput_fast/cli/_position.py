@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from ..errors import PgOutputError
-from ..replication.server_position import FRESH, Position, ask_position
+from ..replication.server_position import FRESH, ServerPosition, ask_position
 
 if TYPE_CHECKING:
     from ..connections import ConnectionParameters
@@ -40,7 +40,7 @@ class PositionWatch:
     """
 
     def __init__(self, parameters: ConnectionParameters) -> None:
-        self.latest: Position | None = None
+        self.latest: ServerPosition | None = None
         self._parameters = parameters
         self._tells = False
         self._stop = threading.Event()

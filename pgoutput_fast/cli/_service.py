@@ -15,7 +15,7 @@ import click
 from .. import PgOutputError, parse_lsn
 from ..errors import RetryableError, options_shown_as
 from ..options import Options, choice, count, option, seconds, text
-from ..watching.logs import Formatter, LogFormat
+from ..watching.logs import LogFormat, RecordFormatter
 from ._live import shown
 from ._options import shown_by
 from ._systemd import Notifier
@@ -119,7 +119,7 @@ class Service(NamedTuple):
 
     context: click.Context
     options: ServiceOptions
-    formatter: Formatter
+    formatter: RecordFormatter
     notifier: Notifier
     stop: Stop
 
@@ -173,7 +173,7 @@ def serve(
     run : callable
         Does the work, and returns the exit code.
     """
-    formatter = Formatter(options.log_format)
+    formatter = RecordFormatter(options.log_format)
     formatter.name_option = shown_by(context.command)
     with contextlib.ExitStack() as held:
         held.enter_context(options_shown_as(formatter.name_option))

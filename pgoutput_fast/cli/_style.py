@@ -43,7 +43,7 @@ def paint_for(stream: TextIO) -> Paint:
     return _coloured if wanted and stream.isatty() else plain
 
 
-class Formatter(click.HelpFormatter):
+class StyledHelp(click.HelpFormatter):
     """Help with headings and options in colours."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -62,7 +62,7 @@ class Formatter(click.HelpFormatter):
         super().write_dl(painted, col_max, col_spacing)
 
 
-class Context(click.Context):
+class StyledContext(click.Context):
     """The context of a command whose help is in colours."""
 
-    formatter_class = Formatter
+    formatter_class = StyledHelp

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..watching.sync_figures import SyncFigures
 
 
-class Moment(NamedTuple):
+class TableEvent(NamedTuple):
     """Something that happened to a table. Fields: time (seconds since 1970), table, text."""
 
     time: float
@@ -37,7 +37,7 @@ class Written(NamedTuple):
     seconds: float
 
 
-class Report(NamedTuple):
+class SyncReport(NamedTuple):
     """What a report says.
 
     Attributes
@@ -64,14 +64,14 @@ class Report(NamedTuple):
     begun: float
     made: float
     figures: SyncFigures | None
-    events: list[Moment]
+    events: list[TableEvent]
     windows: list[Written]
     is_over: bool
     error: str | None = None
     passes: bool = False
 
 
-def make_report(report: Report) -> str:
+def make_report(report: SyncReport) -> str:
     """The report, as HTML."""
     goes_on = "" if report.is_over else "; it goes on, and this page is renewed each minute"
     found = report.figures
@@ -86,7 +86,7 @@ def make_report(report: Report) -> str:
     )
 
 
-def _content(report: Report, found: SyncFigures) -> Iterator[str]:
+def _content(report: SyncReport, found: SyncFigures) -> Iterator[str]:
     yield html.figures(*_figures(report, found))
     yield html.section(
         "Tables",
@@ -98,7 +98,7 @@ def _content(report: Report, found: SyncFigures) -> Iterator[str]:
     yield html.section("What happened to tables", "", _events(report.events))
 
 
-def _verdict(report: Report) -> Iterator[str]:
+def _verdict(report: SyncReport) -> Iterator[str]:
     """What is to be known first, as paragraphs."""
     progress = None if report.figures is None else report.figures.progress
     wrong: list[str] = []
@@ -138,7 +138,7 @@ def _time(moment: float) -> str:
     return f"{made:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _figures(report: Report, found: SyncFigures) -> Iterable[tuple[str, str]]:
+def _figures(report: SyncReport, found: SyncFigures) -> Iterable[tuple[str, str]]:
     progress = found.progress
     seconds = max(report.made - report.begun, 1e-3)
     lag_bytes, lag_seconds = found.lag_bytes, found.lag_seconds
@@ -238,7 +238,7 @@ def _chart(windows: Sequence[Written]) -> str:
     )
 
 
-def _events(events: Sequence[Moment]) -> str:
+def _events(events: Sequence[TableEvent]) -> str:
     if not events:
         return "<p>Nothing but changes came.</p>"
     return html.table(

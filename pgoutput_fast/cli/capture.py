@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class _Watcher:
+class _CaptureWatcher:
     """Takes the progress of a capture to everything that shows it.
 
     Parameters
@@ -173,7 +173,7 @@ def _run(source: Slot, options: CaptureOptions, view: View, service: Service) ->
 
     with contextlib.ExitStack() as held:
         position = PositionWatch(parameters)
-        watcher = _Watcher(view, notifier, position)
+        watcher = _CaptureWatcher(view, notifier, position)
 
         def collectors() -> list[Collector]:
             from ..watching.metrics import capture_collector

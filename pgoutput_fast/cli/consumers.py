@@ -13,7 +13,7 @@ from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..errors import PgOutputError
 from ..segments.listing import contents, not_begun
 from ._consumer_positions import described_positions, tables_elsewhere
-from ._style import Context
+from ._style import StyledContext
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,7 +36,7 @@ def command(context: click.Context, directory: Path) -> None:
     context.obj = directory
 
 
-command.context_class = Context
+command.context_class = StyledContext
 
 
 @command.command("list")

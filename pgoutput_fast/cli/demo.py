@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgoutput_fast.demo.report import make_report
-from pgoutput_fast.demo.run import Progress, Result, run
+from pgoutput_fast.demo.run import DemoProgress, Result, run
 from pgoutput_fast.errors import PgOutputError, printable
 from pgoutput_fast.html_page import write_page
 
@@ -27,7 +27,7 @@ _LEAST_CHANGES, _MOST_CHANGES = 5_000, 5_000_000
 _LINES = 1.5  # seconds between two lines where there is no terminal
 
 
-class _Lines(Progress):
+class _Lines(DemoProgress):
     """Lines about what is being done, one every so many seconds, for as long as the block takes."""
 
     def __init__(self, console: Console) -> None:

@@ -25,7 +25,7 @@ from ..columnar.arrays import OPERATIONS, READ
 from ..directory.looking import look
 from ..errors import PgOutputError, printable
 from ..files import FORMATS, Format
-from ..history import POLICIES, Follower, HistoryPolicy, history_of
+from ..history import POLICIES, HistoryFollower, HistoryPolicy, history_of
 from ..protocol.copydata import Keepalive
 from ..protocol.wire import TAGS, relation_id_of
 from ..segments import SegmentReader, list_segments
@@ -82,7 +82,7 @@ def _messages(
     path: Path,
     policies: Policies | None,
     registry: TypeRegistry | None,
-    follower: Follower | None,
+    follower: HistoryFollower | None,
 ) -> Iterator[Shown | Keepalive]:
     """Decode the messages of a file, from its start, with the types that `follower` has."""
     if is_segment(path):
@@ -374,7 +374,7 @@ def command(
     errors = 0
     files = _files(paths)
     found = history_of(paths) if values == "typed" and types is None else None
-    follower = None if found is None else Follower(found, history or "error")
+    follower = None if found is None else HistoryFollower(found, history or "error")
     for path in files:
         counts.files += 1
         for shown in _messages(path, policies, types, follower):
@@ -407,7 +407,7 @@ def command(
     return 0
 
 
-def _check_types(shown: Shown, follower: Follower, path: Path) -> None:
+def _check_types(shown: Shown, follower: HistoryFollower, path: Path) -> None:
     """Refuse a row of which the history does not say in which form its values are."""
     if shown.frame[:1] not in (b"I", b"U", b"D"):
         return

@@ -28,7 +28,7 @@ from ._service import STATUS_INTERVAL, ServiceOptions, checked_until, serve
 from ._spark_engine import SparkOptions, check_options, running_engine, spark_options
 from ._sync_events import table_events
 from ._sync_plan import SyncCall, call_of, print_plan
-from ._sync_report import Moment, Report, Written, make_report
+from ._sync_report import SyncReport, TableEvent, Written, make_report
 from ._sync_views import SyncLiveView, SyncLogView, not_kept_text, sync_status
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from ..apply import SyncProgress
     from ..apply.syncing import Engine
-    from ..replication.server_position import Position
-    from ..watching.logs import Formatter
+    from ..replication.server_position import ServerPosition
+    from ..watching.logs import RecordFormatter
     from ..watching.metrics import Collector
     from ..watching.sync_figures import SyncFigures
     from ._service import Service
@@ -58,7 +58,7 @@ _OPTIONS = (SyncOptions, TargetOptions, CaptureOptions, SparkOptions, ServiceOpt
 _log = logging.getLogger(__name__)
 
 
-class _Watcher:
+class _SyncWatcher:
     """Takes the progress of a sync to everything that shows it.
 
     Parameters
@@ -70,7 +70,10 @@ class _Watcher:
     """
 
     def __init__(
-        self, view: SyncView, notifier: Notifier, position: Callable[[], Position | None] | None
+        self,
+        view: SyncView,
+        notifier: Notifier,
+        position: Callable[[], ServerPosition | None] | None,
     ) -> None:
         self._view = view
         self._notifier = notifier
@@ -79,7 +82,7 @@ class _Watcher:
         self._progress: SyncProgress | None = None
         self._next_status = 0.0
         self.begun = time.time()
-        self.events: deque[Moment] = deque(maxlen=_EVENTS)
+        self.events: deque[TableEvent] = deque(maxlen=_EVENTS)
         self.windows: deque[Written] = deque(maxlen=_WINDOWS)
         self.on_progress: Callable[[SyncFigures], None] = lambda _: None
 
@@ -115,15 +118,15 @@ class _Watcher:
             self.windows.append(Written(time.time(), changes, progress.write_seconds))
         for table, text in table_events(before, progress):
             _log.info("%s %s", table, text, extra={"event": "table", "numbers": {"table": table}})
-            self.events.append(Moment(time.time(), table, text))
+            self.events.append(TableEvent(time.time(), table, text))
         for table, why in progress.stale.items():
             if before.stale.get(table) != why:
-                self.events.append(Moment(time.time(), table, f"is not kept up to date: {why}"))
+                self.events.append(TableEvent(time.time(), table, f"is not kept up to date: {why}"))
         for table, why in progress.paused.items():
             if before.paused.get(table) != why:
-                self.events.append(Moment(time.time(), table, f"is paused: {why}"))
+                self.events.append(TableEvent(time.time(), table, f"is paused: {why}"))
         for table in before.paused.keys() - progress.paused.keys():
-            self.events.append(Moment(time.time(), table, "is not paused any more"))
+            self.events.append(TableEvent(time.time(), table, "is not paused any more"))
 
     def end(self, progress: SyncProgress) -> SyncFigures:
         """Show the numbers of the end."""
@@ -254,7 +257,9 @@ def _run(
     stop, notifier = service.stop, service.notifier
     with contextlib.ExitStack() as held:
         position = None if parameters is None else PositionWatch(parameters)
-        watcher = _Watcher(view, notifier, None if position is None else lambda: position.latest)
+        watcher = _SyncWatcher(
+            view, notifier, None if position is None else lambda: position.latest
+        )
 
         def collectors() -> list[Collector]:
             from ..watching.metrics import capture_collector, sync_collector
@@ -306,8 +311,8 @@ class _Reporting:
         path: Path | None,
         source: str,
         target: str,
-        watcher: _Watcher,
-        formatter: Formatter,
+        watcher: _SyncWatcher,
+        formatter: RecordFormatter,
     ) -> None:
         self._path = path
         self._names = source, target
@@ -329,7 +334,9 @@ class _Reporting:
         text = f"a fault of this program ({error!r}), see its log"
         if isinstance(error, PgOutputError):
             text = error.text(self._formatter.name_option)
-        self._watcher.events.append(Moment(time.time(), "", f"the sync ended by an error: {text}"))
+        self._watcher.events.append(
+            TableEvent(time.time(), "", f"the sync ended by an error: {text}")
+        )
         with contextlib.suppress(PgOutputError):
             self.write(
                 self._watcher.figures(), is_over=True, error=text,
@@ -350,7 +357,7 @@ class _Reporting:
         watcher = self._watcher
         # As the log has them, with options in place of arguments, and without secrets.
         events = [one._replace(text=self._formatter.shown(one.text)) for one in watcher.events]
-        report = Report(
+        report = SyncReport(
             *self._names, watcher.begun, time.time(), figures, events, list(watcher.windows),
             is_over, None if error is None else self._formatter.shown(error), passes,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from ..errors import PgOutputError, counted, printable, without_passwords
 from ..lsn import format_lsn
 from ..options import byte_count, seconds
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
-from ..watching.logs import Formatter, logged, write_line
+from ..watching.logs import RecordFormatter, logged, write_line
 from ._dsn import dsn_options, given_dsn, publications_option
 from ._options import Value, policies_option, shown_by
 from ._spark_engine import check_options, running_engine, spark_options
@@ -115,7 +115,7 @@ def command(
     try:
         dsn = given_dsn(context, dsn, dsn_file)
         with (
-            logged(Formatter("text"), level=logging.WARNING)
+            logged(RecordFormatter("text"), level=logging.WARNING)
             if engine == "spark"
             else contextlib.nullcontext(),
             running_engine("verify", engine, master, conf) as options["engine"],

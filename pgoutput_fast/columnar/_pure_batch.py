@@ -13,7 +13,7 @@ from ._pure_relation import RelationRows
 from .arrays import (
     OPERATIONS,
     READ,
-    Column,
+    ArrayBuffers,
     commit_of,
     first_seq_of,
     fixed_column,
@@ -40,7 +40,7 @@ class ChangeBatch:
     layout: Layout
     binary: tuple[int, ...]
     num_rows: int
-    _columns: Column
+    _columns: ArrayBuffers
     _target: str
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class ChangeBatch:
             if bits is not None:
                 known = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
                 values[known[: self.num_rows] == 0] = value
-            columns[i] = Column(self.num_rows, 0, (None, values.tobytes()))
+            columns[i] = ArrayBuffers(self.num_rows, 0, (None, values.tobytes()))
         return _made(self.layout, self.binary, self._target, tuple(columns))
 
     def as_read(self, commit_lsn: int, commit_time: int, first_seq: int) -> ChangeBatch:
@@ -187,18 +187,18 @@ def batch_of(relation: RelationRows, target: str) -> ChangeBatch:
 
 
 def _made(
-    layout: Layout, binary: tuple[int, ...], target: str, columns: tuple[Column, ...]
+    layout: Layout, binary: tuple[int, ...], target: str, columns: tuple[ArrayBuffers, ...]
 ) -> ChangeBatch:
     batch = ChangeBatch.__new__(ChangeBatch)
     batch.layout = layout
     batch.binary = binary
     batch.num_rows = columns[0].length
     batch._target = target
-    batch._columns = Column(batch.num_rows, 0, (None,), columns)
+    batch._columns = ArrayBuffers(batch.num_rows, 0, (None,), columns)
     return batch
 
 
-def _size(column: Column) -> int:
+def _size(column: ArrayBuffers) -> int:
     return sum(len(buffer or b"") for buffer in column.buffers) + sum(map(_size, column.children))
 
 

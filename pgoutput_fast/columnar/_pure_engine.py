@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from ..decoding.state import StreamState
     from ..protocol.messages import Message
-    from .options import Options
+    from .options import DecoderOptions
 
 _uint32 = struct.Struct(">I").unpack_from
 _event = struct.Struct("=qQQqIIB7x").pack
@@ -65,7 +65,7 @@ class Engine:
     options : pgoutput_fast.columnar.options.Options
     """
 
-    def __init__(self, state: StreamState, options: Options) -> None:
+    def __init__(self, state: StreamState, options: DecoderOptions) -> None:
         self._options = options
         self._max_rows = min(options.max_rows, MOST_ROWS)
         self._wide = options.target == "spark"  # xids and LSNs are Spark's longs

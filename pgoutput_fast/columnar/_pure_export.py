@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import Column, pyarrow
+from .arrays import ArrayBuffers, pyarrow
 from .fields import Field
 from .pyarrow_bridge import arrow_array, schema_of
 
 
-def export(field: Field, column: Column) -> tuple[object, object]:
+def export(field: Field, column: ArrayBuffers) -> tuple[object, object]:
     """Export a column whose buffers are bytes as the capsules of its Arrow schema and array.
 
     Parameters
@@ -21,7 +21,7 @@ def export(field: Field, column: Column) -> tuple[object, object]:
     return capsules
 
 
-def record_batch(field: Field, column: Column) -> Any:
+def record_batch(field: Field, column: ArrayBuffers) -> Any:
     """A pyarrow record batch with the columns of a struct."""
     arrays = [arrow_array(*pair) for pair in zip(field.children, column.children, strict=True)]
     return pyarrow().RecordBatch.from_arrays(arrays, schema=schema_of(field))

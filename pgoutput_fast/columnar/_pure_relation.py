@@ -9,7 +9,7 @@ from array import array
 from typing import Any
 
 from ..decoding.plan import RelationPlan
-from .arrays import Column, bits_of, column_of, dictionary_of, validity, variable_column
+from .arrays import ArrayBuffers, bits_of, column_of, dictionary_of, validity, variable_column
 from .fields import Field
 from .schema import Layout
 
@@ -43,7 +43,7 @@ class _Values:
         else:
             self.data += bytes(count * (self.width or 1))
 
-    def column(self) -> Column:
+    def column(self) -> ArrayBuffers:
         if self.field.is_nested:
             spans = zip(self.present, self.ends, self.ends[1:], strict=False)
             data = bytes(self.data)
@@ -53,7 +53,7 @@ class _Values:
         buffers = (bits, self.ends.tobytes(), data) if self.width < 0 else (bits, data)
         null_count = self.present.count(0)
         dictionary = dictionary_of(self.field)
-        return Column(len(self.present), null_count, buffers, dictionary=dictionary)
+        return ArrayBuffers(len(self.present), null_count, buffers, dictionary=dictionary)
 
 
 class _Side:
@@ -81,11 +81,11 @@ class _Side:
             if column.width < 0
         )
 
-    def column(self) -> Column:
+    def column(self) -> ArrayBuffers:
         self._catch_up()
         children = tuple([column.column() for column in self.columns])
         present = self.present
-        return Column(len(present), present.count(0), (validity(present),), children)
+        return ArrayBuffers(len(present), present.count(0), (validity(present),), children)
 
     def _catch_up(self) -> None:
         if self._missing:
@@ -113,7 +113,7 @@ class RelationRows:
         self.bytes = 0
         self.row_bytes = self.layout.row_bytes
 
-    def unchanged_column(self) -> Column:
+    def unchanged_column(self) -> ArrayBuffers:
         count = len(self.heads)
         ends, names = array("i", [0]), list[bytes]()
         for row in range(count):
@@ -121,4 +121,4 @@ class RelationRows:
             ends.append(len(names))
         present = [row in self.unchanged for row in range(count)]
         buffers = (validity(present), ends.tobytes())
-        return Column(count, count - sum(present), buffers, (variable_column(names),))
+        return ArrayBuffers(count, count - sum(present), buffers, (variable_column(names),))

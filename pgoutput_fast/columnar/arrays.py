@@ -315,7 +315,7 @@ def pyarrow() -> Any:
     return module
 
 
-class Column(NamedTuple):
+class ArrayBuffers(NamedTuple):
     """The buffers of an Arrow array, and those of its children.
 
     Fields: length, null_count, buffers (bytes; None for the validity bitmap if nothing is null),
@@ -325,8 +325,8 @@ class Column(NamedTuple):
     length: int
     null_count: int
     buffers: tuple[bytes | None, ...]
-    children: tuple[Column, ...] = ()
-    dictionary: Column | None = None
+    children: tuple[ArrayBuffers, ...] = ()
+    dictionary: ArrayBuffers | None = None
 
 
 def bits_of(flags: Iterable[int]) -> bytes:
@@ -341,15 +341,15 @@ def validity(present: Sequence[int]) -> bytes | None:
     return None if all(present) else bits_of(present)
 
 
-def fixed_column(letter: str, values: Sequence[Any]) -> Column:
+def fixed_column(letter: str, values: Sequence[Any]) -> ArrayBuffers:
     """A column of numbers with the format `letter` of :mod:`struct`, None for null."""
     null_count = values.count(None)
     packed = struct.pack(f"={len(values)}{letter}", *(value or 0 for value in values))
     present = [value is not None for value in values]
-    return Column(len(values), null_count, (validity(present), packed))
+    return ArrayBuffers(len(values), null_count, (validity(present), packed))
 
 
-def variable_column(values: Sequence[bytes | None]) -> Column:
+def variable_column(values: Sequence[bytes | None]) -> ArrayBuffers:
     """A column of bytes of any length, None for null."""
     ends = [0]
     for value in values:
@@ -357,10 +357,10 @@ def variable_column(values: Sequence[bytes | None]) -> Column:
     present = [value is not None for value in values]
     offsets = struct.pack(f"={len(ends)}i", *ends)
     data = b"".join([value for value in values if value is not None])
-    return Column(len(values), values.count(None), (validity(present), offsets, data))
+    return ArrayBuffers(len(values), values.count(None), (validity(present), offsets, data))
 
 
-def column_of(field: Field, values: Sequence[bytes | None]) -> Column:
+def column_of(field: Field, values: Sequence[bytes | None]) -> ArrayBuffers:
     """A column of the bytes that a field's functions made of each value, None for null."""
     count, null_count = len(values), values.count(None)
     bits = validity([value is not None for value in values])
@@ -370,7 +370,7 @@ def column_of(field: Field, values: Sequence[bytes | None]) -> Column:
         children = [
             column_of(child, [row[i] for row in rows]) for i, child in enumerate(field.children)
         ]
-        return Column(count, null_count, (bits,), tuple(children))
+        return ArrayBuffers(count, null_count, (bits,), tuple(children))
     if field.children:
         parts: list[bytes | None] = []
         ends = array("i", [0])
@@ -380,15 +380,15 @@ def column_of(field: Field, values: Sequence[bytes | None]) -> Column:
             parts += nulls if value is None else unpacked(value)
             ends.append(len(parts))
         buffers = (bits,) if field.format[:2] == "+w" else (bits, ends.tobytes())
-        return Column(count, null_count, buffers, (column_of(field.children[0], parts),))
+        return ArrayBuffers(count, null_count, buffers, (column_of(field.children[0], parts),))
     if field.width < 0:
         return variable_column(values)
     null = bytes(field.width or 1)
     data = b"".join([null if value is None else value for value in values])
     buffers = (bits, bits_of(data) if field.width == 0 else data)
-    return Column(count, null_count, buffers, dictionary=dictionary_of(field))
+    return ArrayBuffers(count, null_count, buffers, dictionary=dictionary_of(field))
 
 
-def dictionary_of(field: Field) -> Column | None:
+def dictionary_of(field: Field) -> ArrayBuffers | None:
     """The dictionary of an enum's column, which has its labels; None for other columns."""
     return None if field.labels is None else variable_column(list(field.labels.numbers))

@@ -21,9 +21,9 @@ from ..protocol.wire import XID_SIZE, offset_of, relation_id_of
 from ..settings import Settings, make_settings
 from ..types import TypeRegistry
 from ..values import EPOCH_UTC
-from .arrays import Column, FrameBatch, fixed_column, variable_column
+from .arrays import ArrayBuffers, FrameBatch, fixed_column, variable_column
 from .fields import Field, Target
-from .options import Layouts, OnError, Options
+from .options import DecoderOptions, Layouts, OnError
 from .selection import Selection
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class ErrorBatch(Sequence[BadFrame]):
             variable_column([one.data for one in bad]),
         )
         capsules: tuple[object, object] = twin("columnar._export").export(
-            _ERRORS, Column(len(bad), 0, (None,), columns)
+            _ERRORS, ArrayBuffers(len(bad), 0, (None,), columns)
         )
         return capsules
 
@@ -325,7 +325,7 @@ class ColumnarDecoder:
                 parameter="layouts",
                 hint=("Leave out ", Argument("tables"), " and ", Argument("columns")),
             )
-        options = Options(
+        options = DecoderOptions(
             target,
             Selection(tables, columns),
             bool(fill_unchanged),
@@ -349,7 +349,7 @@ class ColumnarDecoder:
                 state = state.copy(settings)
         self._start(state, options)
 
-    def _start(self, state: StreamState, options: Options) -> None:
+    def _start(self, state: StreamState, options: DecoderOptions) -> None:
         self._options = options
         self._engine = twin("columnar._engine").Engine(state, options)
         self._call: object = None  # stands for the call of decode() that is not yet complete
@@ -437,7 +437,7 @@ class ColumnarDecoder:
         if self._runs or not self._lock.acquire(blocking=False):
             raise PgOutputError("another thread decodes with this decoder; give each its own")
 
-    def __getstate__(self) -> tuple[StreamState, Options]:
+    def __getstate__(self) -> tuple[StreamState, DecoderOptions]:
         self._take()
         try:
             self._engine.sync()
@@ -445,7 +445,7 @@ class ColumnarDecoder:
         finally:
             self._lock.release()
 
-    def __setstate__(self, state: tuple[StreamState, Options]) -> None:
+    def __setstate__(self, state: tuple[StreamState, DecoderOptions]) -> None:
         self._start(*state)
 
     def __repr__(self) -> str:

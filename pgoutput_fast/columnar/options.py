@@ -27,7 +27,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DecoderOptions:
     """The arguments of a :class:`ColumnarDecoder`, checked."""
 
     target: Target

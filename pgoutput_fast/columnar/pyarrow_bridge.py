@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .arrays import Column, pyarrow
+from .arrays import ArrayBuffers, pyarrow
 from .fields import ARROW_TYPES, LABEL_FIELD, Field
 
 
-def arrow_array(field: Field, column: Column) -> Any:
+def arrow_array(field: Field, column: ArrayBuffers) -> Any:
     """A pyarrow array with the buffers of a column."""
     pa = pyarrow()
     made = pa.Array.from_buffers(

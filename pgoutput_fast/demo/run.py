@@ -17,7 +17,7 @@ import pgoutput_fast as pf
 from pgoutput_fast.errors import PgOutputError
 
 from .driver import Driver, reason
-from .workload import PUBLICATION, TABLES, Step, Workload
+from .workload import PUBLICATION, TABLES, Workload, WorkloadStep
 
 if TYPE_CHECKING:
     import psycopg
@@ -123,7 +123,7 @@ class Result:
         )
 
 
-class Progress:
+class DemoProgress:
     """Receives how far a run has come. This class does nothing; subclasses show it."""
 
     def phase(self, name: str) -> None:
@@ -136,7 +136,7 @@ class Progress:
         """Tell of something that has happened."""
 
 
-def run(changes: int, *, directory: Path, progress: Progress | None = None) -> Result:
+def run(changes: int, *, directory: Path, progress: DemoProgress | None = None) -> Result:
     """Run the demonstration.
 
     Parameters
@@ -158,11 +158,11 @@ def run(changes: int, *, directory: Path, progress: Progress | None = None) -> R
     PgOutputError
         Something other than a difference went wrong. Whatever was started has ended.
     """
-    return _Run(changes, directory, progress or Progress()).run()
+    return _Demonstration(changes, directory, progress or DemoProgress()).run()
 
 
-class _Run:
-    def __init__(self, changes: int, directory: Path, progress: Progress) -> None:
+class _Demonstration:
+    def __init__(self, changes: int, directory: Path, progress: DemoProgress) -> None:
         self.directory = directory
         self.progress = progress
         self.work = Workload(changes)
@@ -224,7 +224,7 @@ class _Run:
 
     # --- the server's load -----------------------------------------------------------------------
 
-    def do(self, step: Step) -> None:
+    def do(self, step: WorkloadStep) -> None:
         self.progress.note(step.title)
         for statement in step.statements():
             self.execute(statement)

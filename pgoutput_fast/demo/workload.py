@@ -249,7 +249,7 @@ DELETE FROM demo.accounts WHERE id % 12 = 5
 """
 
 
-class Step(NamedTuple):
+class WorkloadStep(NamedTuple):
     """SQL that the demonstration runs."""
 
     title: str
@@ -299,25 +299,25 @@ class Workload:
         }  # fmt: skip
         self.scale = max(1, changes // 100_000)
         self.first = [
-            Step("tables", SCHEMA),
-            Step("first rows", _FIRST_ROWS.format(
+            WorkloadStep("tables", SCHEMA),
+            WorkloadStep("first rows", _FIRST_ROWS.format(
                 orders=_ORDERS.format(first=1, last=orders // 2, more="").strip(),
                 wide=_wide_rows(1, wide), events=_EVENTS.format(rows=2 * unit).strip(), **sizes,
             )),
         ]  # fmt: skip
         self.live = [
-            Step("small transactions", _SMALL_TRANSACTIONS.format(
+            WorkloadStep("small transactions", _SMALL_TRANSACTIONS.format(
                 transactions=2 * unit, rows=32 * unit - 5,
             )),
-            Step("rolled back", _ROLLED_BACK),
-            Step("keys and TOAST", _KEYS_AND_TOAST.format(**sizes)),
-            Step("truncate", _TRUNCATE.format(
+            WorkloadStep("rolled back", _ROLLED_BACK),
+            WorkloadStep("keys and TOAST", _KEYS_AND_TOAST.format(**sizes)),
+            WorkloadStep("truncate", _TRUNCATE.format(
                 events=_EVENTS.format(rows=8 * unit).strip(), **sizes,
             )),
-            Step("new columns", _NEW_COLUMNS),
+            WorkloadStep("new columns", _NEW_COLUMNS),
         ]  # fmt: skip
         added = ", CASE WHEN g % 2 = 0 THEN 'note ' || g END, g % 5, NULL"
-        self.backlog = Step("backlog", _BACKLOG.format(
+        self.backlog = WorkloadStep("backlog", _BACKLOG.format(
             orders=_ORDERS.format(first=orders // 2 + 1, last=orders, more=added).strip(),
             wide=_wide_rows(wide + 1, wide + wide // 2, ", NULL, 'so so'"), **sizes,
         ))  # fmt: skip

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..connections import ConnectionParameters
     from ._examined import Examined
-    from ._published_tables import Published
+    from ._published_tables import ExaminedPublications
 
 # Roles of managed servers whose members may stream without the attribute.
 _MANAGED = ("rds_replication",)
@@ -65,7 +65,7 @@ def history(server: Examined) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def privileges(server: Examined, published: Published) -> Iterator[Finding]:
+def privileges(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Whether the role may read the published tables, and all of their rows."""
     role = server.role.current
     tables = published.read()

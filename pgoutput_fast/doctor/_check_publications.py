@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ._examined import Examined
-    from ._published_tables import Publication, Published, Table
+    from ._published_tables import ExaminedPublication, ExaminedPublications, ExaminedTable
 
 _MOST_TABLES = 50  # of a statement that makes a publication
 _NEW_NAME = "changes"  # of a publication, where none was named
@@ -33,7 +33,7 @@ ORDER BY 1, 2
 """
 
 
-def existence(server: Examined, published: Published) -> Iterator[Finding]:
+def existence(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Whether there are publications: those that were named, or any."""
     there = {one.name for one in published.publications}
     if server.given is None and not there:
@@ -79,7 +79,7 @@ def _suitable(server: Examined) -> list[str]:
     return [quoted(*names) for names in server.rows(_SUITABLE, server.version >= 130000)]
 
 
-def contents(server: Examined, published: Published) -> Iterator[Finding]:
+def contents(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """What each publication publishes."""
     for one in published.publications:
         name, objects = printable(one.name), (quoted(one.name),)
@@ -122,7 +122,9 @@ def contents(server: Examined, published: Published) -> Iterator[Finding]:
             )
 
 
-def _roots(published: Published, publication: Publication) -> list[Table]:
+def _roots(
+    published: ExaminedPublications, publication: ExaminedPublication
+) -> list[ExaminedTable]:
     """The partitioned tables of a publication of which partitions have rows that are sent."""
     found = {
         root.oid: root
@@ -132,20 +134,20 @@ def _roots(published: Published, publication: Publication) -> list[Table]:
     return list(found.values())
 
 
-def _set_via_root(publication: Publication) -> str:
+def _set_via_root(publication: ExaminedPublication) -> str:
     return f"ALTER PUBLICATION {quoted(publication.name)} SET (publish_via_partition_root = true);"
 
 
-def together(server: Examined, published: Published) -> Iterator[Finding]:
+def together(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Whether a stream can read the publications that were named together."""
     several = published.publications
     if server.given is None or len(several) < 2:
         return
     names = listed([one.name for one in several])
-    lists: list[Table] = []
-    mixed: list[Table] = []
+    lists: list[ExaminedTable] = []
+    mixed: list[ExaminedTable] = []
     same_root: dict[str, None] = {}
-    listing: dict[tuple[str, int], tuple[Publication, Table]] = {}
+    listing: dict[tuple[str, int], tuple[ExaminedPublication, ExaminedTable]] = {}
     for table in published.all_sent():
         of = [one for one in several if table.oid in one.members]
         # Where a publication sends the root, those that send the partition itself do not count.
@@ -188,7 +190,9 @@ def together(server: Examined, published: Published) -> Iterator[Finding]:
         )
 
 
-def _list_of(published: Published, publication: Publication, table: Table) -> frozenset[str] | None:
+def _list_of(
+    published: ExaminedPublications, publication: ExaminedPublication, table: ExaminedTable
+) -> frozenset[str] | None:
     """A column list as the server compares it: one with all columns is none."""
     columns = published.entry(publication, table).columns
     every = {column.name for column in table.columns}
@@ -197,8 +201,8 @@ def _list_of(published: Published, publication: Publication, table: Table) -> fr
 
 def with_columns(
     server: Examined,
-    publication: Publication,
-    table: Table,
+    publication: ExaminedPublication,
+    table: ExaminedTable,
     columns: Iterable[str] | None,
 ) -> tuple[str, ...]:
     """The statements that give a table of a publication another column list; None for all columns.

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ._examined import Examined
-    from ._published_tables import Publication, Published, Table
+    from ._published_tables import ExaminedPublication, ExaminedPublications, ExaminedTable
 
 
 def _finding(
     kind: str,
     found: str,
-    tables: Sequence[Table],
+    tables: Sequence[ExaminedTable],
     sql: Iterable[str] = (),
     advice: str | None = None,
     what: str = "table",
@@ -35,18 +35,18 @@ def _finding(
     )
 
 
-def _set_identity(table: Table, identity: str) -> str:
+def _set_identity(table: ExaminedTable, identity: str) -> str:
     return f"ALTER TABLE ONLY {table.sql} REPLICA IDENTITY {identity};"
 
 
-def _key_of(table: Table) -> str | None:
+def _key_of(table: ExaminedTable) -> str | None:
     """The replica identity that a table's indexes offer; None without a suitable one."""
     if table.primary_key:
         return "DEFAULT"
     return f"USING INDEX {quoted(table.candidate)}" if table.candidate else None
 
 
-def identities(server: Examined, published: Published) -> Iterator[Finding]:  # noqa: ARG001
+def identities(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:  # noqa: ARG001
     """Replica identities, of which each table has its own, partitions too."""
     need = {
         table.oid
@@ -102,7 +102,7 @@ def identities(server: Examined, published: Published) -> Iterator[Finding]:  # 
         )
 
 
-def partitions(server: Examined, published: Published) -> Iterator[Finding]:  # noqa: ARG001
+def partitions(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:  # noqa: ARG001
     """Partitions whose identity is another than that of the root by whose name they come."""
     pairs = {
         (table.oid, root.oid): (table, root)
@@ -130,11 +130,11 @@ def partitions(server: Examined, published: Published) -> Iterator[Finding]:  # 
     )
 
 
-def generated(server: Examined, published: Published) -> Iterator[Finding]:
+def generated(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Generated columns, which come from PostgreSQL 18 on if the publication says so."""
-    unsent: dict[int, Table] = {}
-    virtual: dict[int, Table] = {}
-    refused: dict[int, Table] = {}
+    unsent: dict[int, ExaminedTable] = {}
+    virtual: dict[int, ExaminedTable] = {}
+    refused: dict[int, ExaminedTable] = {}
     sql: dict[str, None] = {}
     mending: dict[str, None] = {}
     for one in published.publications:
@@ -185,7 +185,7 @@ def generated(server: Examined, published: Published) -> Iterator[Finding]:
         yield _finding("virtual-columns", "with virtual generated columns", list(virtual.values()))
 
 
-def not_sent(server: Examined, published: Published) -> Iterator[Finding]:  # noqa: ARG001
+def not_sent(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:  # noqa: ARG001
     """Tables of publications whose changes are not sent."""
     tables = published.not_sent()
     unlogged = [table for table in tables if table.persistence == "u"]
@@ -212,7 +212,7 @@ def not_sent(server: Examined, published: Published) -> Iterator[Finding]:  # no
         )
 
 
-def numerics(server: Examined, published: Published) -> Iterator[Finding]:
+def numerics(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Numeric columns without precision."""
     readable = [table.oid for table in published.all_sent() if table.select and table.usage]
     found = read_numerics(server.rows, readable)
@@ -223,7 +223,7 @@ def numerics(server: Examined, published: Published) -> Iterator[Finding]:
         yield _finding("numeric-without-precision", shown, tables, advice=advice(found))
 
 
-def lists_and_filters(server: Examined, published: Published) -> Iterator[Finding]:
+def lists_and_filters(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Column lists and row filters, and whether they fit the replica identities."""
     lists = []
     filters = []
@@ -257,10 +257,10 @@ def lists_and_filters(server: Examined, published: Published) -> Iterator[Findin
     yield from _uncovered(server, published)
 
 
-def _uncovered(server: Examined, published: Published) -> Iterator[Finding]:
-    lacking: dict[int, Table] = {}
-    lists: dict[tuple[str, int], tuple[Publication, Table, set[str] | None]] = {}
-    filtered: dict[int, Table] = {}
+def _uncovered(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
+    lacking: dict[int, ExaminedTable] = {}
+    lists: dict[tuple[str, int], tuple[ExaminedPublication, ExaminedTable, set[str] | None]] = {}
+    filtered: dict[int, ExaminedTable] = {}
     for one in published.publications:
         if not one.sends_old:
             continue

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Table:
+class ExaminedTable:
     """A table that is published, or that one might take to be.
 
     Attributes
@@ -77,7 +77,7 @@ class Table:
         return frozenset(column.name for column in self.columns if column.number in wanted)
 
 
-class Entry(NamedTuple):
+class ExaminedEntry(NamedTuple):
     """A table that a publication names.
 
     Fields: columns (its column list; None for all), has_filter (whether it has a row filter),
@@ -90,7 +90,7 @@ class Entry(NamedTuple):
 
 
 @dataclasses.dataclass
-class Publication:
+class ExaminedPublication:
     """A publication.
 
     Attributes
@@ -115,7 +115,7 @@ class Publication:
     via_root: bool
     actions: dict[str, bool]
     generated: str | None
-    entries: dict[int, Entry] = dataclasses.field(default_factory=dict)
+    entries: dict[int, ExaminedEntry] = dataclasses.field(default_factory=dict)
     members: set[int] = dataclasses.field(default_factory=set)
 
     @property
@@ -124,7 +124,7 @@ class Publication:
         return self.actions["update"] or self.actions["delete"]
 
 
-class Published:
+class ExaminedPublications:
     """The publications that are examined, and all tables that they concern.
 
     Parameters
@@ -146,7 +146,7 @@ class Published:
     def __init__(self, server: Examined) -> None:
         self._all = server.publications()
         self.publications = tuple(
-            Publication(*one[:-1])
+            ExaminedPublication(*one[:-1])
             for one in self._all.publications
             if server.given is None or one.name in server.given
         )
@@ -162,36 +162,36 @@ class Published:
                 entry = self._all.named(self._of(one), self._all.tables[oid])
                 if entry is not None:
                     table = self.tables[oid]
-                    one.entries[oid] = Entry(
+                    one.entries[oid] = ExaminedEntry(
                         None if entry.columns is None else table.names(entry.columns),
                         entry.has_filter,
                         table.names(entry.filtered),
                     )
 
-    def sent(self, publication: Publication) -> list[Table]:
+    def sent(self, publication: ExaminedPublication) -> list[ExaminedTable]:
         """The tables whose rows a publication sends, partitions by themselves."""
         return [table for table in self.members(publication) if table.has_rows]
 
-    def members(self, publication: Publication) -> list[Table]:
+    def members(self, publication: ExaminedPublication) -> list[ExaminedTable]:
         """All tables that a publication has."""
         # One that was dropped since is not among the tables.
         return self._sorted(self.tables[oid] for oid in publication.members if oid in self.tables)
 
-    def _sorted(self, tables: Any) -> list[Table]:
+    def _sorted(self, tables: Any) -> list[ExaminedTable]:
         return sorted(tables, key=qualified)
 
-    def all_sent(self) -> list[Table]:
+    def all_sent(self) -> list[ExaminedTable]:
         """The tables whose rows any of the publications sends."""
         oids = {table.oid for one in self.publications for table in self.sent(one)}
         return self._sorted(self.tables[oid] for oid in oids)
 
-    def not_sent(self) -> list[Table]:
+    def not_sent(self) -> list[ExaminedTable]:
         """Tables without partitions that are members, and whose rows are not sent."""
         oids = {table.oid for one in self.publications for table in self.members(one)}
         found = (self.tables[oid] for oid in oids)
         return self._sorted(one for one in found if not one.has_rows and one.kind != "p")
 
-    def read(self) -> list[Table]:
+    def read(self) -> list[ExaminedTable]:
         """The tables that a snapshot reads: partitions themselves, also if their root is sent.
 
         The root is then among them, as a snapshot locks it like a table that it reads.
@@ -206,18 +206,18 @@ class Published:
         }
         return self._sorted(self.tables[oid] for oid in oids)
 
-    def root(self, publication: Publication, table: Table) -> Table:
+    def root(self, publication: ExaminedPublication, table: ExaminedTable) -> ExaminedTable:
         """The topmost table that the publication has, of which `table` is a partition; or it."""
         top = self._all.top(self._of(publication), self._all.tables[table.oid])
         return self.tables.get(top.oid, table)  # unless it was dropped since
 
-    def _of(self, publication: Publication) -> publications.Publication:
+    def _of(self, publication: ExaminedPublication) -> publications.Publication:
         return next(one for one in self._all.publications if one.oid == publication.oid)
 
-    def entry(self, publication: Publication, table: Table) -> Entry:
+    def entry(self, publication: ExaminedPublication, table: ExaminedTable) -> ExaminedEntry:
         """How a publication sends a table: that of its root where it goes by the root."""
         of = self.root(publication, table) if publication.via_root else table
-        return publication.entries.get(of.oid, Entry(None, False, frozenset()))
+        return publication.entries.get(of.oid, ExaminedEntry(None, False, frozenset()))
 
 
 _TABLES = """
@@ -228,11 +228,13 @@ FROM pg_catalog.pg_class AS c WHERE c.oid = ANY(%s::oid[])
 """
 
 
-def _tables(server: Examined, found: list[publications.Table]) -> dict[int, Table]:
+def _tables(
+    server: Examined, found: list[publications.CatalogRelation]
+) -> dict[int, ExaminedTable]:
     oids = [one.oid for one in found]
     privileges = {oid: more for oid, *more in server.rows(_TABLES, oids)}
     tables = {
-        one.oid: Table(
+        one.oid: ExaminedTable(
             one.oid,
             one.namespace,
             one.name,

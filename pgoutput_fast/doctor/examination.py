@@ -15,7 +15,7 @@ from . import _check_server as server_checks
 from . import _check_slots as slot_checks
 from . import _check_tables as table_checks
 from ._examined import Examined
-from ._published_tables import Published
+from ._published_tables import ExaminedPublications
 from .findings import LEVELS, Finding, Report
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ def examine(
         server = Examined(connection, publications, slot)
         findings: list[Finding] = []
 
-        published: list[Published] = []
+        published: list[ExaminedPublications] = []
 
         def check(what: str, run: Callable[..., Iterable[Finding]], *arguments: object) -> None:
             findings.extend(_checked(connection, what, run, *arguments))
 
         def read_publications() -> Iterable[Finding]:
-            published.append(Published(server))
+            published.append(ExaminedPublications(server))
             return ()
 
         for what, of_server in _OF_SERVER:

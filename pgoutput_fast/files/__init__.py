@@ -20,7 +20,7 @@ from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.columnar.options import OnError
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import Follower, HistoryPolicy, check_policy, history_of
+from pgoutput_fast.history import HistoryFollower, HistoryPolicy, check_policy, history_of
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.options import byte_count, choice
 from pgoutput_fast.policies import Policies
@@ -188,7 +188,7 @@ def export(
         follower = None
         if registry is None and source.identity["kind"] == "segments":
             found = history_of(given)  # after it is known up to where the source is read
-            follower = None if found is None else Follower(found, history)
+            follower = None if found is None else HistoryFollower(found, history)
         if follower is not None:
             decoding["registry"], options["types"] = follower.registry, True
         stack.enter_context(_claimed(Path(directory)))
@@ -251,7 +251,7 @@ class _Export:
         source: Source,
         options: dict[str, Any],
         decoding: dict[str, Any],
-        follower: Follower | None,
+        follower: HistoryFollower | None,
         progress: Callable[[ExportProgress], None] | None,
         consumer: Registered | None,
     ) -> None:

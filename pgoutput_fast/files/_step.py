@@ -23,7 +23,7 @@ from ._flatten import Shape
 from ._write import Spill
 
 if TYPE_CHECKING:
-    from pgoutput_fast.history import Follower
+    from pgoutput_fast.history import HistoryFollower
 
 _EVENTS, _ERRORS = -1, -2
 
@@ -51,7 +51,7 @@ class Step:
         decoding: dict[str, Any],
         *,
         before: bool,
-        follower: Follower | None = None,
+        follower: HistoryFollower | None = None,
     ) -> None:
         self._spill = Spill(path)
         self._reader = ChangeReader(decoding, follower, self._take_rest)

@@ -89,7 +89,7 @@ class _Intention:
             raise PgOutputError(f"can't delete {self._path}: {error.strerror}") from error
 
 
-class Begun(NamedTuple):
+class CaptureStart(NamedTuple):
     """A directory to which a capture can write.
 
     Attributes
@@ -115,7 +115,7 @@ def begin_directory(
     *,
     open_first: Callable[[CreatedSlot, SegmentMetadata], ServerSnapshot] | None,
     stop: threading.Event | None,
-) -> Begun:
+) -> CaptureStart:
     """Check the slot and the directory against each other; make the slot if that is wanted.
 
     If a slot is made here, `open_first` is called with it before the directory has begun, while the
@@ -194,7 +194,7 @@ def begin_directory(
             connection.close()
             if lock is not None:
                 os.close(lock)
-        return Begun(writer, metadata, opened)
+        return CaptureStart(writer, metadata, opened)
 
 
 def _once_unused(

@@ -16,7 +16,7 @@ from ..options import options_of
 from ..segments import SegmentWriter
 from ..segments.folders import report_others
 from .attempt import unless_stopped
-from .beginning import Begun, begin_directory
+from .beginning import CaptureStart, begin_directory
 from .copier import CopyTarget
 from .history import HistoryWatch, first_state
 from .landing import CaptureProgress, Landing
@@ -127,7 +127,7 @@ def capture(
         order_first(Path(directory), opened)
         return opened
 
-    def begin() -> tuple[Members, CatalogRead | None, Begun]:
+    def begin() -> tuple[Members, CatalogRead | None, CaptureStart]:
         unless_stopped(lambda: warn_of_identities(parameters, publications), lambda _: None, stop)
         # Asked before the slot is made: what changes later is seen as a change.
         members = read_members(parameters, publications) if copies else Members({}, 0)

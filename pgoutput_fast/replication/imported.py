@@ -131,7 +131,7 @@ class CopySource(NamedTuple):
     formats: str
 
 
-class Plan(NamedTuple):
+class CopyPlan(NamedTuple):
     """How a table is copied: its leaves by OID, and ranges of them."""
 
     table: SnapshotTable

@@ -14,8 +14,8 @@ from ..publications import Attribute, read_attributes, row_filters
 from .imported import (
     ADVICE,
     SEE_DOCTOR,
+    CopyPlan,
     CopySource,
-    Plan,
     SnapshotRange,
     SnapshotTable,
     ask,
@@ -102,7 +102,7 @@ class Locking:
         published: Sequence[PublishedTable],
         lost: dict[int, str],
         blocks: int,
-    ) -> Iterator[Plan]:
+    ) -> Iterator[CopyPlan]:
         """How each table is copied, in ranges of so many blocks.
 
         Tables that can't be are put into `lost`.
@@ -273,7 +273,7 @@ def _planned(
     now: Mapping[int, Now],
     sizes: Mapping[int, tuple[int, int]],
     step: int | None,
-) -> Plan:
+) -> CopyPlan:
     """The ranges of a table, each of `step` blocks; None: each leaf is one."""
     parts: list[tuple[int, int, int | None]] = []
     for oid in sources:
@@ -300,4 +300,4 @@ def _planned(
         ranges=len(parts),
     )
     ranges = [SnapshotRange(made, number, *part) for number, part in enumerate(parts, 1)]
-    return Plan(made, sources, ranges)
+    return CopyPlan(made, sources, ranges)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from ..publications import Published, Table
+    from ..publications import CatalogRelation, PublishedRelation
 
     Connection = psycopg.Connection[tuple[object, ...]]
 
@@ -247,7 +247,10 @@ class _Catalog:
     """The columns, keys and types of published tables and of their leaves."""
 
     def __init__(
-        self, connection: Connection, publications: Publications, published: Sequence[Published]
+        self,
+        connection: Connection,
+        publications: Publications,
+        published: Sequence[PublishedRelation],
     ) -> None:
         self._connection, self._publications = connection, publications
         roots = [one.table.oid for one in published]
@@ -265,7 +268,7 @@ class _Catalog:
     def _ask(self, query: str, *parameters: object, **parts: str) -> Any:
         return self._connection.execute(query.format(**parts).encode(), parameters).fetchall()
 
-    def table(self, published: Published, *, binary: bool) -> PublishedTable:
+    def table(self, published: PublishedRelation, *, binary: bool) -> PublishedTable:
         table = published.table
         columns = self._publications.columns(published, self._columns[table.oid])
         made = []
@@ -283,7 +286,7 @@ class _Catalog:
             tuple(made),
         )
 
-    def _announced(self, table: Table, columns: Sequence[Attribute]) -> tuple[bytes, ...]:
+    def _announced(self, table: CatalogRelation, columns: Sequence[Attribute]) -> tuple[bytes, ...]:
         key: Collection[int] = self._identities.get(table.oid, ())
         whole = table.replica_identity == "f"
         frames = []

@@ -62,7 +62,7 @@ _TAGS = "{" + ",".join(str(tag) for tag in b"BKIUDTM") + "}"
 _log = logging.getLogger(__name__)
 
 
-class _Commit(NamedTuple):
+class _ResentCommit(NamedTuple):
     """A transaction: equal in all three, it is the same one."""
 
     lsn: int
@@ -73,7 +73,7 @@ class _Commit(NamedTuple):
 class _Found(NamedTuple):
     """A transaction, in the directory or on the server."""
 
-    commit: _Commit
+    commit: _ResentCommit
     is_held: bool
     """Whether it is in the directory."""
     has_changes: bool
@@ -247,7 +247,7 @@ def _held_parts(stretch: _Stretch) -> Iterator[_Found]:
                     changes.tolist(), strict=True,
                 ):  # fmt: skip
                     if lsn >= stretch.begin:
-                        yield _Found(_Commit(lsn, time, xid), True, has_changes)
+                        yield _Found(_ResentCommit(lsn, time, xid), True, has_changes)
 
 
 @contextlib.contextmanager
@@ -284,4 +284,4 @@ def _fetched(connection: ReplicationConnection, stretch: _Stretch) -> Iterator[_
         for xid, found, has_changes in rows:
             lsn, time = struct.unpack(">Qq", bytes.fromhex(str(found)))
             if stretch.begin <= lsn < stretch.end:
-                yield _Found(_Commit(lsn, time, int(str(xid))), False, has_changes is True)
+                yield _Found(_ResentCommit(lsn, time, int(str(xid))), False, has_changes is True)

@@ -33,7 +33,7 @@ FROM pg_catalog.pg_is_in_recovery() in_recovery
 """
 
 
-class Position(NamedTuple):
+class ServerPosition(NamedTuple):
     """Where the server's log ended at some moment."""
 
     lsn: int
@@ -69,7 +69,7 @@ def _lsn(found: object) -> int:
     return parse_lsn(str(found))
 
 
-def ask_position(connection: _Connection) -> Position:
+def ask_position(connection: _Connection) -> ServerPosition:
     """Ask where the server is.
 
     Raises
@@ -79,7 +79,7 @@ def ask_position(connection: _Connection) -> Position:
     """
     asked = time.monotonic()
     lsn, database, server_time = _ask(connection, _POSITION)
-    return Position(_lsn(lsn), str(database), float(str(server_time)), asked)
+    return ServerPosition(_lsn(lsn), str(database), float(str(server_time)), asked)
 
 
 def check_target(lsn: int, end: int, *, in_recovery: bool) -> None:

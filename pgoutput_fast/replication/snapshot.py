@@ -29,7 +29,7 @@ from ..errors import Argument, PgOutputError, RetryableError
 from ..names import qualified
 from ..options import count, seconds
 from .attempt import unless_stopped
-from .imported import ADVICE, CopySource, Plan, Reader, SnapshotRange, SnapshotTable, asking
+from .imported import ADVICE, CopyPlan, CopySource, Reader, SnapshotRange, SnapshotTable, asking
 from .locking import Locking
 from .published import read_published
 from .walsender import CreatedSlot, ReplicationConnection
@@ -90,7 +90,7 @@ class ServerSnapshot:
         lsn: int,
         about: Sequence[Any],
         lost: dict[int, str],
-        plans: Sequence[Plan],
+        plans: Sequence[CopyPlan],
     ) -> None:
         self._readers = readers
         self.lsn = lsn

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Commit(NamedTuple):
+class CommitRecord(NamedTuple):
     """The commit of a transaction.
 
     Fields: lsn; time (in microseconds since 2000-01-01 UTC).
@@ -178,7 +178,7 @@ class SegmentReader:
             yield batch
         structure.end(is_last=self.is_last_part)
 
-    def newest_commit(self) -> Commit | None:
+    def newest_commit(self) -> CommitRecord | None:
         """That of the last transaction; None: the file has none.
 
         Only its last record batches are read.
@@ -188,7 +188,7 @@ class SegmentReader:
             self._check(index, batch, custom)
             lsns, times = (batch.column(name).drop_null() for name in ("commit_lsn", "commit_time"))
             if len(lsns):
-                return Commit(lsns[-1].as_py(), times[-1].as_py())
+                return CommitRecord(lsns[-1].as_py(), times[-1].as_py())
         return None
 
 

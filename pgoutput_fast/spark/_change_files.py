@@ -24,7 +24,7 @@ from pgoutput_fast.captured.changes import ChangeReader
 from pgoutput_fast.captured.units import chunks
 from pgoutput_fast.directory.remote import refuse_secrets
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import Follower, HistoryPolicy, history_of
+from pgoutput_fast.history import HistoryFollower, HistoryPolicy, history_of
 from pgoutput_fast.names import shown_table
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def write_changes(
     except (ValueError, OSError, pa.ArrowException) as error:
         raise PgOutputError(f"can't write into {output}: {error}") from error
     known = history_of([directory])
-    follower = None if known is None or known.is_empty else Follower(known, history)
+    follower = None if known is None or known.is_empty else HistoryFollower(known, history)
     decoding: dict[str, Any] = {
         "policies": policies, "target": "spark", "tables": tables, "on_error": "raise",
         "max_bytes": 16 << 20,

@@ -21,7 +21,7 @@ from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, fold_ta
 from ._merges import merge
 from ._net_files import Staging
 from ._staged_files import staged, staging
-from ._window_files import Expected, Run, WriteTask, delete_run, write_window
+from ._window_files import Expected, FileRun, WriteTask, delete_run, write_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ class TableOfFiles(TableWindow):
         self._before = held
         self._files: list[list[_RunFile]] = []
 
-    def add_run(self, run: Run, known: Callable[[int], Known]) -> None:
+    def add_run(self, run: FileRun, known: Callable[[int], Known]) -> None:
         """Take changes of the stream.
 
         Raises
@@ -89,7 +89,7 @@ class TableOfFiles(TableWindow):
         self._files[-1] += [_RunFile(writer.table, one, run.form) for one in run.changes.files]
         self._folded = run.last_lsn
 
-    def _register(self, run: Run, form: pa.Schema) -> None:
+    def _register(self, run: FileRun, form: pa.Schema) -> None:
         """Have the files be the change table's, when that is committed."""
         writer: Any = self._writers[-1]
         if writer.table.directory != run.changes.directory:
@@ -102,7 +102,7 @@ class TableOfFiles(TableWindow):
         self.changes += run.rows
         self.held = self.held._replace(commit_time=run.commit_time)
 
-    def add_copied_run(self, run: Run, known: Callable[[int], Known], copy: Copy) -> None:
+    def add_copied_run(self, run: FileRun, known: Callable[[int], Known], copy: Copy) -> None:
         """Take rows of a snapshot; the first run begins with a Truncate."""
         if self._copying is None:
             self._copying = self._begin_copy(run.schema, known(copy.lsn), copy)
@@ -211,7 +211,7 @@ class DistributedWindow(WindowWriter):
                 delete_run(tasks[0], run)
             raise
 
-    def _take_runs(self, plan: Plan, runs: deque[Run]) -> None:
+    def _take_runs(self, plan: Plan, runs: deque[FileRun]) -> None:
         """Give all runs to their tables; a run is there until its table has it."""
         first = 0
         for copy, units in itertools.groupby(plan.units, copy_of):

@@ -20,7 +20,7 @@ from pgoutput_fast._version import __version__
 from pgoutput_fast.captured.changes import ChangeReader
 from pgoutput_fast.captured.units import chunks
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import Follower, HistoryPolicy, history_of
+from pgoutput_fast.history import HistoryFollower, HistoryPolicy, history_of
 
 from ._json_columns import base64_text, joined, json_column, json_name
 from ._refused_rows import ERRORS_TYPE, refused_rows
@@ -111,7 +111,7 @@ def envelopes(
         A frame is refused, or a record is too large.
     """
     known = history_of([directory])
-    follower = None if known is None or known.is_empty else Follower(known, history)
+    follower = None if known is None or known.is_empty else HistoryFollower(known, history)
     decoding: dict[str, Any] = {
         "policies": policies, "target": "spark", "tables": tables, "on_error": "raise",
         "max_bytes": 16 << 20, "fill_unchanged": True,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.decoding.state import StreamState
-    from pgoutput_fast.history import Follower, History, HistoryPolicy
+    from pgoutput_fast.history import History, HistoryFollower, HistoryPolicy
     from pgoutput_fast.protocol.messages import Message
 
 
@@ -155,7 +155,7 @@ def change_batches(
     target: Target,
     *,
     read: bool = False,
-    follower: Follower | None = None,
+    follower: HistoryFollower | None = None,
     path: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The changes of one table in a stream of frames.
@@ -440,7 +440,7 @@ class FrameReader:
         target: Target,
         *,
         read: bool = False,
-        follower: Follower | None = None,
+        follower: HistoryFollower | None = None,
         path: str | None = None,
     ) -> None:
         self.target = target

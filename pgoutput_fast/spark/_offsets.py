@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pgoutput_fast.directory.reading import Position
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
-from pgoutput_fast.segments.reader import Commit
+from pgoutput_fast.segments.reader import CommitRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ _IDENTITY = ("system_identifier", "database", "slot")
 def offset_at(
     source: SegmentSource,
     position: Position,
-    newest: Commit | None = None,
+    newest: CommitRecord | None = None,
 ) -> dict[str, Any]:
     """Return a position as Spark stores it, with the newest commit before it that was read."""
     offset = {
@@ -33,7 +33,7 @@ def offset_at(
     return offset
 
 
-def newest_of(offset: Mapping[str, Any]) -> Commit | None:
+def newest_of(offset: Mapping[str, Any]) -> CommitRecord | None:
     """The newest commit that was read up to an offset; None: the offset does not have it.
 
     Raises
@@ -45,7 +45,7 @@ def newest_of(offset: Mapping[str, Any]) -> Commit | None:
         return None
     try:
         lsn, time = found
-        return Commit(parse_lsn(lsn), int(time))
+        return CommitRecord(parse_lsn(lsn), int(time))
     except (ValueError, TypeError, AttributeError, PgOutputError):
         raise is_no_offset(offset) from None
 

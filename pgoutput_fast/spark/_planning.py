@@ -17,7 +17,7 @@ from pgoutput_fast.directory.known import how_to_copy, known_tables
 from pgoutput_fast.directory.looking import Look, check_file, look, readable
 from pgoutput_fast.directory.reading import Position, first_position, lacking, next_reading
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import Follower
+from pgoutput_fast.history import HistoryFollower
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import Relation
@@ -279,7 +279,7 @@ def item_batches(item: Item, metadata: SegmentMetadata, target: Target) -> Itera
     """The changes of a file, on an executor."""
     follower = None
     if target.history is not None:
-        follower = Follower(target.history, target.history_policy)
+        follower = HistoryFollower(target.history, target.history_policy)
         settings = dataclasses.replace(target.settings, registry=follower.registry)
         target = dataclasses.replace(target, settings=settings)
     with SegmentReader(item.path) as reader:

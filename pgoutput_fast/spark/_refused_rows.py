@@ -54,7 +54,7 @@ class RefusedRows(NamedTuple):
     errors: list[list[dict[str, Any]]]
 
 
-class _Row(NamedTuple):
+class _RefusedRow(NamedTuple):
     """A row, and what is known of it."""
 
     data: bytes
@@ -65,7 +65,7 @@ class _Row(NamedTuple):
     """In place of its type, the form in which a column is decoded."""
     errors: list[dict[str, Any]]
 
-    def without(self, error: DecodeError) -> _Row:
+    def without(self, error: DecodeError) -> _RefusedRow:
         """The same with one more column in another form, as its value is refused."""
         column, errors = error.column or "", self.errors
         if column not in self.forms:
@@ -111,11 +111,11 @@ def refused_rows(
         del relation
         if bad is None or bad.plan is None or bad.error.column is None:
             raise error
-        rows.append(_Row(bad.data, bad.frame, bad.plan, {}, []).without(bad.error))
+        rows.append(_RefusedRow(bad.data, bad.frame, bad.plan, {}, []).without(bad.error))
     # Rows of which the same columns are refused are decoded together. Each time one more column
     # of a row is known to be refused, so that it ends.
     while rows:
-        groups: dict[tuple[int, frozenset[tuple[str, str]]], list[_Row]] = {}
+        groups: dict[tuple[int, frozenset[tuple[str, str]]], list[_RefusedRow]] = {}
         for row in rows:
             key = id(row.plan), frozenset(row.forms.items())
             groups.setdefault(key, []).append(row)
@@ -137,7 +137,7 @@ def refused_rows(
                 rows.append(group[bad.frame - 1].without(bad.error))
 
 
-def _decoder(row: _Row, chunk: Chunk, decoding: Mapping[str, Any]) -> ColumnarDecoder:
+def _decoder(row: _RefusedRow, chunk: Chunk, decoding: Mapping[str, Any]) -> ColumnarDecoder:
     """A decoder for rows like this one."""
     plan = row.plan
     natural = layout_of(plan, "spark", Selection())
@@ -156,7 +156,7 @@ def _decoder(row: _Row, chunk: Chunk, decoding: Mapping[str, Any]) -> ColumnarDe
     return ColumnarDecoder(**given)
 
 
-def _placed(batch: pa.RecordBatch, chunk: Chunk, rows: Sequence[_Row]) -> pa.RecordBatch:
+def _placed(batch: pa.RecordBatch, chunk: Chunk, rows: Sequence[_RefusedRow]) -> pa.RecordBatch:
     """Changes with the values that stand beside their frames."""
     at = pa.array([row.frame for row in rows])
     beside = {

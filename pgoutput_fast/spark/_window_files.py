@@ -31,7 +31,7 @@ from pgoutput_fast.apply.window_writer import copy_of
 from pgoutput_fast.captured.changes import ChangeReader
 from pgoutput_fast.captured.units import chunks
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import Follower, history_of
+from pgoutput_fast.history import HistoryFollower, history_of
 
 from ._staged_files import taken
 
@@ -80,7 +80,7 @@ class Files(NamedTuple):
     files: Written
 
 
-class Run(NamedTuple):
+class FileRun(NamedTuple):
     """Changes of one table that have the same columns, and the files that have them.
 
     Attributes
@@ -180,7 +180,7 @@ def new_name(relation: Any) -> str:
     return free_name(stored_table(relation.namespace, relation.name), relation.relation_id, ())
 
 
-class _Run:
+class _FileRuns:
     """Changes of one table that are being written."""
 
     def __init__(
@@ -250,9 +250,9 @@ class _Run:
         if self._state is not None:
             self._state.flush()
 
-    def finish(self) -> Run:
+    def finish(self) -> FileRun:
         """What was written."""
-        return Run(
+        return FileRun(
             self._unit, self._relation, self.schema, self.form.schema, self._changes.finish(),
             self._rows, self._first, self._last, self._time,
             None if self._state is None else self._state.finish(),
@@ -310,7 +310,7 @@ class _Files:
             self._writer.discard()
 
 
-def write_window(task: WriteTask) -> list[Run]:
+def write_window(task: WriteTask) -> list[FileRun]:
     """Write the changes of a task's units.
 
     Returns
@@ -330,9 +330,9 @@ def write_window(task: WriteTask) -> list[Run]:
         return _write(task._replace(directory=str(directory), units=units))
 
 
-def _write(task: WriteTask) -> list[Run]:
+def _write(task: WriteTask) -> list[FileRun]:
     known = history_of([task.directory])
-    follower = None if known is None or known.is_empty else Follower(known, task.history)
+    follower = None if known is None or known.is_empty else HistoryFollower(known, task.history)
     decoding = dict(task.decoding)
     if follower is not None:
         decoding["registry"] = follower.registry
@@ -361,8 +361,8 @@ class _Written:
     def __init__(self, task: WriteTask) -> None:
         self._task = task
         self._tables = dict(task.tables)
-        self._open: dict[int, tuple[int, _Run]] = {}
-        self._runs: list[tuple[int, Run]] = []
+        self._open: dict[int, tuple[int, _FileRuns]] = {}
+        self._runs: list[tuple[int, FileRun]] = []
         self._number = 0
 
     def add(self, unit: int, relation: Any, batch: pa.RecordBatch, *, is_copy: bool) -> None:
@@ -373,7 +373,7 @@ class _Written:
         if found is None or not found[1].schema.equals(schema, check_metadata=True):
             self._close(relation_id)
             expected = self._tables.get(relation_id) or Expected(new_name(relation))
-            run = _Run(self._task, unit, relation, schema, expected, is_copy=is_copy)
+            run = _FileRuns(self._task, unit, relation, schema, expected, is_copy=is_copy)
             self._tables[relation_id] = run.expected
             found = self._open[relation_id] = self._number, run
             self._number += 1
@@ -393,7 +393,7 @@ class _Written:
         for relation_id in [*self._open]:
             self._close(relation_id)
 
-    def finish(self) -> list[Run]:
+    def finish(self) -> list[FileRun]:
         """All runs, in the order in which they begin."""
         self.close_all()
         return [run for _, run in sorted(self._runs, key=lambda one: one[0])]
@@ -406,7 +406,7 @@ class _Written:
             delete_run(self._task, done)
 
 
-def delete_run(task: WriteTask, run: Run) -> None:
+def delete_run(task: WriteTask, run: FileRun) -> None:
     """Delete the files of a run, as far as that is possible."""
     place = Place(task.uri, task.storage_options)
     for files in (run.changes, run.state):

@@ -21,7 +21,7 @@ from pgoutput_fast.apply.syncing import SyncProgress
 from pgoutput_fast.errors import counted, printable, without_passwords
 from pgoutput_fast.lsn import parse_lsn
 from pgoutput_fast.options import choice, seconds
-from pgoutput_fast.watching.logs import Formatter, LineHandler, LogFormat, write_line
+from pgoutput_fast.watching.logs import LineHandler, LogFormat, RecordFormatter, write_line
 from pgoutput_fast.watching.sync_figures import SyncFigures, SyncLag, SyncMeter
 
 from ._jvm import raised_in
@@ -143,7 +143,7 @@ class PgOutputQueryListener(StreamingQueryListener):
             self._held.callback(self._server.close)
         if log_format is not None:
             handler = LineHandler(write_line)
-            handler.setFormatter(Formatter(log_format))
+            handler.setFormatter(RecordFormatter(log_format))
             level = _log.level
             _log.addHandler(handler)
             _log.setLevel(logging.INFO)

@@ -206,7 +206,7 @@ def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> 
         version=draw(st.sampled_from((14, 18))),
     )
     known = [draw(tables(16385 + i)) for i in range(draw(st.integers(1, 3)))]
-    run = _Run(draw, server, known)
+    run = _History(draw, server, known)
     steps = [run.begin, run.change, run.change, run.change, run.savepoint, run.end_savepoint]
     steps += [run.end, run.outside]
     steps += [run.stream, run.stream] if streaming else []
@@ -218,7 +218,7 @@ def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> 
     return server
 
 
-class _Run:
+class _History:
     """What happens on a server, step by step."""
 
     def __init__(self, draw: DrawFn, server: Server, known: list[Table]) -> None:

@@ -155,7 +155,7 @@ class Assembler:
     def _start(self) -> None:
         self._streams.clear()
         self._chunk: int | None = None  # top-level xid of the stream chunk that is open
-        self._begin: Begun | None = None  # of the transaction that is open
+        self._begin: OpenTransaction | None = None  # of the transaction that is open
         self._frames = 0  # of this call, in the runs before the current one
 
     def __repr__(self) -> str:
@@ -395,7 +395,7 @@ class Assembler:
 
     def _in_transaction(self, run: Run, index: int, tag: int, found: list[_Found]) -> None:
         """Take a frame between Begin and Commit, or Begin Prepare and Prepare, that is no row."""
-        begin = cast("Begun", self._begin)
+        begin = cast("OpenTransaction", self._begin)
         if tag == ord("C") and not begin.prepares:
             commit = self._hot(run, index)
             stage = begin.stage
@@ -440,7 +440,7 @@ class Assembler:
 
     def _hold(self, run: Run, end: int) -> None:
         """Stage the frames of this run that belong to the open transaction, without its Begin."""
-        begin = cast("Begun", self._begin)
+        begin = cast("OpenTransaction", self._begin)
         if begin.stage is None:
             begin.stage = Stage(self._directory, in_stream=False)
             begin.start += 1
@@ -452,7 +452,7 @@ class Assembler:
         """Take a frame outside of transactions."""
         if tag == ord("B"):
             message = self._hot(run, index)
-            self._begin = Begun(message.xid, index, prepares=False)
+            self._begin = OpenTransaction(message.xid, index, prepares=False)
             return
         if tag == ord("C"):
             self._refuse(run, index, "Commit, and no transaction is open")
@@ -484,7 +484,7 @@ class Assembler:
         elif isinstance(message, StreamPrepare):
             self._prepare(message, self._stream_of(run, index, message.xid), found)
         elif isinstance(message, BeginPrepare):
-            self._begin = Begun(message.xid, index, prepares=True)
+            self._begin = OpenTransaction(message.xid, index, prepares=True)
         elif isinstance(message, Prepare):
             # Some servers send no Begin Prepare if the transaction has no change.
             self._prepare(message, None, found)
@@ -751,7 +751,7 @@ class PreparedKeeper(Protocol):
         """One was committed or rolled back, by a record that ends at an LSN."""
 
 
-class Begun:
+class OpenTransaction:
     """The transaction that is open, between Begin or Begin Prepare and its end.
 
     Attributes

@@ -28,11 +28,11 @@ from .moment import Changes, Moment, ServerRows, ServerTable, refusals
 from .opening import open_target
 from .result import Difference, Report, State, TableResult
 from .states import States
-from .targets import Target, Tell
+from .targets import Tell, VerifiedTarget
 from .texts import NotComparable, NotTheTable, may_be_changed
 
 if TYPE_CHECKING:
-    from .distributed_states import Engine
+    from .distributed_states import VerifyEngine
     from .sums import Rows
 
 __all__ = ["Difference", "Report", "TableResult", "VerifyProgress", "verify"]
@@ -81,7 +81,7 @@ def verify(
     rounds: int = 10,
     shown: int = 10,
     storage_options: Mapping[str, str] | None = None,
-    engine: Engine | None = None,
+    engine: VerifyEngine | None = None,
     policies: Policies | None = None,
     duckdb_memory: int | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
@@ -244,7 +244,7 @@ class _Verification:
         self,
         parameters: ConnectionParameters,
         publications: Sequence[str],
-        target: Target,
+        target: VerifiedTarget,
         chosen: _Chosen,
         timeout: float,
         shown: int,
@@ -522,7 +522,7 @@ def _refused(table: ServerTable, error: NotComparable) -> TableResult:
     return TableResult(table.table.namespace, table.table.name, state, str(error))
 
 
-def _segments(target: Target) -> tuple[str | Argument, ...]:
+def _segments(target: VerifiedTarget) -> tuple[str | Argument, ...]:
     """What to give, if it is not known from which segments a target comes."""
     if target.slot:
         return ()
@@ -532,7 +532,7 @@ def _segments(target: Target) -> tuple[str | Argument, ...]:
     return why, Argument("segments"), ", the directory of the capture or the sync"
 
 
-def _check_same(server: tuple[str, str], target: Target) -> None:
+def _check_same(server: tuple[str, str], target: VerifiedTarget) -> None:
     """Refuse a target of another server or database; one that has nothing yet is of any."""
     for what, here, there in zip(
         ("system identifier", "database"),

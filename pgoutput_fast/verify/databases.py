@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..apply.duckdb_file import default_memory, lacks_memory
 from ..errors import PgOutputError
-from .texts import Held, literal
+from .texts import ValueStorage, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,16 +129,16 @@ def is_busy(error: Exception) -> bool:
     return "Conflicting lock" in str(error) or "already attached by" in str(error)
 
 
-def types_of(rows: Any) -> dict[str, Held]:
+def types_of(rows: Any) -> dict[str, ValueStorage]:
     """How the columns of a relation of duckdb hold their values."""
     return {name: _held(type_) for name, type_ in zip(rows.columns, rows.types, strict=True)}
 
 
-def _held(type_: Any) -> Held:
+def _held(type_: Any) -> ValueStorage:
     nested = type_.id in ("list", "array", "struct", "map")
     parts = (
         [(name, one) for name, one in type_.children if isinstance(one, type(type_))]
         if (nested)
         else []
     )
-    return Held(type_.id, tuple((name, _held(one)) for name, one in parts))
+    return ValueStorage(type_.id, tuple((name, _held(one)) for name, one in parts))

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 from ..apply.delta_place import Place, require_deltalake
 from ..errors import PgOutputError
 from .databases import Database
-from .states import STATE_ROWS, DeltaStates, Source, StateRows
+from .states import STATE_ROWS, DeltaStates, StateRows, TargetTables
 from .sums import Rows, Sum
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _MEMORY = 512 << 20
 """Bytes that DuckDB may take in a task."""
 
 
-class Engine(Protocol):
+class VerifyEngine(Protocol):
     """What has functions run beside each other, such as a :class:`pgoutput_fast.spark.SparkEngine`.
 
     Attributes
@@ -209,7 +209,7 @@ class DistributedStates(DeltaStates):
     engine : Engine
     """
 
-    def __init__(self, place: Place, segments: Path | None, engine: Engine) -> None:
+    def __init__(self, place: Place, segments: Path | None, engine: VerifyEngine) -> None:
         self._engine = engine
         self._options = place.options
         self._table_read: Any = None
@@ -219,12 +219,12 @@ class DistributedStates(DeltaStates):
         self._files: dict[int, tuple[list[StateFiles], str]] = {}
         super().__init__(place, segments)
 
-    def _state(self, kept: Kept, source: Source) -> str:
+    def _state(self, kept: Kept, source: TargetTables) -> str:
         self._marker = source.soft_deletes
         self._source_read = super()._state(kept, source)
         return self._source_read
 
-    def _loaded(self, kept: Kept, source: Source) -> Any:
+    def _loaded(self, kept: Kept, source: TargetTables) -> Any:
         self._table_read = super()._loaded(kept, source)
         return self._table_read
 

@@ -24,7 +24,7 @@ _MOST_LETTERS = 16 << 20
 _MOST_NAMES = 500  # parameters of a statement
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """A change of a row, with the part of each column that is compared."""
 
     op: str
@@ -38,7 +38,7 @@ class HistoryError(Exception):
     """The changes do not say what the table holds; the message says why."""
 
 
-class Store:
+class RowStore:
     """The rows of tables, in a file that is deleted with its directory.
 
     Parameters
@@ -69,7 +69,7 @@ class FoldedRows:
         The places of the key's columns, in the key's order; empty for a multiset.
     """
 
-    def __init__(self, store: Store, table: str, key: Sequence[int]) -> None:
+    def __init__(self, store: RowStore, table: str, key: Sequence[int]) -> None:
         self._run = store.connection.execute
         self._many = store.connection.executemany
         self._table, self._key = table, list(key)
@@ -94,7 +94,7 @@ class FoldedRows:
 
     # --- changes ---------------------------------------------------------------------------------
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[KeyChange]) -> None:
         """Apply changes in their order.
 
         Raises
@@ -134,7 +134,7 @@ class FoldedRows:
         self._pending.clear()
         self._letters = 0
 
-    def _apply_keyed(self, change: Change) -> None:
+    def _apply_keyed(self, change: KeyChange) -> None:
         self._flush()
         old, new = change.before, list(change.after)
         if change.op == "delete":
@@ -167,7 +167,7 @@ class FoldedRows:
     def _delete(self, name: str) -> None:
         self._run(f"DELETE FROM {self._table} WHERE name = ?", [name])  # noqa: S608
 
-    def _apply_to_multiset(self, change: Change) -> None:
+    def _apply_to_multiset(self, change: KeyChange) -> None:
         self._flush()
         old = change.after if change.op == "delete" else change.before
         if change.old_kind != "O":

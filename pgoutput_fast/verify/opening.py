@@ -19,8 +19,8 @@ from .targets import DirectoryTarget
 if TYPE_CHECKING:
     from ..policies import Policies
     from ..types import TypeRegistry
-    from .distributed_states import Engine
-    from .targets import Target
+    from .distributed_states import VerifyEngine
+    from .targets import VerifiedTarget
 
 _DUCKDB = "duckdb:"
 
@@ -30,10 +30,10 @@ def open_target(
     segments: str | None,
     types: Callable[[], TypeRegistry],
     storage_options: Mapping[str, str] | None = None,
-    engine: Engine | None = None,
+    engine: VerifyEngine | None = None,
     policies: Policies | None = None,
     duckdb_memory: int | None = None,
-) -> Target:
+) -> VerifiedTarget:
     """Open the target that a text names.
 
     Parameters
@@ -89,8 +89,8 @@ def _opened(
     segments: str | None,
     types: Callable[[], TypeRegistry],
     storage_options: Mapping[str, str] | None,
-    engine: Engine | None,
-) -> Target:
+    engine: VerifyEngine | None,
+) -> VerifiedTarget:
     if given.startswith(_DUCKDB):
         return _database(Path(given.removeprefix(_DUCKDB)), segments)
     if "://" in given and not given.startswith("file://"):
@@ -123,13 +123,13 @@ def _opened(
     )
 
 
-def _delta(place: Place, segments: Path | None, engine: Engine | None) -> Target:
+def _delta(place: Place, segments: Path | None, engine: VerifyEngine | None) -> VerifiedTarget:
     if engine is None:
         return DeltaStates(place, segments)
     return DistributedStates(place, segments, engine)
 
 
-def _database(path: Path, segments: str | None) -> Target:
+def _database(path: Path, segments: str | None) -> VerifiedTarget:
     if not path.is_file():
         raise PgOutputError(f"there is no file {path}", parameter="target", path=str(path))
     with closing(Database(path)) as database:

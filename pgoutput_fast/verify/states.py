@@ -27,7 +27,7 @@ from ..segments.listing import contents, metadata_of
 from .databases import ATTACHED, Database, types_of
 from .sums import Sum
 from .targets import TargetTable, Tell, ignored
-from .texts import Held, NotComparable, NotTheTable, Texts, TextsOf, literal, part, quoted
+from .texts import NotComparable, NotTheTable, Texts, TextsOf, ValueStorage, literal, part, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ STATE_ROWS = "state_rows"
 _AT_ONCE = 1000  # rows that are taken from duckdb at once
 
 
-class Source(NamedTuple):
+class TargetTables(NamedTuple):
     """Where a target's tables come from, how far it is, where it marks deleted rows, its tables.
 
     `patterns` are those of the tables that it was made for, None for all; the tables are by
@@ -116,11 +116,11 @@ class States:
         """While the target's tables are read."""
         raise NotImplementedError
 
-    def _source(self) -> Source:
+    def _source(self) -> TargetTables:
         """What the target says of its tables now."""
         raise NotImplementedError
 
-    def _state(self, kept: Kept, source: Source) -> str:
+    def _state(self, kept: Kept, source: TargetTables) -> str:
         """The rows of a state table in a FROM, at the position that the target says."""
         raise NotImplementedError
 
@@ -202,7 +202,7 @@ class States:
         copy = _copy_of(relation_id)
         self._connection.execute(f"CREATE OR REPLACE TABLE {copy} AS SELECT {wanted}")
 
-    def _check(self, relation_id: int, kept: Kept | None, source: Source) -> None:
+    def _check(self, relation_id: int, kept: Kept | None, source: TargetTables) -> None:
         """Whether the rows can be compared; note how far they are."""
         if kept is not None and kept.paused is not None:
             raise NotComparable(
@@ -293,7 +293,7 @@ class DuckdbStates(States):
     def _reading(self) -> contextlib.AbstractContextManager[Any]:
         return self._database.attached()
 
-    def _source(self) -> Source:
+    def _source(self) -> TargetTables:
         run = self._connection.execute
         (found,) = run(f"FROM {ATTACHED}._source").fetchall()
         self._check_format(found[0])
@@ -301,9 +301,9 @@ class DuckdbStates(States):
         chosen = None if found[5] is None else tuple(found[5])
         policies = policies_of((found[9] if len(found) > 9 else None) or ())
         tables = {one.relation_id: one for one, _ in held_tables(rows)}
-        return Source._make([*found[1:5], chosen, tables, policies])
+        return TargetTables._make([*found[1:5], chosen, tables, policies])
 
-    def _state(self, kept: Kept, source: Source) -> str:
+    def _state(self, kept: Kept, source: TargetTables) -> str:
         return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}")
 
 
@@ -332,7 +332,7 @@ class DeltaStates(States):
         uri = f"{self._place.uri}/{directory}"
         return bool(self._deltalake.DeltaTable.is_deltatable(uri, self._place.options))
 
-    def _source(self) -> Source:
+    def _source(self) -> TargetTables:
         if not self._is_there("_progress"):
             raise PgOutputError(f"{self._place.uri} has no tables of a sync")
         progress = self._open("_progress")
@@ -341,7 +341,7 @@ class DeltaStates(States):
         found = [*held_tables(progress.to_pyarrow_dataset().to_table())]
         self._moved = {one.relation_id: json.loads(row["moves"]) for one, row in found}
         tables = {one.relation_id: one for one, _ in found}
-        return Source(
+        return TargetTables(
             described["system_identifier"],
             described["database"],
             progress.transaction_version(_APP) or 0,
@@ -351,11 +351,11 @@ class DeltaStates(States):
             policies_of(described.get("policies", ())),
         )
 
-    def _state(self, kept: Kept, source: Source) -> str:
+    def _state(self, kept: Kept, source: TargetTables) -> str:
         self._connection.register(STATE_ROWS, self._loaded(kept, source).to_pyarrow_dataset())
         return source.live(STATE_ROWS)
 
-    def _loaded(self, kept: Kept, source: Source) -> Any:
+    def _loaded(self, kept: Kept, source: TargetTables) -> Any:
         """A state table at the version that `_progress` means."""
         app = "/".join((_APP, source.system_identifier, source.database, str(kept.relation_id)))
         table = self._table(kept, app)
@@ -375,7 +375,7 @@ class DeltaStates(States):
         raise NotComparable(f"the target has no table state/{directory_of(kept.stored)}")
 
 
-def _check_name(table: ServerTable, kept: Kept | None, source: Source) -> None:
+def _check_name(table: ServerTable, kept: Kept | None, source: TargetTables) -> None:
     """Whether a reader of a table's name sees that table."""
     relation_id = table.table.relation_id
     name = stored_table(table.table.namespace, table.table.name)
@@ -418,7 +418,7 @@ def _texts(
     table: ServerTable,
     kept: Kept | None,
     names: Mapping[str, str | None],
-    held: Mapping[str, Held],
+    held: Mapping[str, ValueStorage],
     policies: Policies,
 ) -> tuple[dict[str, Texts], dict[str, str]]:
     """The canonical texts of columns, and why others have none."""
@@ -438,7 +438,7 @@ def _texts(
             continue
         try:
             # Without a value in the target any form will do.
-            kind = Held("varchar") if name is None else held[name]
+            kind = ValueStorage("varchar") if name is None else held[name]
             texts[column] = TextsOf(policies).column(
                 table.types[column], kind, quoted(column), quoted(name or column)
             )
@@ -536,4 +536,4 @@ def _beginning(within: Sequence[str] | None) -> str:
     return f" WHERE substr(n, 1, {length}) IN (SELECT unnest(?::VARCHAR[]))"
 
 
-__all__ = ["STATE_ROWS", "DeltaStates", "DuckdbStates", "Source", "StateRows", "States"]
+__all__ = ["STATE_ROWS", "DeltaStates", "DuckdbStates", "StateRows", "States", "TargetTables"]

@@ -17,8 +17,8 @@ from ..lsn import format_lsn
 from ..policies import Policies
 from ..segments.listing import contents, metadata_of
 from .databases import Database, types_of
-from .fold import Change, FoldedRows, HistoryError, Store
-from .texts import UNKNOWN, Held, NotComparable, Texts, TextsOf, literal, part, quoted
+from .fold import FoldedRows, HistoryError, KeyChange, RowStore
+from .texts import UNKNOWN, NotComparable, Texts, TextsOf, ValueStorage, literal, part, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ class TargetTable(NamedTuple):
     left_out: dict[str, str]
 
 
-class Target(Protocol):
+class VerifiedTarget(Protocol):
     """Something that holds tables of a server.
 
     Attributes
@@ -156,7 +156,7 @@ class Target(Protocol):
 
 
 class DirectoryTarget:
-    """A change log, whose changes are written to Parquet and folded; see `Target`.
+    """A change log, whose changes are written to Parquet and folded; see `VerifiedTarget`.
 
     All values that Arrow's types lack come as the server's text, so that nothing is lost.
     """
@@ -174,22 +174,22 @@ class DirectoryTarget:
         self._database = self._held.enter_context(contextlib.closing(Database(path)))
         self._files = self._database.directory / "files"
         self._store = self._held.enter_context(
-            contextlib.closing(Store(self._database.directory / "rows"))
+            contextlib.closing(RowStore(self._database.directory / "rows"))
         )
         # Relation id → what was compared and folded, up to which LSN, and of how many changes.
         self._folded: dict[int, tuple[TargetTable, int, int]] = {}
         self._position = self.furthest = 0
 
     def close(self) -> None:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         self._held.close()
 
     def limit_memory(self, memory: int) -> None:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         self._database.limit_memory(memory)
 
     def identify(self) -> None:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         self._identify(metadata_of(self._path))
 
     def _identify(self, metadata: SegmentMetadata | None) -> None:
@@ -198,11 +198,11 @@ class DirectoryTarget:
             self.slot = metadata.slot
 
     def wants(self, table: ServerTable) -> bool:  # noqa: ARG002
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         return True
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         found = contents(self._path)
         if self._options is None:
             metadata = metadata_of(self._path)
@@ -244,16 +244,16 @@ class DirectoryTarget:
         files = ", ".join(literal(str(self._files / one["file"])) for one in version["parts"])
         return f"read_parquet([{files}])"
 
-    def _types(self, connection: Any, version: Any) -> dict[str, Held]:
+    def _types(self, connection: Any, version: Any) -> dict[str, ValueStorage]:
         return types_of(connection.sql(f"FROM {self._source(version)}"))
 
     def table(self, table: ServerTable) -> TargetTable:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         waits = self._waiting.get(table.table.relation_id)
         if waits is not None:
             raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
         versions = self._versions.get(table.table.relation_id)
-        held: dict[str, Held] = {}
+        held: dict[str, ValueStorage] = {}
         names: dict[str, str] = {}
         if versions:
             with self._database.refusals():
@@ -265,7 +265,7 @@ class DirectoryTarget:
             name = names.get(column)
             try:
                 # Without a value in the target any form will do.
-                kind = Held("varchar") if name is None else held[name]
+                kind = ValueStorage("varchar") if name is None else held[name]
                 texts[column] = TextsOf(_POLICIES).column(
                     table.types[column], kind, quoted(column), quoted(name or column)
                 )
@@ -280,7 +280,7 @@ class DirectoryTarget:
         part_of: Callable[[str, str | None], str],
         tell: Tell = ignored,
     ) -> FoldedRows:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         relation_id = table.table.relation_id
         columns = list(compared.texts)
         rows = FoldedRows(
@@ -357,7 +357,7 @@ class DirectoryTarget:
         done: int,
         part_of: Callable[[str, str | None], str],
         order: str,
-    ) -> Iterator[Change]:
+    ) -> Iterator[KeyChange]:
         width = len(compared.texts)
         with self._database.refusals():
             connection = self._database.connection
@@ -374,14 +374,14 @@ class DirectoryTarget:
                     if (commit_lsn, seq) < latest:
                         raise _UnorderedError
                     latest = commit_lsn, seq
-                    yield Change(op, old_kind, tuple(parts[:width]), tuple(parts[width:]))
+                    yield KeyChange(op, old_kind, tuple(parts[:width]), tuple(parts[width:]))
 
     def _select(
         self,
         table: ServerTable,
         compared: TargetTable,
         version: Any,
-        held: dict[str, Held],
+        held: dict[str, ValueStorage],
         done: int,
         part_of: Callable[[str, str | None], str],
     ) -> str:
@@ -423,7 +423,7 @@ class DirectoryTarget:
         return f"SELECT op, old_kind, commit_lsn, seq, {shown} {self._range(version, done)}"
 
 
-def _counting(changes: Iterator[Change], tell: Tell) -> Iterator[Change]:
+def _counting(changes: Iterator[KeyChange], tell: Tell) -> Iterator[KeyChange]:
     for number, change in enumerate(changes):
         if number % _TELL == 0:
             tell(number)
@@ -435,4 +435,4 @@ def _names(version: Any, side: str) -> dict[str, str]:
     return {one["column"]: one["name"] for one in version["columns"] if one["part"] == side}
 
 
-__all__ = ["DirectoryTarget", "Target", "TargetTable"]
+__all__ = ["DirectoryTarget", "TargetTable", "VerifiedTarget"]

@@ -30,7 +30,7 @@ _NULL = "\\N"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ValueStorage:
     """How a target holds values.
 
     Attributes
@@ -42,7 +42,7 @@ class Held:
     """
 
     kind: str
-    parts: tuple[tuple[str, Held], ...] = ()
+    parts: tuple[tuple[str, ValueStorage], ...] = ()
 
 
 class Texts(NamedTuple):
@@ -61,7 +61,7 @@ class NotTheTable(NotComparable):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CommonText:
     """One canonical text.
 
     Attributes
@@ -148,20 +148,20 @@ _INTERVAL = (
 
 _MONEY_SIGN = "CASE WHEN {t} ~ '[-(]' THEN '-' ELSE '' END"
 
-FORMS: tuple[Form, ...] = (
-    Form(("bool",), ("boolean",), "({c})::text", _AS_VARCHAR, _AS_STRING, "`true`, `false`"),
-    Form(
+FORMS: tuple[CommonText, ...] = (
+    CommonText(("bool",), ("boolean",), "({c})::text", _AS_VARCHAR, _AS_STRING, "`true`, `false`"),
+    CommonText(
         ("int2", "int4", "int8", "uint4", "uint8"), _INTEGERS,
         "({c})::text", _AS_VARCHAR, _AS_STRING, "decimal digits",
     ),
-    Form(
+    CommonText(
         ("float4",), ("float",), _bits("float4send", 32, "int"),
         "CASE WHEN isnan({c}) THEN 'NaN' ELSE ({c})::BIT::INTEGER::VARCHAR END",
         "CASE WHEN isnan({c}) THEN 'NaN' "
         "ELSE reflect('java.lang.Float', 'floatToIntBits', {c}) END",
         "its bits as a signed integer, or `NaN`",
     ),
-    Form(
+    CommonText(
         ("float8",), ("double",), _bits("float8send", 64, "bigint"),
         "CASE WHEN isnan({c}) THEN 'NaN' ELSE ({c})::BIT::BIGINT::VARCHAR END",
         "CASE WHEN isnan({c}) THEN 'NaN' "
@@ -169,15 +169,15 @@ FORMS: tuple[Form, ...] = (
         "its bits as a signed integer, or `NaN`",
     ),
     # duckdb prints no 0 before the point if the type has no digit there.
-    Form(
+    CommonText(
         ("numeric",), ("decimal",), _SERVERS_TEXT,
         r"regexp_replace(({c})::VARCHAR, '^(-?)\.', '\10.')", None,
         "the server's text, with the column's scale",
     ),
-    Form(("bytea",), ("blob",), "encode({c}, 'hex')", "lower(hex({c}))", "lower(hex({c}))",
+    CommonText(("bytea",), ("blob",), "encode({c}, 'hex')", "lower(hex({c}))", "lower(hex({c}))",
          "hexadecimal digits"),
     # PostgreSQL 14 prints the raw byte of a "char".
-    Form(
+    CommonText(
         ("char",), ("varchar",),
         r"CASE WHEN get_byte(charsend({c}), 0) < 128 THEN format('%s', {c}) ELSE "
         r"'\' || (get_byte(charsend({c}), 0) >> 6)::text || "
@@ -185,22 +185,22 @@ FORMS: tuple[Form, ...] = (
         r"(get_byte(charsend({c}), 0) & 7)::text END",
         "{c}", "{c}", r"the server's text, with `\ooo` for bytes above 127",
     ),
-    Form(("uuid",), ("uuid",), _SERVERS_TEXT, _AS_VARCHAR, None, "the server's text"),
-    Form(("date",), ("date",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING, "the server's text"),
-    Form(
+    CommonText(("uuid",), ("uuid",), _SERVERS_TEXT, _AS_VARCHAR, None, "the server's text"),
+    CommonText(("date",), ("date",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING, "the server's text"),
+    CommonText(
         ("timestamp",), ("timestamp",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING,
         "the server's text",
     ),
     # duckdb's own text of it needs a time zone's data, and depends on the session's.
-    Form(
+    CommonText(
         ("timestamptz",), ("timestamp with time zone",), _SERVERS_TEXT,
         "make_timestamp(epoch_us({c}))::VARCHAR || '+00'", f"concat({_AS_STRING}, '+00')",
         "the server's text, in UTC",
     ),
-    Form(("time",), ("time",), _SERVERS_TEXT, _AS_VARCHAR, None, "the server's text"),
-    Form(("interval",), ("varchar",), _INTERVAL, _from_iso(), None,
+    CommonText(("time",), ("time",), _SERVERS_TEXT, _AS_VARCHAR, None, "the server's text"),
+    CommonText(("interval",), ("varchar",), _INTERVAL, _from_iso(), None,
          "months/days/microseconds, or `infinity`"),
-    Form(
+    CommonText(
         ("money",), ("varchar",),
         _MONEY_SIGN.format(t="({c})::text")
         + " || ltrim(regexp_replace(({c})::text, '[^0-9]', '', 'g'), '0')",
@@ -210,7 +210,7 @@ FORMS: tuple[Form, ...] = (
         "ltrim('0', regexp_replace({c}, '[^0-9]', '')))",
         "the amount in the smallest unit, without leading zeros",
     ),
-    Form(("hstore",), ("map",), "", "", None, "the pairs in the order of their keys' bytes"),
+    CommonText(("hstore",), ("map",), "", "", None, "the pairs in the order of their keys' bytes"),
 )  # fmt: skip
 """The canonical texts of types that have parts, or are not held as the server's own text."""
 
@@ -223,10 +223,10 @@ NOT_COMPARED: dict[str, str] = {
 }
 """Codec → why values of it are not compared."""
 
-SERVERS_TEXT = Form((), ("varchar",), _SERVERS_TEXT, "{c}", "{c}", "the server's text")
+SERVERS_TEXT = CommonText((), ("varchar",), _SERVERS_TEXT, "{c}", "{c}", "the server's text")
 """The canonical text of all types that a target holds as text, unless they are in `FORMS`."""
 
-RAW_TEXT = Form(
+RAW_TEXT = CommonText(
     ("text",), ("blob",),
     # To SQL_ASCII means without a conversion, so that no byte of the text is refused.
     "CASE WHEN num_nulls({c}) = 0 THEN encode(convert_to(format('%s', {c}), 'SQL_ASCII'), 'hex') "
@@ -243,7 +243,7 @@ class TextsOf:
     policies: Policies
     _depth: int = field(default=0)
 
-    def column(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+    def column(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
         """The canonical texts of a value.
 
         Parameters
@@ -313,7 +313,7 @@ class TextsOf:
         whens = " ".join(f"WHEN {condition} THEN {result}" for result, condition in choices)
         return f"(CASE {whens} ELSE {{c}} END)".format(c=server)
 
-    def _decimal(self, type: ColumnType, form: Form, server: str, target: str) -> Texts:
+    def _decimal(self, type: ColumnType, form: CommonText, server: str, target: str) -> Texts:
         shape = decimal_shape(type.modifier) or self.policies.numeric
         printed = form.duckdb.format(c=target)
         choice = self.policies.special_values
@@ -335,7 +335,7 @@ class TextsOf:
         )
         return Texts(f"trim_scale({server})::text", short)
 
-    def _list(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+    def _list(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
         element, of_element = _element(type), held.parts[0][1]
         levels = 1
         flat = target
@@ -373,7 +373,7 @@ class TextsOf:
             f"CASE WHEN {target} IS NOT NULL THEN {printed} END",
         )
 
-    def _range(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+    def _range(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
         fields = dict(held.parts)
         bounds = _element(type)
         own = self._deeper()
@@ -399,7 +399,7 @@ class TextsOf:
             f"{' || '.join(printed)} END",
         )
 
-    def _multirange(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+    def _multirange(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
         n = self._depth
         item, at = f"e{n}", f"i{n}"
         texts = self._deeper().column(_element(type), held.parts[0][1], item, item)
@@ -413,7 +413,7 @@ class TextsOf:
             f"list_transform({target}, lambda {item}: {part(texts.target)}), '') END",
         )
 
-    def _composite(self, type: ColumnType, held: Held, server: str, target: str) -> Texts:
+    def _composite(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
         if len(type.fields) != len(held.parts):
             raise NotComparable("the composite has other fields in the target")
         own = self._deeper()

@@ -10,7 +10,7 @@ from ..values import EPOCH_UTC
 
 if TYPE_CHECKING:
     from ..replication import CaptureProgress
-    from ..replication.server_position import Position
+    from ..replication.server_position import ServerPosition
 
 _EPOCH = EPOCH_UTC.timestamp()
 
@@ -77,7 +77,7 @@ class Lag:
         # known.
         self._since: float | None = None
 
-    def figures(self, progress: CaptureProgress, position: Position | None) -> Figures:
+    def figures(self, progress: CaptureProgress, position: ServerPosition | None) -> Figures:
         """The numbers of this moment.
 
         The commit time of the last transaction alone does not tell the lag: it may be hours ago on
@@ -88,7 +88,7 @@ class Lag:
         return Figures(progress, *self.behind(progress.captured_lsn, committed, position))
 
     def behind(
-        self, lsn: int, committed: float | None, position: Position | None
+        self, lsn: int, committed: float | None, position: ServerPosition | None
     ) -> tuple[int | None, float | None]:
         """Bytes of the server's log behind an LSN, and seconds; None where they are not known.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LogFormat = Literal["text", "json"]
 
 
-class Formatter(logging.Formatter):
+class RecordFormatter(logging.Formatter):
     """Makes one line of each record: what the command logs, and what the library does.
 
     A record may have `event` (str), `numbers` (dict), and `details` (str, in place of a traceback),
@@ -104,7 +104,7 @@ def write_line(text: str) -> None:
 
 @contextlib.contextmanager
 def logged(
-    formatter: Formatter, write: Callable[[str], None] = write_line, level: int = logging.INFO
+    formatter: RecordFormatter, write: Callable[[str], None] = write_line, level: int = logging.INFO
 ) -> Iterator[None]:
     """Have `write` called with a line for each record.
 

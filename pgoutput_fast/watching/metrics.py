@@ -24,7 +24,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ..replication.server_position import Position
+    from ..replication.server_position import ServerPosition
     from .figures import Figures
     from .sync_figures import SyncFigures
 
@@ -227,7 +227,7 @@ class QueryCollector:
 
 
 def capture_collector(
-    figures: Callable[[], Figures | None], position: Callable[[], Position | None], slot: str
+    figures: Callable[[], Figures | None], position: Callable[[], ServerPosition | None], slot: str
 ) -> Collector:
     """The metrics of a capture.
 

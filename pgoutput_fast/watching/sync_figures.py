@@ -10,7 +10,7 @@ from .figures import Figures, Lag
 
 if TYPE_CHECKING:
     from ..apply import SyncProgress
-    from ..replication.server_position import Position
+    from ..replication.server_position import ServerPosition
 
 
 class SyncFigures(NamedTuple):
@@ -73,7 +73,7 @@ class SyncLag:
         self._asks_server = asks_server
         self._tables, self._capture = Lag(), Lag()
 
-    def figures(self, progress: SyncProgress, position: Position | None) -> SyncFigures:
+    def figures(self, progress: SyncProgress, position: ServerPosition | None) -> SyncFigures:
         """The numbers of this moment."""
         found = SyncFigures(progress, None, None, None)
         committed, captured = found.commit_timestamp, progress.capture

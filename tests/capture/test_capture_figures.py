@@ -17,10 +17,10 @@ from rich.console import Console, Group
 
 from pgoutput_fast.cli._live import folded
 from pgoutput_fast.replication import CaptureProgress, server_position
-from pgoutput_fast.replication.server_position import Position
+from pgoutput_fast.replication.server_position import ServerPosition
 from pgoutput_fast.watching import figures
 from pgoutput_fast.watching.figures import Lag, Meter
-from pgoutput_fast.watching.logs import Formatter
+from pgoutput_fast.watching.logs import RecordFormatter
 
 YEAR_2000 = 946_684_800  # in seconds since 1970
 
@@ -54,11 +54,11 @@ def progress(captured: int, committed: float | None = None, **more: Any) -> Capt
     return CaptureProgress(**{**numbers, "captured_lsn": captured, "commit_time": time, **more})
 
 
-def told(clock: Clock, lsn: int, server_time: float) -> Position:
-    return Position(lsn, "d", YEAR_2000 + server_time, clock.now)
+def told(clock: Clock, lsn: int, server_time: float) -> ServerPosition:
+    return ServerPosition(lsn, "d", YEAR_2000 + server_time, clock.now)
 
 
-def lag(one: Lag, given: CaptureProgress, position: Position | None) -> tuple[Any, Any]:
+def lag(one: Lag, given: CaptureProgress, position: ServerPosition | None) -> tuple[Any, Any]:
     found = one.figures(given, position)
     return found.lag_bytes, found.lag_seconds
 
@@ -116,7 +116,7 @@ def test_lines_of_the_log_are_lines() -> None:
         "x", logging.ERROR, "", 0, "a %s\nb\x1b[31m\x7f\x9b", ("s3cret",), failed
     )
     for kind in ("text", "json"):
-        formatter = Formatter(kind)  # type: ignore[arg-type]
+        formatter = RecordFormatter(kind)  # type: ignore[arg-type]
         formatter.change = lambda text: text.replace("s3cret", "***")
         line = formatter.format(record)
         assert "s3cret" not in line

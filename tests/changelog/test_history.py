@@ -46,7 +46,7 @@ from pgoutput_fast.directory.history import (
 )
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import Follower, History, Place
+from pgoutput_fast.history import History, HistoryFollower, Place
 from pgoutput_fast.segments import folders
 from pgoutput_fast.transactions.runs import runs_of
 
@@ -387,7 +387,9 @@ def test_a_frame_that_the_wrong_type_refuses(tmp_path: Path) -> None:
 
 def test_frames_of_any_length_have_tags(tmp_path: Path) -> None:
     data = pa.chunked_array([[b"", b"C"], [], [b"B", b""]], pa.binary())
-    parts = Follower(History(tmp_path), "error").parts(data, np.zeros(4), None, tmp_path, "UTF8")
+    parts = HistoryFollower(History(tmp_path), "error").parts(
+        data, np.zeros(4), None, tmp_path, "UTF8"
+    )
     assert list(parts) == [(0, 4)]
 
 

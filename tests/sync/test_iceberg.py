@@ -17,7 +17,7 @@ from support.targets.synced_tables import IcebergTables
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply.delta_files import Added
 from pgoutput_fast.apply.delta_place import Place
-from pgoutput_fast.apply.iceberg_table import Catalog, IcebergTable
+from pgoutput_fast.apply.iceberg_table import IcebergCatalog, IcebergTable
 from pgoutput_fast.apply.targets import ConflictError
 from pgoutput_fast.errors import PgOutputError
 
@@ -69,7 +69,7 @@ def test_a_target_keeps_to_its_kind(made: MadeDirectory, tmp_path: Path) -> None
     with pytest.raises(PgOutputError, match=r"are Delta tables, and .*\. Leave out iceberg=, or"):
         sync(made, tables)
     # Also a single one that was put there.
-    catalog = Catalog(tables.catalog)
+    catalog = IcebergCatalog(tables.catalog)
     one = IcebergTable(
         Place(tables.target), "changes/public.things", "app", 6, catalog, "public.things"
     )
@@ -87,7 +87,7 @@ def test_a_target_keeps_to_its_kind(made: MadeDirectory, tmp_path: Path) -> None
 def test_a_table_of_another_database(made: MadeDirectory, tmp_path: Path) -> None:
     tables = IcebergTables(tmp_path)
     sync(made, tables)
-    catalog = Catalog(tables.catalog)
+    catalog = IcebergCatalog(tables.catalog)
     other = IcebergTable(
         Place(str(tmp_path / "lake")), "changes/public.things", "pgoutput_fast/other", 6, catalog,
         "public.things",
@@ -100,7 +100,7 @@ def test_a_table_of_another_database(made: MadeDirectory, tmp_path: Path) -> Non
 def test_another_program_that_writes_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog = Catalog(IcebergTables(tmp_path).catalog)
+    catalog = IcebergCatalog(IcebergTables(tmp_path).catalog)
     place = Place(str(tmp_path / "lake"))
     one, other = (IcebergTable(place, "changes/t", "app", 6, catalog, "t") for _ in range(2))
     one.load()
@@ -132,7 +132,7 @@ def test_another_program_that_writes_at_the_same_time(
 def test_no_error_shows_the_password_of_a_catalogue(made: MadeDirectory, tmp_path: Path) -> None:
     secret = "postgresql+none://me:some-secret@nowhere.invalid/catalogue"
     given = {"type": "sql", "uri": secret, "name": "shop"}
-    assert "some-secret" not in repr(Catalog(given))
+    assert "some-secret" not in repr(IcebergCatalog(given))
     with pytest.raises(PgOutputError, match=r"can.t open the Iceberg catalogue 'shop'") as raised:
         sync(made, IcebergTables(tmp_path), iceberg=given)
     assert "some-secret" not in str(raised.value)

@@ -17,7 +17,7 @@ from pgoutput_fast import testing
 from pgoutput_fast.types import BUILTIN_TYPES, EXTENSION_TYPES, ColumnType
 from pgoutput_fast.verify import compare
 from pgoutput_fast.verify.compare import compare_all, compare_named, differences
-from pgoutput_fast.verify.fold import Change, FoldedRows, HistoryError, Store
+from pgoutput_fast.verify.fold import FoldedRows, HistoryError, KeyChange, RowStore
 from pgoutput_fast.verify.moment import _Collector
 from pgoutput_fast.verify.sums import Sum, halves, md5
 from pgoutput_fast.verify.texts import described, plain, split
@@ -26,8 +26,8 @@ TEXT = ColumnType("base", 25, entry=next(one for one in BUILTIN_TYPES if one.nam
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "rows")
+def store(tmp_path: Path) -> Iterator[RowStore]:
+    made = RowStore(tmp_path / "rows")
     yield made
     made.close()
 
@@ -39,19 +39,19 @@ def row(*values: str | None) -> tuple[str, ...]:
 SENT_NOT = "\\U"
 
 
-def insert(*values: str | None) -> Change:
-    return Change("insert", None, row(*values), row(*[None] * len(values)))
+def insert(*values: str | None) -> KeyChange:
+    return KeyChange("insert", None, row(*values), row(*[None] * len(values)))
 
 
 def update(
     new: Sequence[str | None], old: Sequence[str | None] | None = None, kind: str = "K"
-) -> Change:
+) -> KeyChange:
     nothing = [None] * len(new)
-    return Change("update", kind if old else None, row(*new), row(*(old or nothing)))
+    return KeyChange("update", kind if old else None, row(*new), row(*(old or nothing)))
 
 
-def delete(*old: str | None, kind: str = "K") -> Change:
-    return Change("delete", kind, row(*old), row(*old))
+def delete(*old: str | None, kind: str = "K") -> KeyChange:
+    return KeyChange("delete", kind, row(*old), row(*old))
 
 
 def held(rows: FoldedRows) -> dict[str, int]:
@@ -59,7 +59,7 @@ def held(rows: FoldedRows) -> dict[str, int]:
     return {parts: times for _, parts, times in rows.parts(names)}
 
 
-def test_the_rows_of_a_table_with_a_key(store: Store) -> None:
+def test_the_rows_of_a_table_with_a_key(store: RowStore) -> None:
     rows = FoldedRows(store, "t", [0])
     rows.apply([
         insert("1", "a", "big"), insert("2", "b", "large"), insert("3", None, "x"),
@@ -77,11 +77,13 @@ def test_the_rows_of_a_table_with_a_key(store: Store) -> None:
     assert rows.incomplete() == (1, ["9", "\\U", "\\U"])
     rows.apply([update(["9", "x", "y"])])
     assert rows.incomplete() is None
-    rows.apply([Change("truncate", None, (), ()), Change("read", None, row("7", "r", ""), ())])
+    rows.apply(
+        [KeyChange("truncate", None, (), ()), KeyChange("read", None, row("7", "r", ""), ())]
+    )
     assert held(rows) == {"7,r,,": 1}
 
 
-def test_a_row_that_is_inserted_twice_is_there_twice(store: Store) -> None:
+def test_a_row_that_is_inserted_twice_is_there_twice(store: RowStore) -> None:
     rows = FoldedRows(store, "t", [0])
     rows.apply([insert("1", "a"), insert("1", "a"), update(["1", "b"])])
     assert held(rows) == {"1,b,": 2}
@@ -89,7 +91,7 @@ def test_a_row_that_is_inserted_twice_is_there_twice(store: Store) -> None:
     assert held(rows) == {}
 
 
-def test_the_rows_of_a_multiset(store: Store) -> None:
+def test_the_rows_of_a_multiset(store: RowStore) -> None:
     rows = FoldedRows(store, "t", [])
     rows.apply([
         insert("1", "a"), insert("1", "a"), insert("1", None), insert("2", "b"),
@@ -102,16 +104,16 @@ def test_the_rows_of_a_multiset(store: Store) -> None:
 
 
 @pytest.mark.parametrize("change", [
-    Change("delete", "K", row("1", None), row("1", None)),
-    Change("update", None, row("1", "x"), row(None, None)),
+    KeyChange("delete", "K", row("1", None), row("1", None)),
+    KeyChange("update", None, row("1", "x"), row(None, None)),
 ])  # fmt: skip
-def test_a_multiset_needs_whole_old_rows(store: Store, change: Change) -> None:
+def test_a_multiset_needs_whole_old_rows(store: RowStore, change: KeyChange) -> None:
     rows = FoldedRows(store, "t", [])
     with pytest.raises(HistoryError, match="REPLICA IDENTITY FULL"):
         rows.apply([change])
 
 
-def test_keys_are_needed(store: Store) -> None:
+def test_keys_are_needed(store: RowStore) -> None:
     rows = FoldedRows(store, "t", [0])
     with pytest.raises(HistoryError, match="does not say which row"):
         rows.apply([update([SENT_NOT, "x"])])

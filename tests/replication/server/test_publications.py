@@ -18,7 +18,7 @@ from pgoutput_fast.catalog import Catalog
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.doctor import examine
 from pgoutput_fast.doctor._examined import Examined
-from pgoutput_fast.doctor._published_tables import Published
+from pgoutput_fast.doctor._published_tables import ExaminedPublications
 from pgoutput_fast.publications import read_unidentified
 from pgoutput_fast.replication import ReplicationConnection, membership
 from pgoutput_fast.replication.history import read_state
@@ -83,7 +83,7 @@ def by_doctor(parameters: ConnectionParameters, names: list[str]) -> tuple[Colum
     found: Columns = {}
     filtered = set()
     with parameters.open(replication=False) as connection:
-        published = Published(Examined(connection, names, None))
+        published = ExaminedPublications(Examined(connection, names, None))
         for one in published.publications:
             for leaf in published.sent(one):
                 table = published.root(one, leaf) if one.via_root else leaf

@@ -35,7 +35,7 @@ from pgoutput_fast.spark import _session
 from pgoutput_fast.spark._java import java_home
 from pgoutput_fast.spark._staged_files import STAGED
 from pgoutput_fast.verify import verify
-from pgoutput_fast.watching.logs import Formatter
+from pgoutput_fast.watching.logs import RecordFormatter
 
 pytest.importorskip("deltalake")
 
@@ -320,10 +320,10 @@ def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> No
         time.sleep(0.01)
     (one,) = caplog.records
     assert (one.levelname, one.getMessage()) == ("ERROR", "Spark: Executor: failed")
-    formatted = Formatter("text").format(one).splitlines()
+    formatted = RecordFormatter("text").format(one).splitlines()
     assert formatted[0].endswith(" ERROR Spark: Executor: failed")
     assert formatted[1:] == ["at java", "\tat scala"]
-    assert json.loads(Formatter("json").format(one))["traceback"] == "at java\n\tat scala"
+    assert json.loads(RecordFormatter("json").format(one))["traceback"] == "at java\n\tat scala"
 
 
 def test_what_spark_prints_before_it_fails(caplog: pytest.LogCaptureFixture) -> None:
@@ -331,7 +331,7 @@ def test_what_spark_prints_before_it_fails(caplog: pytest.LogCaptureFixture) -> 
     os.write(output.file, b"no such package\nat line 2\n")
     output.has_begun(well=False)
     (one,) = caplog.records
-    shown = Formatter("text").format(one).splitlines()[1:]
+    shown = RecordFormatter("text").format(one).splitlines()[1:]
     assert (one.levelname, shown) == ("ERROR", ["no such package", "at line 2"])
 
 
