@@ -36,7 +36,8 @@ class Argument:
 
     def __init__(self, name: str, value: object = _ALONE) -> None:
         self.name = name
-        self.value = value
+        # Text that was given for another option may be a DSN.
+        self.value = without_passwords(value) if isinstance(value, str) else value
 
     @property
     def has_value(self) -> bool:

@@ -281,13 +281,13 @@ cdef object array_capsule(const Node *root):
     return PyCapsule_New(array, "arrow_array", free_array_capsule)
 
 
-def export(field: Field, column: Column) -> tuple[object, object]:
+def export(field: Field, column: ArrayBuffers) -> tuple[object, object]:
     """Export a column whose buffers are bytes as the capsules of its Arrow schema and array.
 
     Parameters
     ----------
     field : Field
-    column : pgoutput_fast.columnar.arrays.Column
+    column : pgoutput_fast.columnar.arrays.ArrayBuffers
     """
     cdef Arena *arena = make_arena(count_blocks(column))
     cdef Node root

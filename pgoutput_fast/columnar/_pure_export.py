@@ -15,7 +15,7 @@ def export(field: Field, column: ArrayBuffers) -> tuple[object, object]:
     Parameters
     ----------
     field : Field
-    column : pgoutput_fast.columnar.arrays.Column
+    column : pgoutput_fast.columnar.arrays.ArrayBuffers
     """
     capsules: tuple[object, object] = record_batch(field, column).__arrow_c_array__()
     return capsules

@@ -46,7 +46,7 @@ def test_a_relation_that_was_not_announced(impl):
     frame = testing.truncate([ONE, OTHER])
     truncate = decoder.decode(frame)
     assert truncate.relation_ids == (ONE.relation_id, OTHER.relation_id)
-    with pytest.raises(pf.DecodeError, match="frame first") as caught:
+    with pytest.raises(pf.DecodeError) as caught:
         truncate.relations  # noqa: B018
     assert (caught.value.code, caught.value.offset) == ("unknown_relation", len(frame) - 4)
 
