@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import random
 import signal
@@ -122,7 +121,9 @@ def run_killed(
     slot = "SELECT 1 FROM pg_replication_slots WHERE active AND confirmed_flush_lsn > '0/0'"
     with psycopg.connect(source.dsn(), autocommit=True) as connection:
         reading = subprocess.Popen(command, stderr=subprocess.PIPE)
-        wait = functools.partial(wait_until, timeout=60, process=reading)
+
+        def wait(condition: Callable[[], object]) -> None:
+            wait_until(condition, 60, process=reading)
 
         try:
             wait(lambda: connection.execute(slot).fetchone())

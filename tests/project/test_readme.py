@@ -39,7 +39,8 @@ def wait_for(
     connection: psycopg.Connection[Any], query: LiteralString, process: subprocess.Popen[str]
 ) -> None:
     """Wait until the query has a row, which a process brings about."""
-    wait_until(lambda: connection.execute(query).fetchone(), 60, process=process, log=lambda: query)
+    has_row = lambda: connection.execute(query).fetchone() is not None  # noqa: E731
+    wait_until(has_row, 60, process=process, log=lambda: query)
 
 
 def without_numbers(line: str) -> str:
