@@ -262,12 +262,15 @@ class ParquetTable(Table):
         """Move the files of the newest entry to their names; then no older entry is needed."""
         for name, final in entry.files.items():
             if name in waiting:
-                # Object storage copies and deletes it, which may come again.
-                self.filesystem.move(self.uncommitted + name, final)
+                self._move(name, final)
         if self._local is not None:
             fsync_path(self._local)
         for version in older:
             self.filesystem.delete_file(_entry_name(version))
+
+    def _move(self, name: str, final: str) -> None:
+        # Object storage copies and deletes the file; after a crash this is done again.
+        self.filesystem.move(self.uncommitted + name, final)
 
     def committed(self, file: Added) -> str:
         """Where in the place a file is that the last commit has."""

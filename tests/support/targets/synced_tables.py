@@ -109,7 +109,8 @@ class DuckdbTables(Places):
         return self._table(f"FROM state.{quoted(stored)}")
 
     def changes(self, stored: str, version: int = 1) -> pa.Table:
-        return self._table(f"FROM changes.{quoted(versioned(stored, version))}")
+        changes = f"changes.{quoted(versioned(stored, version))}"
+        return self._table(f"FROM {changes} ORDER BY commit_lsn, seq")  # DuckDB keeps no order
 
     def has(self, kind: str, stored: str) -> bool:
         with self.open() as connection:
