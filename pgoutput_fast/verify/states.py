@@ -294,14 +294,18 @@ class DuckdbStates(States):
         return self._database.attached()
 
     def _source(self) -> TargetTables:
-        run = self._connection.execute
-        (found,) = run(f"FROM {ATTACHED}._source").fetchall()
-        self._check_format(found[0])
+        (source,) = self._connection.sql(f"FROM {ATTACHED}._source").to_arrow_table().to_pylist()
+        self._check_format(source["format"])
         rows = self._connection.sql(f"FROM {ATTACHED}._progress").to_arrow_table()
-        chosen = None if found[5] is None else tuple(found[5])
-        policies = policies_of((found[9] if len(found) > 9 else None) or ())
-        tables = {one.relation_id: one for one, _ in held_tables(rows)}
-        return TargetTables._make([*found[1:5], chosen, tables, policies])
+        return TargetTables(
+            source["system_identifier"],
+            source["database"],
+            source["lsn"],
+            source["soft_deletes"],
+            None if source["tables"] is None else tuple(source["tables"]),
+            {one.relation_id: one for one, _ in held_tables(rows)},
+            policies_of(source["policies"]),
+        )
 
     def _state(self, kept: Kept, source: TargetTables) -> str:
         return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}")
