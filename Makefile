@@ -220,7 +220,7 @@ sanitize: $(VENV)/.dependencies
 	@runtime="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"; \
 	export LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc PYTHONPATH="$(abspath $(sanitized)/lib)" \
 	    PGOUTPUT_FAST_IMPL=cython ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
-	$(bin)/pytest -m 'not server' tests/decoding tests/columns tests/transactions tests/transcode -p no:cacheprovider $(PYTEST_ARGS)
+	$(bin)/pytest --ignore-glob='*/server/*' tests/decoding tests/columns tests/transactions tests/transcode -p no:cacheprovider $(PYTEST_ARGS)
 
 # As cibuildwheel will do it: with its test command and test sources, in an otherwise empty environment.
 test-wheel: $(VENV)/.dependencies

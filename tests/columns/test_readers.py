@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
+for library in ("duckdb", "nanoarrow", "polars", "pyarrow"):
+    pytest.importorskip(library, reason="reads the batches")
+
 import duckdb
 import nanoarrow
 import polars
 import pyarrow as pa
-import pytest
 from support import paths
 from support.frames.made_vectors import NULL, insert, text
 from support.frames.make_frames import type_frame
