@@ -338,7 +338,7 @@ class _Evolution:
         ):
             return (
                 f"the type of column {column.name} was altered (from {before[0]}, modifier "
-                f"{before[1]}, to {after[0]}, modifier {after[1]}), and its rows were written anew"
+                f"{before[1]}, to {after[0]}, modifier {after[1]}), and the server rewrote its rows"
             )
         made = _column(column, old.stored, self._numbers)
         if before == after and made.form != old.form:

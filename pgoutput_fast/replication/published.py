@@ -119,7 +119,7 @@ class Member(NamedTuple):
             return "it is not known what was published of it"
         # The stream, or the catalogue, tells of the rows of new columns and partitions.
         if any(generated.get(key, one) != one for key, one in self.generated.items()):
-            return "a generated column got another expression, by which its rows were written anew"
+            return "a generated column got another expression, and the server rewrote its rows"
         if lost := [one for one in ACTIONS if before.get(one) and not self.actions[one]]:
             names = " and ".join(f"{one}s" for one in lost)
             return f"its publications do not publish its {names} any more"

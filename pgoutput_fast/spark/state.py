@@ -450,7 +450,7 @@ def _check_files(
         if not is_older or is_rewritten(table, before):
             raise PgOutputError(
                 f"the type of column {column.name} was altered, and the table's rows may have been "
-                "written anew with other values (USING)",
+                "rewritten with other values (USING)",
                 hint=(
                     "Take a new copy of the table after that, or give the table of before in ",
                     Argument("before"),
