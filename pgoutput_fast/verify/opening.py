@@ -115,11 +115,14 @@ def _opened(
     if any((path / name).is_dir() for name in ("changes", "state")):
         raise PgOutputError(
             f"{path} has tables of a sync, and not _progress, which says how far they are: "
-            "restore that"
+            "restore that",
+            path=str(path),
         )
     raise PgOutputError(
         f"{path} has no segments and no tables of a sync in it; the targets are a directory of "
-        "segments, one of Delta tables, and duckdb:FILE"
+        "segments, one of Delta tables, and duckdb:FILE",
+        parameter="target",
+        path=str(path),
     )
 
 
@@ -134,7 +137,9 @@ def _database(path: Path, segments: str | None) -> VerifiedTarget:
         raise PgOutputError(f"there is no file {path}", parameter="target", path=str(path))
     with closing(Database(path)) as database:
         if not database.has("main", "_source"):
-            raise PgOutputError(f"{path} was made by something else")
+            raise PgOutputError(
+                f"{path} has no tables of a sync", parameter="target", path=str(path)
+            )
     return DuckdbStates(path, _segments_of(path, segments))
 
 
