@@ -87,7 +87,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 _SPARK = "tests/spark/test_"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow the cases that the marker `everyday` of their test does not name."""
+    parts, matched = set(), set()
+    for item in items:
+        if everyday := item.get_closest_marker("everyday"):
+            test = item.nodeid.partition("[")[0]
+            named = [part for part in everyday.args if part in item.nodeid]
+            parts.update((test, part) for part in everyday.args)
+            matched.update((test, part) for part in named)
+            if not named:
+                item.add_marker(pytest.mark.slow)
+    if parts != matched and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"everyday names no case: {sorted(parts - matched)}")
     items.sort(key=lambda item: not item.nodeid.startswith(_SPARK))  # what takes longest, first
 
 

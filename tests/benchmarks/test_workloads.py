@@ -220,6 +220,7 @@ def compiler():
         pytest.skip("there is no C compiler")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", workloads.VARIED)
 def test_plain_c_makes_the_columns_of_the_engine(compiler, name):
     missing = {}
@@ -309,6 +310,7 @@ ARGUMENTS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_run_prints_tables_and_stores_all_samples(small, tmp_path, capsys):
     pytest.importorskip("pyarrow")
     path = tmp_path / "made" / "result.json"

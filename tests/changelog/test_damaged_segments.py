@@ -62,6 +62,7 @@ def test_every_damaged_byte_of_the_data_is_found(segment: Path) -> None:
     assert len(rows(segment)) == 203
 
 
+@pytest.mark.everyday("[1]")
 @pytest.mark.parametrize("parts", [1, 2])
 def test_no_flipped_bit_is_read_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int

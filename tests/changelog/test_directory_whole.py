@@ -92,6 +92,7 @@ def consumer(directory: Path) -> None:
 READERS = [export, inspect, stats, convert, spark, consumer]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
     ("damage", "why"),

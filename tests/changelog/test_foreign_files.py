@@ -303,6 +303,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.slow
 def test_files_are_deleted_in_one_place() -> None:
     root = Path(pf.__file__).parent
     found: dict[str, set[str]] = {}

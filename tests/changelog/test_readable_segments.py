@@ -259,6 +259,7 @@ def test_a_first_row_that_fills_a_block_alone(kind: str, tmp_path: Path) -> None
     check(tmp_path, server, spark=kind == "streamed")
 
 
+@pytest.mark.everyday("cython")
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("examples", [10, pytest.param(150, marks=pytest.mark.slow)])

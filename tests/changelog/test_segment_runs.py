@@ -137,6 +137,7 @@ any_server = st.one_of(
 )
 
 
+@pytest.mark.everyday("cython")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_any_cut_into_runs_gives_the_same_rows(
     implementation: str, monkeypatch: pytest.MonkeyPatch
@@ -169,6 +170,7 @@ def test_any_cut_into_runs_gives_the_same_rows(
     assert seen["segments"] > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("segment_bytes", [1, 1 << 16, 1 << 20])

@@ -87,6 +87,7 @@ def check(database: Any, storage: Storage, lake: Path, there: Path) -> None:
     assert len(written) == len(set(written))
 
 
+@pytest.mark.slow
 def test_a_capture_that_ends_has_uploaded_all(shop: Any, storage: Storage, tmp_path: Path) -> None:
     told: list[CaptureProgress] = []
     options = options_of(shop, storage)
@@ -141,6 +142,7 @@ def test_an_upload_is_given_up_only_when_it_fails(
     check(shop, storage, lake, tmp_path / "there")
 
 
+@pytest.mark.slow
 def test_a_download_goes_on_only_in_place_of_the_original(
     shop: Any, storage: Storage, tmp_path: Path
 ) -> None:

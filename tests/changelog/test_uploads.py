@@ -322,6 +322,7 @@ def test_a_download_has_no_files_of_copies_that_are_not_whole(
     look(tmp_path / "there")
 
 
+@pytest.mark.slow
 def test_what_is_merged_is_copied_once_or_instead(
     made: MadeDirectory, storage: Storage, tmp_path: Path
 ) -> None:
@@ -466,6 +467,7 @@ def test_wrong_credentials(made: MadeDirectory, storage: Storage) -> None:
         assert KEY_ID not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_an_endpoint_where_nobody_answers(made: MadeDirectory, storage: Storage) -> None:
     with pytest.raises(RetryableError, match="NETWORK_CONNECTION"):
         Uploader(made.directory, copied(storage, "http://127.0.0.1:1"))
@@ -540,6 +542,7 @@ def test_download_refuses_a_directory_with_files(
         download(storage.url, tmp_path, endpoint=storage.endpoint)
 
 
+@pytest.mark.slow
 def test_half_an_object_is_none(storage: Storage) -> None:
     """An upload in parts of which one fails leaves nothing under the name."""
     remote = Remote(parse_place(storage.url, storage.endpoint))

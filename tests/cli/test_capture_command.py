@@ -325,6 +325,7 @@ def test_a_dsn_in_a_file(published: Any, run: Running, tmp_path: Path) -> None:
     assert out.exists()
 
 
+@pytest.mark.slow
 def test_lines_of_json(published: Any, run: Running, tmp_path: Path) -> None:
     """Each is an object with the keys that the page names; a lost connection is told."""
 
@@ -376,6 +377,7 @@ def test_the_page_lists_every_metric() -> None:
         assert kind.type in described[PREFIX + kind.name]
 
 
+@pytest.mark.slow
 def test_metrics_are_the_servers_facts(published: Any, run: Running, tmp_path: Path) -> None:
     """An open transaction that is streamed, its commit, and a connection that is lost."""
     published.execute(
@@ -449,6 +451,7 @@ def test_a_port_that_is_taken_is_refused_first(
     assert published.slots() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["path", "abstract"])
 def test_a_service_manager_is_told(
     published: Any,
@@ -523,6 +526,7 @@ def test_the_watchdog_is_not_told_while_the_loop_hangs(monkeypatch: pytest.Monke
                 manager.recv(100)
 
 
+@pytest.mark.slow
 def test_a_terminal_has_a_live_line(published: Any, tmp_path: Path) -> None:
     primary, secondary = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}

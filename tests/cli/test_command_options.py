@@ -213,6 +213,7 @@ def test_a_password_in_another_option_is_not_shown(
     assert "***" in captured.err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pyarrow may lack jemalloc")
 @pytest.mark.parametrize(
     ("name", "given", "backend"),

@@ -299,6 +299,9 @@ def test_stats(run: Run, directory: Path) -> None:
     assert "no message matches" in run.error
 
 
+@pytest.mark.everyday(
+    "14/dml/v1_bin.", "16/all_types/v1_bin.", "16/dml/v4_par.", "16/two_phase/v3_2pc."
+)
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: "/".join(path.parts[-3:]))
 def test_every_recording_is_shown_whole(run: Run, path: Path) -> None:
     with pa.ipc.open_file(str(path)) as reader:
@@ -651,6 +654,7 @@ def on_terminal(*arguments: str | Path, **settings: str) -> str:
 COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m")
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours(directory: Path, run: Run) -> None:
     printed = on_terminal("inspect", directory).splitlines()
     assert COLOURED.findall(printed[2]) == [
@@ -665,6 +669,7 @@ def test_a_terminal_gets_colours(directory: Path, run: Run) -> None:
     assert failed.startswith("\x1b[31m\x1b[1mpgoutput-fast:\x1b[0m no message matches")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "settings"),
     [
@@ -699,6 +704,7 @@ def completed(*words: str) -> list[str]:
     return [line.removeprefix("plain,") for line in process.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_shells_complete_commands_and_options() -> None:
     assert completed("") == [
         *(

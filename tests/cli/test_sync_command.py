@@ -239,6 +239,7 @@ def test_dry_run_leaves_nothing_behind(
     assert "there is no directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_dry_run_of_a_target_that_was_moved(
     published: Any, run: Running, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -270,6 +271,7 @@ def _progress(file: Path) -> list[dict[str, Any]]:
     return [{"table": table, "lsn": lsn} for table, lsn in found]
 
 
+@pytest.mark.slow
 def test_two_syncs_of_one_target(
     published: Any, run: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -319,6 +321,7 @@ def test_a_target_of_another_database(
     assert rows(file) == held(published)
 
 
+@pytest.mark.slow
 def test_a_directory_of_another_slot_or_database(
     published: Any, make_database: Any, pg18: Any, run: Running, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -360,6 +363,7 @@ def test_a_directory_of_another_slot_or_database(
     assert rows(file) == held(published)
 
 
+@pytest.mark.slow
 def test_what_waits_and_what_is_stale(published: Any, run: Running, tmp_path: Path) -> None:
     """A table that is altered as no change tells: it is named with the reason, and copied again."""
     file, report = tmp_path / "shop.duckdb", tmp_path / "report.html"
@@ -446,6 +450,7 @@ def test_other_signals(published: Any, tmp_path: Path, number: signal.Signals) -
     assert rows(file) == held(published)
 
 
+@pytest.mark.slow
 def test_a_terminal_has_live_lines(published: Any, tmp_path: Path) -> None:
     primary, secondary = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "30"}
@@ -511,6 +516,7 @@ def _table_of(head: str) -> set[str]:
     return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
 
 
+@pytest.mark.slow
 def test_metrics(published: Any, run: Running, tmp_path: Path) -> None:
     """Of the tables, and of the capture beside them."""
     found: dict[str, float] = {}
@@ -559,6 +565,7 @@ def test_the_page_lists_every_option() -> None:
     assert {name for name in names if f"`{name}" not in PAGE} == set()
 
 
+@pytest.mark.slow
 def test_a_service_manager_is_told_of_syncs(
     published: Any,
     run: Running,
@@ -667,6 +674,7 @@ def test_wrong_usage_of_sync(
     assert "s3cret" not in errors
 
 
+@pytest.mark.slow
 def test_a_stop_ends_it_though_more_is_there(published: Any, tmp_path: Path) -> None:
     """Window for window, of a directory that has several; then until an LSN that is to come."""
     directory, file = tmp_path / "lake", tmp_path / "shop.duckdb"
@@ -714,6 +722,7 @@ def test_a_stop_ends_it_though_more_is_there(published: Any, tmp_path: Path) -> 
     assert found[0].lsn >= end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deleted", "restored"])
 def test_a_target_that_lacks_what_is_deleted(published: Any, tmp_path: Path, kind: str) -> None:
     """The directory keeps nothing for it: its tables are copied again, without further ado."""
@@ -755,6 +764,7 @@ def _rows_or_none(file: Path) -> list[Any] | None:
         return None
 
 
+@pytest.mark.slow
 def test_a_reader_in_the_same_process_is_waited_for(published: Any, tmp_path: Path) -> None:
     """DuckDB refuses it another way than one of another process."""
     file = tmp_path / "shop.duckdb"
@@ -857,6 +867,7 @@ def test_a_copy_that_is_finished_meanwhile(tmp_path: Path) -> None:
     assert copied_name(tmp_path, Copy(5, 1, True, "waiting", 1)) == "5"
 
 
+@pytest.mark.slow
 def test_a_report_of_what_ends_by_an_error(published: Any, run: Running, tmp_path: Path) -> None:
     file, report = tmp_path / "shop.duckdb", tmp_path / "report.html"
     given = arguments(published, file, "--until", "now", "--report", report)
@@ -910,6 +921,7 @@ def test_a_report_of_what_a_fault_ends(
     assert "The tables stand as of 0/10, and nothing comes into them. Of them 1 table to" in page
 
 
+@pytest.mark.slow
 def test_tables_that_are_all_misspelled(
     published: Any, run: Running, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -947,6 +959,7 @@ def test_tables_that_are_all_misspelled(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_table_is_wanted_before_any_is_published(
     database18: Any, run: Running, tmp_path: Path
 ) -> None:

@@ -180,6 +180,7 @@ def test_server_that_ends_the_connection(database: Any, tail: Callable[..., Tail
     assert errors.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(database18: Any) -> None:
     for dsn, text in [
         (database18.dsn, "no publication 'p' in database"),
@@ -201,6 +202,7 @@ def test_errors_are_one_line(database18: Any) -> None:
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_password_on_the_command_line() -> None:
     def told(dsn: str, **environ: str) -> str:
         done = subprocess.run(

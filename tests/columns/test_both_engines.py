@@ -82,6 +82,7 @@ def frames_of(capture: Capture) -> list[bytes]:
 # --- the engines against each other --------------------------------------------------------------
 
 
+@pytest.mark.everyday("14/dml/v1_bin", "16/fuzz_a", "18/all_types/v1_text")
 @each_capture
 def test_captures(capture: Capture) -> None:
     """Each with some of the options; all of them with PGOUTPUT_FAST_DIFFERENTIAL."""
@@ -94,6 +95,7 @@ def test_captures(capture: Capture) -> None:
         assert not found, (options, found)
 
 
+@pytest.mark.everyday("16/all_types/v1_bin", "18/schema_evolution/v1_bin")
 @pytest.mark.parametrize("capture", recorded(CATALOGUED))
 def test_captures_with_a_catalogue(capture: Capture) -> None:
     assert capture.truth is not None
@@ -168,6 +170,7 @@ def test_batches_of_streams_in_any_order(seed: int) -> None:
     assert rows > 20
 
 
+@pytest.mark.everyday("14/streaming/v2_stream", "16/two_phase/v3_2pc", "18/all_types/v1_text")
 @each_capture
 def test_any_cutting(capture: Capture) -> None:
     """The same rows, events and state, whatever the frames are cut into, by both engines."""
@@ -209,6 +212,12 @@ def flat(column: Any) -> list[Any]:
 # --- columns against messages --------------------------------------------------------------------
 
 
+@pytest.mark.everyday(
+    "cython-16/all_types/v1_bin with",
+    "cython-18/schema_evolution/v1_bin",
+    "python-16/dml/v1_text",
+    "python-16/streaming/v4_on",
+)
 @pytest.mark.parametrize(
     ("capture", "catalogued"),
     [pytest.param(c, False, id=c.name, marks=marks(c.name)) for c in CAPTURES]
@@ -251,6 +260,7 @@ def frame_differences(*arguments: Any) -> list[Any]:
     return [] if seen[0] == seen[1] else seen
 
 
+@pytest.mark.everyday("16/schema_evolution/v1_text", "16/dml/v1_text")
 @each_capture
 def test_frames_of_captures(capture: Capture) -> None:
     frames = frames_of(capture)

@@ -276,6 +276,7 @@ def test_with_commit_fills_in_what_is_not_known() -> None:
         spark.with_commit(1 << 63, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["arrow", "spark", "portable"])
 def test_as_read_makes_rows_of_a_snapshot(target: Any) -> None:
     frames = [R, i(1), truncate(OID), i(2), i(3)]
@@ -589,6 +590,7 @@ def test_streams_of_batches() -> None:
         pf.ChangeStream([])
 
 
+@pytest.mark.slow
 def test_batches_outlive_their_decoder_and_are_freed(implementation: str) -> None:
     compiled = implementation == "cython"  # the twin's memory is Python's
     live_arenas = twin("columnar._export").live_arenas if compiled else lambda: 0

@@ -190,6 +190,7 @@ print(sum(batch.num_rows for batch in decoder.decode(frames)))
 """
 
 
+@pytest.mark.slow
 def test_a_call_that_is_closed_takes_no_frames_from_another_threads_call(
     implementation: str,
 ) -> None:
@@ -271,6 +272,7 @@ def test_a_table_that_is_altered_again_and_again_takes_no_more_memory() -> None:
     assert pa.table(pf.ChangeStream(first + again)).num_rows == 2
 
 
+@pytest.mark.slow
 def test_tables_made_again_and_again_take_no_more_memory() -> None:
     before = known_layouts()
     decoder = pf.ColumnarDecoder()

@@ -508,6 +508,7 @@ def mutated(chance: random.Random, value: bytes) -> bytes:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *nightly(*range(1, 6))])
 def test_mutated_values(seed: int, implementation: str) -> None:
     """Columns and messages take the same values for the same, and refuse the others alike."""
@@ -548,6 +549,7 @@ def test_mutated_values(seed: int, implementation: str) -> None:
     assert outcomes >= {"sound", "bad_value", "bad_encoding"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *nightly(1, 2, 3)])
 def test_mutated_rows(seed: int, implementation: str) -> None:
     """Of many columns, by both engines."""

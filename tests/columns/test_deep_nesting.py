@@ -184,6 +184,7 @@ def quotes(level: Level, value: Any) -> int:
     return max(below, default=0) + (level.kind != "multirange")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("depth", [1, 2, 7, *nightly(3, 5, 8, 12, 20), MOST_NESTED])
 def test_values(depth: int, target: str) -> None:
@@ -339,6 +340,7 @@ def error_of(message: Any) -> pf.DecodeError | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, *nightly(2, 3, 4, 6, 7), MOST_NESTED])
 def test_endless_texts(depth: int) -> None:
     level, registry = chain(depth)

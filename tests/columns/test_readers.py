@@ -176,6 +176,7 @@ def same(got: list[Any], want: list[Any]) -> bool:
 
 
 # nanoarrow says that arrow.uuid and arrow.json are bytes and text to it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::nanoarrow.iterator.UnregisteredExtensionWarning")
 @pytest.mark.parametrize("library", READERS)
 @pytest.mark.parametrize("target", ["arrow", "portable"])

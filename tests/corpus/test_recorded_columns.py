@@ -153,6 +153,7 @@ MOST_FRAMES = 20_000
 """Of a capture that was made to measure by: rows of four integers and a text."""
 
 
+@pytest.mark.everyday("cython")
 @pytest.mark.parametrize("choice", ["text", *nightly("null", "clamp")])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_columns_are_the_messages(
@@ -175,6 +176,7 @@ def test_columns_are_the_messages(
     )
 
 
+@pytest.mark.everyday("cython")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_final_rows_are_what_the_server_copied(
     implementation: str, capture: Capture, say: Callable[[str], None]

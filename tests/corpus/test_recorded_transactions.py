@@ -183,6 +183,7 @@ def without_surplus(found: list[bytes], expected: list[bytes]) -> tuple[list[byt
     return kept, len(found) - len(kept)
 
 
+@pytest.mark.slow
 def test_every_protocol_gives_the_transactions_of_protocol_1(
     implementation: str, compared: Capture, say: Callable[[str], None]
 ) -> None:
@@ -301,6 +302,7 @@ def comparable_rows(rows: list[Row], messages: bool) -> list[tuple[int, list[Row
 CONTENT = (b"I", b"U", b"D", b"T", b"M")
 
 
+@pytest.mark.slow
 def test_segments_of_every_protocol_are_those_of_protocol_1(
     implementation: str, compared: Capture, say: Callable[[str], None]
 ) -> None:
@@ -369,6 +371,7 @@ def text_of_message(message: Any, capture: Capture) -> str:
     )
 
 
+@pytest.mark.everyday("cython")
 def test_transactions_are_those_of_test_decoding(
     implementation: str, told: Capture, say: Callable[[str], None]
 ) -> None:
@@ -433,6 +436,7 @@ def test_transactions_are_those_of_test_decoding(
     )
 
 
+@pytest.mark.slow
 def test_prepared_transactions_have_at_prepare_what_they_have_at_commit(
     implementation: str, two_phase: Capture
 ) -> None:

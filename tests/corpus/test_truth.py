@@ -470,6 +470,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.everyday("18/all_types")
 def test_text_is_binary(
     impl: ModuleType, group: tuple[Path, str, str], say: Callable[[str], None]
 ) -> None:

@@ -190,6 +190,7 @@ open_transactions = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @SETTINGS
 @example([], None, 0, b"", bytes)
 @example([testing.begin(5), b"T\x80\0\0\1\0\0\0\0\1", testing.insert(1, [])], None, 0, b"", bytes)
@@ -267,6 +268,7 @@ def truth(server: Server) -> list[Beside]:
     return found
 
 
+@pytest.mark.slow
 @some_or_many
 @pytest.mark.parametrize("implementation", ["cython", "python"])
 def test_beside_each_frame_stands_what_the_server_meant(
@@ -401,6 +403,7 @@ def plain_scan(
     return marks, len(frames)
 
 
+@pytest.mark.slow
 @some_or_many
 @pytest.mark.parametrize("implementation", ["cython", "python"])
 def test_scans_end_behind_what_ends_a_transaction_or_a_chunk(

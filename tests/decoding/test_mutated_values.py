@@ -157,6 +157,14 @@ POLICIES = [
 ]
 
 
+@pytest.mark.everyday(
+    "text-bool",
+    "text-float8",
+    "text-timestamp",
+    "binary-numeric",
+    "binary-jsonb",
+    "binary-timestamptz",
+)
 @pytest.mark.parametrize("name", SEEDS)
 @pytest.mark.parametrize("kind", [b"t", b"b"], ids=["text", "binary"])
 def test_both_give_the_same(both: tuple[ModuleType, ModuleType], name: str, kind: bytes) -> None:
@@ -183,6 +191,7 @@ PEAK = 8 << 20
 """Bytes that values of less than 20 kB may take; a numeric alone can have 147,455 digits."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 def test_both_give_the_same_of_every_type(
     both: tuple[ModuleType, ModuleType], binary: bool

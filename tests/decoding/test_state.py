@@ -346,6 +346,7 @@ def test_tables_made_again_and_again_are_forgotten(impl: ModuleType) -> None:
         decoder.decode(insert(b"1", oid=20_000))
 
 
+@pytest.mark.slow
 def test_types_made_again_and_again_are_forgotten(impl: ModuleType) -> None:
     """One table whose column has a new type each time."""
     decoder = impl.Decoder()
@@ -357,6 +358,7 @@ def test_types_made_again_and_again_are_forgotten(impl: ModuleType) -> None:
     assert decoder.decode(insert(b"2", oid=5)).new.as_dict() == {"kept": 2}
 
 
+@pytest.mark.slow
 def test_names_that_tables_exchange_cost_none(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     for i in range(3000):

@@ -601,6 +601,7 @@ sys.stdout.buffer.write(pickle.dumps(answer))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["cython", "python"])
 def test_pickles_load_where_only_the_other_implementation_is(impl: ModuleType, other: str) -> None:
     """`other` never imports this one's module; what it pickles comes back equal."""

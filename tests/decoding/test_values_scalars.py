@@ -493,6 +493,7 @@ def test_text_in_the_sessions_encoding(impl: ModuleType) -> None:
         assert caught.value.code == "bad_encoding"
 
 
+@pytest.mark.slow
 def test_deep_and_wide_values_need_no_recursion(impl: ModuleType) -> None:
     depth = 50_000
     row = row_of(impl, "tsquery", counted(*[NOT] * depth, word("a")), b"b")

@@ -358,6 +358,7 @@ CASES = [
 ]
 
 
+@pytest.mark.everyday("publication-missing", "identity-missing0", "identity-generated0")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_sql_mends(running: EmbeddedServer, case: Case) -> None:
     if not case.since <= running.version <= case.until:
@@ -376,6 +377,7 @@ def test_sql_mends(running: EmbeddedServer, case: Case) -> None:
         run(dsn, case.refused)
 
 
+@pytest.mark.slow
 def test_other_entries_of_a_publication_stay(dsn18: str) -> None:
     run(
         dsn18,
@@ -1135,6 +1137,7 @@ def test_the_documents_table_is_that_of_the_code() -> None:
     assert rows == [(name, kind.level, kind.meaning) for name, kind in KINDS.items()]
 
 
+@pytest.mark.slow
 def test_each_finding_is_tested() -> None:
     text = Path(__file__).read_text()
     assert [name for name in KINDS if f'"{name}"' not in text] == []

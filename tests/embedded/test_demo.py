@@ -218,6 +218,7 @@ def test_an_existing_directory_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_sync_that_ends_by_itself_is_told_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "2")
     lines = []

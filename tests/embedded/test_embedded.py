@@ -68,6 +68,7 @@ def own_server(version: int = 18) -> tuple[subprocess.Popen[str], str, int]:
     return owner, directory, int(keeper)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [16, 18])
 def test_server_decodes_logically(version: int) -> None:
     with EmbeddedServer(version) as server:
@@ -94,6 +95,7 @@ def test_server_decodes_logically(version: int) -> None:
         server.dsn()
 
 
+@pytest.mark.slow
 def test_settings_are_given_and_can_be_altered() -> None:
     with (
         NewServer(18, {"wal_sender_timeout": "7s", "work_mem": 65, "jit": False}) as server,
@@ -107,6 +109,7 @@ def test_settings_are_given_and_can_be_altered() -> None:
         wait_until(lambda: connection.execute("SHOW wal_sender_timeout").fetchone() == ("9s",))
 
 
+@pytest.mark.slow
 def test_quoted_setting_and_dsn_arrive_as_they_are() -> None:
     with NewServer(18, {"cluster_name": "it's \\ odd"}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -132,6 +135,7 @@ def test_tcp_wants_the_password() -> None:
         assert password not in server.dsn()
 
 
+@pytest.mark.slow
 def test_failed_start_says_why_and_leaves_nothing() -> None:
     server = EmbeddedServer(18, {"shared_buffers": "plenty"})
     with pytest.raises(PgOutputError, match=r"did not start[\s\S]*shared_buffers"):
@@ -148,6 +152,7 @@ def test_unknown_version_says_where_it_was_looked_for() -> None:
         EmbeddedServer(bindir="/nonexistent").start()
 
 
+@pytest.mark.slow
 def test_long_temporary_directory_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +177,7 @@ def test_root_runs_the_server_as_a_lesser_user() -> None:
             EmbeddedServer(18, user=name).start()
 
 
+@pytest.mark.slow
 @needs_root
 def test_programs_that_the_lesser_user_cannot_reach_are_copied(tmp_path: Path) -> None:
     bindir = find_server_bindir(18)
@@ -249,6 +255,7 @@ def test_nothing_outlives_the_owner(number: signal.Signals) -> None:
     wait_until(lambda: not processes_of(directory) and not Path(directory).exists())
 
 
+@pytest.mark.slow
 def test_interrupt_while_it_starts_leaves_nothing() -> None:
     script = """
 import os, signal, sys, tempfile, threading
@@ -286,6 +293,7 @@ def test_interrupt_when_its_directory_was_made(monkeypatch: pytest.MonkeyPatch) 
         assert list(Path(parent).iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a death signal is Linux's")
 def test_server_does_not_outlive_its_keeper() -> None:
     owner, directory, keeper = own_server()
@@ -297,6 +305,7 @@ def test_server_does_not_outlive_its_keeper() -> None:
     assert not Path(directory).exists()
 
 
+@pytest.mark.slow
 def test_several_threads_may_stop_it_at_once() -> None:
     server = NewServer(18)
     server.start()
@@ -307,6 +316,7 @@ def test_several_threads_may_stop_it_at_once() -> None:
     assert "database system is shut down" in server.log()
 
 
+@pytest.mark.everyday("kill")
 @pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
 def test_it_is_restarted_with_its_data(mode: Any) -> None:
     with NewServer(18) as server:
@@ -324,6 +334,7 @@ def test_it_is_restarted_with_its_data(mode: Any) -> None:
     assert not Path(directory).exists()
 
 
+@pytest.mark.slow
 def test_what_can_not_be_restarted() -> None:
     server = NewServer(18)
     with pytest.raises(PgOutputError, match="does not run"):

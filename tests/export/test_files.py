@@ -258,6 +258,7 @@ def test_memory_does_not_grow_with_the_input(form: str, tmp_path: Path) -> None:
     assert peak < 80 << 20
 
 
+@pytest.mark.slow
 def test_hundreds_of_tables_take_few_open_files(tmp_path: Path) -> None:
     land = Landing(tmp_path / "segments")
     frames = [relation(i, f"t{i}", (1, "id", 23)) for i in range(300)]

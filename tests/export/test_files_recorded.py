@@ -246,6 +246,7 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
     return Recorded(request.param)
 
 
+@pytest.mark.everyday("16/dml/v1_text-cython", "18/all_types/v1_text-cython")
 @pytest.mark.parametrize(
     ("impl", "format"), [*(("cython", one) for one in files.FORMATS), ("python", "parquet")]
 )
@@ -350,6 +351,7 @@ def final_rows(version: dict[str, Any], rows: list[tuple[Any, ...]]) -> list[dic
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "capture",
     recorded_cases(one for one in CATALOGUED if "all_types" in one.name),

@@ -122,6 +122,7 @@ def interrupt(*_: Any) -> None:
 SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 80))]
 
 
+@pytest.mark.everyday("[0]")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_comes_an_export_has_the_servers_tables(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

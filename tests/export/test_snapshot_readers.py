@@ -114,6 +114,7 @@ def folded(result: files.ExportResult, relation_id: int, columns: list[str]) -> 
     return sorted((tuple(row.values()) for row in rows), key=repr)
 
 
+@pytest.mark.slow
 def test_exports_have_the_servers_rows(shop: Shop, tmp_path: Path) -> None:
     shop.take()
     out = tmp_path / "out"

@@ -26,6 +26,7 @@ def bare(pure_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fresh_venv(tmp_path_factory.mktemp("bare") / "venv", pure_wheel)
 
 
+@pytest.mark.slow
 def test_core_needs_nothing(bare: Path, tmp_path: Path) -> None:
     ran = run_python(
         "-W", "error", "-c", DECODES, python=bare, cwd=tmp_path, PGOUTPUT_FAST_IMPL="python"
@@ -71,6 +72,7 @@ print(read_segments.__name__)
 """
 
 
+@pytest.mark.slow
 def test_readers_of_captures_need_no_connection(tmp_path: Path) -> None:
     """The extra `spark` is enough to read segments, as are those that executors have."""
     for module in ("pyspark", "deltalake", "duckdb", "pyiceberg"):

@@ -23,6 +23,7 @@ import pgoutput_fast
 NAMES_IMPLEMENTATION = "import pgoutput_fast as pf; print(pf.IMPLEMENTATION, pf.FALLBACK_REASON)"
 
 
+@pytest.mark.slow
 def test_sdist_has_sources_and_tests_and_nothing_generated(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -42,6 +43,7 @@ def test_sdist_has_sources_and_tests_and_nothing_generated(sdist: Path) -> None:
     assert not [name for name in names if name.endswith((".c", ".so", ".pyc"))]
 
 
+@pytest.mark.slow
 def test_pure_wheel(pure_wheel: Path) -> None:
     assert pure_wheel.name.endswith("-py3-none-any.whl")
     modules = {path.name for path in (ROOT / "pgoutput_fast").glob("*.py")}
@@ -138,6 +140,7 @@ def test_failed_extension_leaves_the_twin_otherwise(translated: Path, tmp_path: 
     assert "Warning" in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [

@@ -156,6 +156,7 @@ def rows(dsn: str) -> dict[str, list[tuple[Any, ...]]]:
         return {name: connection.execute(query.encode()).fetchall() for name, query in ROWS.items()}
 
 
+@pytest.mark.slow
 def test_into_postgres(source: EmbeddedServer) -> None:
     """Also a table whose whole rows are its identity, with NULLs and with rows that are equal."""
     with psycopg.connect(source.dsn(), autocommit=True) as connection:
@@ -213,6 +214,7 @@ def test_into_duckdb(source: EmbeddedServer, tmp_path: Path) -> None:
     assert expected["pairs"]
 
 
+@pytest.mark.slow
 def test_two_minimal_consumers_with_one_file(source: EmbeddedServer, tmp_path: Path) -> None:
     """The second waits for the slot, and has looked at the position before that."""
     file = tmp_path / "consumed.sqlite"

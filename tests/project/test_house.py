@@ -93,6 +93,7 @@ LINT_IMPORTS = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
 CHECK_CIRCLES = [sys.executable, "tools/check_circles.py"]
 
 
+@pytest.mark.everyday("command0", "command5")
 @pytest.mark.parametrize(
     ("command", "file", "line", "said"),
     [

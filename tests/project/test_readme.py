@@ -49,6 +49,7 @@ def without_numbers(line: str) -> str:
     return re.sub(r"^\S+ \d+|[0-9A-F]+/[0-9A-F]+|(?<=_id=|xid=)\d+", "0", line)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_capture_inspect_segments_and_live(tmp_path: Path) -> None:
     *_, capture, _, _, decode, live = python_blocks(ROOT / "README.md")
@@ -81,6 +82,7 @@ def test_capture_inspect_segments_and_live(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["cython", "python"])
 def test_columns_for_polars(impl: str, tmp_path: Path) -> None:
     pytest.importorskip("polars")
@@ -92,17 +94,20 @@ def test_columns_for_polars(impl: str, tmp_path: Path) -> None:
     assert ran.stdout.splitlines() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_consumer_acknowledges_by_events() -> None:
     """The loop of the document: what it has stored, the server need not keep."""
     consume(python_blocks(ROOT / "docs" / "columns.md")[1])
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_consumer_takes_transactions() -> None:
     consume(python_blocks(ROOT / "docs" / "replication.md")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_consumer_takes_groups() -> None:
     """The second loop of the document, with what stands before the first."""
@@ -110,6 +115,7 @@ def test_a_consumer_takes_groups() -> None:
     consume(one_by_one[: one_by_one.index("with connect")] + together)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_other_examples_of_live_changes(tmp_path: Path) -> None:
     """Each ends by itself, once the stream is made to end."""
@@ -139,6 +145,7 @@ def test_other_examples_of_live_changes(tmp_path: Path) -> None:
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "accounts 1\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_snapshot_and_the_stream_behind_it(tmp_path: Path) -> None:
     """The example of the document, with what stands before the first loop."""
@@ -153,6 +160,7 @@ def test_a_snapshot_and_the_stream_behind_it(tmp_path: Path) -> None:
         assert ran.stdout.splitlines() == ["['truncate'] [None]", f"['read'] [{row}]"]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.parametrize(
     "number",
@@ -182,6 +190,7 @@ def test_a_capture_that_signals_end(number: signal.Signals, tmp_path: Path) -> N
     assert len(list((tmp_path / "lake").glob("[0-9A-F]*.arrow"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_the_minimal_consumer_has_everything_once(tmp_path: Path) -> None:
     """Killed, ended and started again, while rows are written."""
@@ -413,6 +422,7 @@ def test_tables_that_are_kept_up_to_date(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_delta_tables(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
@@ -504,6 +514,7 @@ def test_a_table_whose_type_is_altered(tmp_path: Path) -> None:
         assert ran.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["cython", "python"])
 @pytest.mark.parametrize("name", ["testing.md", "fold.md"])
 def test_examples_print_what_their_page_says(impl: str, name: str, tmp_path: Path) -> None:

@@ -638,6 +638,7 @@ def told_of(found):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, *nightly(*range(2, 8))])
 def test_groups_are_the_transactions_whatever_is_lost(begin, seed):
     """None comes twice and none is lost, wherever an iteration or a connection ends."""

@@ -111,6 +111,7 @@ def without_lsn(found):
     return [row[:3] + row[4:] for row in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_bytes", [1, 1 << 20])
 def test_changes_of_one_table_in_segments(spark, tmp_path, segment_bytes):
     directory = land(tmp_path / "s", STREAM, segment_bytes=segment_bytes)
@@ -226,6 +227,7 @@ def test_a_changed_type(spark, tmp_path):
         read_segments(spark, directory, "public.t").collect()
 
 
+@pytest.mark.slow
 def test_tables_are_listed_without_a_table(spark, tmp_path):
     """Each as it is named last; a name that another table had before counts once."""
     stream = [
@@ -307,6 +309,7 @@ def test_frames_in_many_partitions_need_relations(spark, tmp_path):
     assert {(row.commit_lsn, row.seq) for row in found} <= {(None, None), (300, 0)}
 
 
+@pytest.mark.slow
 def test_columns_beside_the_frames_give_what_a_partition_lacks(spark, tmp_path):
     context = [(None, None, None)] * len(STREAM)
     for n, (commit_lsn, xid, seq) in {
@@ -325,6 +328,7 @@ def test_columns_beside_the_frames_give_what_a_partition_lacks(spark, tmp_path):
     assert without_lsn(found) == EXPECTED[4:]
 
 
+@pytest.mark.slow
 def test_frames_of_no_use(spark):
     with pytest.raises(PgOutputError, match=r"binary column named data; there are id \(bigint\)"):
         decode_frames(spark.range(1), "public.t")
@@ -371,6 +375,7 @@ def test_relations_are_found_inside_streams(spark):
     ]
 
 
+@pytest.mark.slow
 def test_the_last_relation_is_found_and_its_domains(spark):
     domain = testing.type_(testing.UserType(50000, "positive"))
     int_domain = testing.type_(testing.UserType(23, "positive", "pg_catalog"))
@@ -396,6 +401,7 @@ def test_relations_inside_a_stream_without_its_start(spark):
         decode_frames(frames, "public.t").collect()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("frames", "advice"),
     [
@@ -497,6 +503,7 @@ def expected_value(data, position, ddl):
     return value
 
 
+@pytest.mark.everyday("v1_bin")
 @needs_time
 @pytest.mark.parametrize("optionset", ["v1_text", "v1_bin"])
 def test_columns_of_every_type_are_what_the_messages_have(spark, optionset):

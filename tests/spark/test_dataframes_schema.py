@@ -69,6 +69,7 @@ def versions(old, new, *, oid=1):
 ABC = {"id": INT4, "a": TEXT, "b": INT8, "c": TEXT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("new", "lacking"),
     [
@@ -103,6 +104,7 @@ RENAMED = [
 ]
 
 
+@pytest.mark.everyday("new0", "new11")
 @pytest.mark.parametrize(("new", "named"), RENAMED)
 def test_a_column_that_may_have_been_renamed_is_an_error(spark, tmp_path, new, named):
     directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)), segment_bytes=1)
@@ -110,6 +112,7 @@ def test_a_column_that_may_have_been_renamed_is_an_error(spark, tmp_path, new, n
         read_segments(spark, directory, "public.t").collect()
 
 
+@pytest.mark.slow
 def test_a_renamed_column_in_frames_and_with_a_schema(spark, tmp_path):
     frames = versions(ABC, {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT})
     with pytest.raises(PySparkException, match="column a in the place of x"):
@@ -213,6 +216,7 @@ NESTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nested_types_and_users_types(spark, tmp_path):
     columns = {"id": INT4, **{f"c{n}": (oid, -1) for n, (oid, *_) in enumerate(NESTED)}}
     texts = [text for _, text, _, _ in NESTED]
@@ -343,6 +347,7 @@ def test_policies_travel_to_the_executors(spark, tmp_path):
     assert (row.a, row.b, row.c.toPython()) == ("infinity", None, {"a": 1})
 
 
+@pytest.mark.slow
 def test_schema_chooses_the_dimensions_of_a_column(spark, tmp_path):
     frames = [
         relation(1, "t", {"a": (1007, -1), "b": (1007, -1), "r": (3904, -1)}, key=()),

@@ -58,6 +58,7 @@ def call(request, monkeypatch):
         pytest.skip(f"PySpark {pyspark.__version__} has no functions of arrays")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("call")
 def test_each_frame_is_decoded_by_itself(spark):
     frames = [
@@ -136,6 +137,7 @@ def test_json_that_is_parsed(spark):
     assert found.select(F.variant_get("change.after.doc", "$.a[1]", "int")).collect() == [(2,)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("call")
 def test_frames_that_can_not_be_decoded_are_refused(spark):
     def error(*frames):
@@ -159,6 +161,7 @@ def test_frames_that_can_not_be_decoded_are_refused(spark):
     assert (announced.code, announced.tag) == ("column_count", "R")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(F, "arrow_udf"), reason="Spark 4.0 gives frames one by one")
 def test_the_index_of_a_frame_is_that_in_its_batch(spark):
     rows = [begin(1, 1), insert(1, "1", "a", "b"), NEW]

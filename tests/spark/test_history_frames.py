@@ -17,6 +17,7 @@ from pgoutput_fast.spark import PgOutputDataSource, read_segments
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_changes_have_the_types_of_their_time(spark: Any, tmp_path: Path) -> None:
     captured(tmp_path, 1000, (140, 150, "(1)"), (240, 250, "(2)"), (440, 450, "(3)"))
     written(tmp_path, read(60, 70), read(200, 210), read(300, 310, NEW), read(900, 910, NEW))
@@ -47,6 +48,7 @@ def test_the_rows_of_a_copy_have_its_types(spark: Any, tmp_path: Path) -> None:
     assert [row.after.p.asDict() for row in found.collect()] == [{"x": 1}]
 
 
+@pytest.mark.slow
 def test_the_source_takes_types_from_a_file(spark: Any, tmp_path: Path) -> None:
     spark.dataSource.register(PgOutputDataSource)
     directory, types = tmp_path / "s", tmp_path / "types.json"

@@ -252,6 +252,7 @@ def run(
     query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_what_spark_tells_of_queries(
     spark: Any, watched: PgOutputQueryListener, made: MadeDirectory, tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -275,6 +276,7 @@ def test_what_spark_tells_of_queries(
     assert sample(watched)[newest] == COMMITTED.timestamp()
 
 
+@pytest.mark.slow
 def test_how_far_a_query_is_behind(
     spark: Any, watched: PgOutputQueryListener, made: MadeDirectory,
 ) -> None:  # fmt: skip

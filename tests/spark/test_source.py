@@ -126,6 +126,7 @@ def test_a_batch_has_what_read_segments_has(source: Any, made: MadeDirectory) ->
     assert [row[4] for row in rows(some.load(str(made.directory)))] == [1220, 1240]
 
 
+@pytest.mark.slow
 def test_filters_of_the_commit_choose_what_is_read(source: Any, made: MadeDirectory) -> None:
     fill(made, 1200, 4)
     read = source.read.format("pgoutput").options(table="public.t", segments=made.directory)
@@ -311,6 +312,7 @@ def test_a_batch_that_failed_comes_again(source: Any, made: MadeDirectory, tmp_p
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_finished", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_checkpoint_of_another_query(
     source: Any, made: MadeDirectory, tmp_path: Path, is_finished: bool
@@ -347,6 +349,7 @@ def run_any(spark: Any, options: dict[str, str], checkpoint: Path) -> None:
     query.awaitTermination()
 
 
+@pytest.mark.slow
 def test_tables_that_wait_for_a_copy(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
     made.wait(T, 1000)
     made.wait(OTHER, 1000)
@@ -624,6 +627,7 @@ def test_two_queries_as_one_consumer(
     _StreamReader(*parts_of(made, tmp_path)).initialOffset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begin", "text"),
     [
@@ -745,6 +749,7 @@ def test_names_of_the_consumers_of_queries(tmp_path: Path) -> None:
     assert [check_consumer_name(name) for name in found] == [*found]
 
 
+@pytest.mark.slow
 def test_options_that_do_not_go_together_with_a_query(
     source: Any, made: MadeDirectory, tmp_path: Path
 ) -> None:
@@ -810,6 +815,7 @@ def files_of(rows: list[Any]) -> dict[str, list[tuple[Any, ...]]]:
     return {name: sorted(changes, key=lambda one: one[:2]) for name, changes in found.items()}
 
 
+@pytest.mark.slow
 def test_files_of_all_tables_in_one_pass(source: Any, made: MadeDirectory, tmp_path: Path) -> None:
     odd = testing.Table("a.b ä", {"id": "int4"}, 16392, key=["id"])
     made.wait(T, 1000)
@@ -890,6 +896,7 @@ def test_files_that_can_not_be_written(source: Any, made: MadeDirectory, tmp_pat
         read.options(output=str(tmp_path / "file"), policies="infinity=null").load().collect()
 
 
+@pytest.mark.slow
 def test_files_with_times_are_read_by_spark(
     source: Any, made: MadeDirectory, tmp_path: Path
 ) -> None:
@@ -948,6 +955,7 @@ def test_a_pattern_that_matches_nothing_is_told_of(
     assert told() == wanted
 
 
+@pytest.mark.slow
 def test_what_another_table_lacks_does_not_matter(
     source: Any, made: MadeDirectory, tmp_path: Path
 ) -> None:
@@ -1008,6 +1016,7 @@ def test_a_batch_from_before_the_first_segment(
         source.read.format("pgoutput").options(**given, startingLsn="0/1").load().collect()
 
 
+@pytest.mark.slow
 def test_a_published_table_without_changes(source: Any, made: MadeDirectory) -> None:
     """It is an empty DataFrame of the columns that the catalogue has."""
     fill(made, 1200, 1)

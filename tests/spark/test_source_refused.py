@@ -229,6 +229,7 @@ def test_more_than_a_value_is_refused(made: MadeDirectory) -> None:
     assert (raised.value.code, raised.value.column) == ("bad_length", None)
 
 
+@pytest.mark.slow
 def test_refused_values_by_spark(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
     """In a batch and in a stream, in each mode."""
     spark.dataSource.register(PgOutputDataSource)

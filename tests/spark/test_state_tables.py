@@ -215,6 +215,7 @@ def state(spark, changes, *, key=KEY, late=(), file_node=1, **options):
     return Counter(shown(row) for row in current_state(frame, table, **options).collect())
 
 
+@pytest.mark.everyday("1-0")
 @pytest.mark.parametrize("seed", [0, *nightly(1, 2)])
 @pytest.mark.parametrize("partitions", [3, 1])
 def test_random_histories_of_a_table_with_a_key(spark, seed, partitions):
@@ -269,6 +270,7 @@ def test_a_long_chain_of_moves_keeps_what_was_sent_once(spark):
     assert state(spark, changes) == Counter([shown(row(50, "long")), shown(row(49, "another"))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -316,6 +318,7 @@ def test_a_column_added_with_a_value_that_nobody_knows_is_an_error(spark):
     assert state(spark, [*changes, sent], late=[computed]) == Counter([shown(sent[5])])
 
 
+@pytest.mark.slow
 def test_another_key_in_the_middle_is_an_error(spark):
     changes = numbered(
         ("insert", None, None, row(1, "here"), None),
@@ -333,12 +336,14 @@ def test_changes_without_their_place_are_an_error(spark):
         state(spark, numbered(("insert", None, None, row(1), None)), key=["none"])
 
 
+@pytest.mark.slow
 def test_without_a_key_an_update_needs_the_whole_old_row(spark):
     changes = numbered(("insert", None, None, row(1), None), moved(1, 2))
     with expect_error(PySparkException, options=[Argument("key")]):
         state(spark, changes, key=[])
 
 
+@pytest.mark.slow
 def test_an_old_row_of_a_partition_has_its_key_alone_though_it_is_called_whole(spark):
     """As the root has REPLICA IDENTITY FULL, and the partition has not."""
     changes = numbered(
@@ -387,6 +392,7 @@ def test_a_snapshot_replaces_what_was_there_before(spark, key):
     assert state(spark, again, key=key) == Counter([shown(row(1, "here")), shown(row(2, "here"))])
 
 
+@pytest.mark.slow
 @needs_time
 def test_what_the_catalogue_knows_of_added_columns(spark):
     kinds = "id int, at timestamp, u string, raw binary, t time, flag boolean, none int, d date"
@@ -438,6 +444,7 @@ def test_changes_of_another_table_are_refused(spark):
         assert tuple(current_state(changes, table(*names)).first()) == (1, 2)[: len(names)]
 
 
+@pytest.mark.slow
 def test_random_histories_of_a_multiset(spark):
     server = Server(5, full=True, keyed=False).run(200)
     assert state(spark, server.changes, key=[]) == server.result()
@@ -455,6 +462,7 @@ def altered(last):
     ]
 
 
+@pytest.mark.slow
 def test_what_relations_tell(spark, tmp_path):
     def table(type_, *more, relation_id=1):
         columns = (column("id", 23), column("n", type_), column("c", 23, missing="5"), *more)

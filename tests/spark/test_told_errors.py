@@ -46,6 +46,7 @@ def test_an_error_of_a_file_has_its_path(spark, tmp_path, how):
     assert text in str(exception)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_stream_is_found_in_the_exception_of_its_query(spark, tmp_path):
     spark.dataSource.register(PgOutputDataSource)
     directory = land(tmp_path / "s", BAD)
@@ -64,6 +65,7 @@ def test_an_error_of_a_stream_is_found_in_the_exception_of_its_query(spark, tmp_
         assert error.path == str(list_segments(directory)[0].path)
 
 
+@pytest.mark.slow
 def test_an_error_while_a_query_is_planned_has_its_message(spark, tmp_path):
     spark.dataSource.register(PgOutputDataSource)
     directory = land(tmp_path / "s", BAD)
@@ -83,6 +85,7 @@ def test_an_error_while_a_query_is_planned_has_its_message(spark, tmp_path):
     check_fields(error_of(raised.value), path=str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_a_refused_option_is_found_with_its_hint(spark):
     spark.dataSource.register(PgOutputDataSource)
     for reader in (spark.read, spark.readStream):
@@ -95,12 +98,14 @@ def test_a_refused_option_is_found_with_its_hint(spark):
         )
 
 
+@pytest.mark.slow
 def test_an_error_of_frames_has_no_path(spark):
     error = error_of(raised_by(decode_frames(partitions(spark, BAD[2:]), "public.t", [TABLE])))
     assert (error.code, error.offset, error.tag) == ("bad_value", 13, "I")
     assert (error.frame, error.path) == (1, None)
 
 
+@pytest.mark.slow
 def test_an_error_among_relations_is_found(spark):
     frames = partitions(spark, [TABLE[:20]])
     with pytest.raises(PySparkException) as raised:

@@ -428,6 +428,7 @@ def test_names_of_any_characters(tmp_path: Path) -> None:
     synced.target.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
@@ -1086,6 +1087,7 @@ def test_changes_that_it_has_are_refused(synced: Synced) -> None:
 # --- names, partitions, maintenance, readers -----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tables_change_places_also_if_that_is_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1227,6 +1229,7 @@ def test_a_column_of_partitions_that_is_renamed(tmp_path: Path) -> None:
         Synced(tmp_path / "lake", partition_by={"public.things": ["note"]})
 
 
+@pytest.mark.slow
 @either
 @pytest.mark.usefixtures("merged_by")
 def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1268,6 +1271,7 @@ class Waiting:
         monkeypatch.setattr(delta_table, "_MAINTAINED", 8)
 
 
+@pytest.mark.slow
 def test_windows_go_on_while_files_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1321,6 +1325,7 @@ def test_columns_are_added_while_files_are_joined(
     assert len(table.file_uris()) == 2
 
 
+@pytest.mark.slow
 def test_old_files_are_deleted_when_what_is_joined_is_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1341,6 +1346,7 @@ def test_old_files_are_deleted_when_what_is_joined_is_the_tables(
     assert sorted(changes.column("commit_lsn").to_pylist()) == [i << 8 for i in range(1, 20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_commits_are_on_disk_with_the_joins_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -1380,6 +1386,7 @@ def test_commits_are_on_disk_with_the_joins_beside_them(
     synced.target.close()
 
 
+@pytest.mark.slow
 def test_a_table_is_renamed_when_its_files_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1466,6 +1473,7 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
 # --- object storage ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_object_storage() -> None:
     """The server is another process, as delta-rs waits for it without letting others run."""
     pytest.importorskip("moto")

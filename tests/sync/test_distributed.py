@@ -325,6 +325,7 @@ def staged(tables: DeltaTables) -> list[Path]:
     return [*(Path(tables.target) / STAGED).rglob("*.*")]
 
 
+@pytest.mark.slow
 def test_a_merge_that_tasks_leave_to_spark(made: MadeDirectory, tables: DeltaTables) -> None:
     merger = _Merging(tables.target)
     # A task runs twice, and of the two files one is merged.

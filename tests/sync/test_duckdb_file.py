@@ -77,6 +77,7 @@ def test_windows_wait_until_a_file_is_closed(
     assert len([one for one in caplog.records if one.name == duckdb_file.__name__]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["timeout", "stop", "limit"])
 def test_what_ends_the_waiting(
     made: MadeDirectory, tables: DuckdbTables, monkeypatch: pytest.MonkeyPatch, how: str
@@ -214,6 +215,7 @@ def _limit(database: Database) -> int:
     return round(float(number) * {"MiB": MB, "GiB": GB}[unit])
 
 
+@pytest.mark.slow
 def test_a_change_table_is_altered_once_in_a_window(
     made: MadeDirectory, tables: DuckdbTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

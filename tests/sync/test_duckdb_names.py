@@ -35,6 +35,7 @@ def tables_of_schemas() -> list[testing.Table]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", ["changes", "state", "main", "a.b", "memory", "_source"])
 def test_a_target_may_have_any_name(tmp_path: Path, stem: str) -> None:
     captured(tmp_path / "log", *tables_of_schemas())
@@ -50,6 +51,7 @@ def test_a_target_may_have_any_name(tmp_path: Path, stem: str) -> None:
             assert len(changes) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [".id", "a.b", "id ", '"', "$[0]", "é"])
 @pytest.mark.parametrize("target", ["", "duckdb:"])
 def test_a_key_may_have_any_name(tmp_path: Path, key: str, target: str) -> None:

@@ -47,6 +47,7 @@ def _nested(parts: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(of=st.recursive(_LEAVES, _nested, max_leaves=4), data=st.data())
 def test_values_are_the_same_if_their_bytes_are(of: Any, data: st.DataObject) -> None:

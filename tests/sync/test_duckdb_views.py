@@ -37,6 +37,7 @@ def rows(path: Path, *names: str) -> dict[str, Any]:
         return {name: connection.execute(f"FROM {name}").fetchall() for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stem", "schemas"),
     [
@@ -69,6 +70,7 @@ def test_names_of_schemas(
     assert len(said) == sum(name != given for given, name in schemas.items())
 
 
+@pytest.mark.slow
 def test_views_follow_their_tables(made: MadeDirectory, tmp_path: Path) -> None:
     """What is not ours in a schema stays."""
     path = tmp_path / "x.duckdb"

@@ -93,6 +93,7 @@ def globbed(tables: ParquetTables) -> list[tuple[Any, ...]]:
 # --- what is there -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @ENGINES
 def test_files_are_named_by_their_commits(
     made: MadeDirectory, tables: ParquetTables, engine: str
@@ -136,6 +137,7 @@ def test_the_newest_file_has_all_columns(made: MadeDirectory, tables: ParquetTab
     assert found[-1]["after"] == {"id": 5, "note": "e", "n": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", ["delta", "parquet"])
 def test_the_net_effect_of_stored_changes(
     made: MadeDirectory, tables: ParquetTables, changes: str
@@ -230,6 +232,7 @@ KILLS = {
 }
 
 
+@pytest.mark.everyday("local")
 @ENGINES
 @pytest.mark.parametrize("where", cases(KILLS, ["between the moves"]))
 def test_kill_9(made: MadeDirectory, tables: ParquetTables, where: str, engine: str) -> None:
@@ -259,6 +262,7 @@ def test_kill_9(made: MadeDirectory, tables: ParquetTables, where: str, engine: 
     assert sorted(row["id"] for row in tables.state("public.things").to_pylist()) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_what_no_commit_has_is_deleted_after_a_while(
     made: MadeDirectory, tables: ParquetTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +380,7 @@ def test_what_is_something_elses(made: MadeDirectory, tables: ParquetTables) -> 
         letters.load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "told"),
     [

@@ -83,6 +83,7 @@ def others(*lsns: int) -> list[tuple[str, str]]:
     return sorted(pair for pairs in found for pair in pairs)
 
 
+@pytest.mark.everyday("duckdb")
 def test_a_refused_value(made: MadeDirectory, tables: Tables) -> None:
     begin(made, DAYS)
     both(made, 2000, DAYS, [1, "2020-01-01"])
@@ -130,6 +131,7 @@ def test_a_reason_names_options_as_the_command_does(
     assert rows(tables, "public.days") == [("1", "None")]
 
 
+@pytest.mark.slow
 def test_a_refused_value_in_a_snapshot(made: MadeDirectory, tables: Tables) -> None:
     """The target has nothing of the table then."""
     begin(made, DAYS, [1, "infinity"])
@@ -166,6 +168,7 @@ def test_a_dry_run_goes_on_behind_a_refused_value(
         assert "2 changes from" in other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes", ["changes", "snapshot"])
 def test_a_key_of_which_a_policy_makes_null(
     comes: str, made: MadeDirectory, tables: Tables
@@ -253,6 +256,7 @@ REFUSALS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "kind", "cause"), REFUSALS)
 def test_a_target_that_refuses_one_table(
@@ -306,6 +310,7 @@ def test_a_table_whose_directory_cant_be_made(
     assert rows(tables, "public.days") == [("1", "2020-01-01")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_window", [False, True])
 @pytest.mark.parametrize("name", ["duckdb", pytest.param("delta", marks=pytest.mark.slow)])
 def test_a_table_that_cant_follow_the_catalogue(
@@ -358,6 +363,7 @@ def test_a_table_that_cant_follow_the_catalogue(
 # --- limits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [{"pause_time": 0.0}, {"pause_bytes": 0}])
 def test_a_table_that_waits_for_too_long(
     limit: dict[str, Any], made: MadeDirectory, tables: Tables
@@ -387,6 +393,7 @@ def test_a_table_that_waits_for_too_long(
     assert rows(tables, "public.other") == others(2000, 3000, 4000, 5000, 6000)
 
 
+@pytest.mark.everyday("delta")
 def test_a_newer_snapshot_ends_a_pause(made: MadeDirectory, tables: Tables) -> None:
     begin(made, DAYS)
     both(made, 2000, DAYS, [1, "infinity"])
@@ -436,6 +443,7 @@ def lake(tmp_path: Path) -> DeltaTables:
     return DeltaTables(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["state", "changes"])
 def test_a_table_that_cannot_be_read(made: MadeDirectory, lake: DeltaTables, kind: str) -> None:
     begin(made, DAYS)

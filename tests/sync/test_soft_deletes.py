@@ -143,6 +143,7 @@ def repr_of(one: Any) -> tuple[str, Any]:
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 
 
+@pytest.mark.everyday("duckdb")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_histories_with_soft_deletes(tables: Tables, seed: int) -> None:
     assert check_history(tables, seed) or seed
@@ -169,6 +170,7 @@ def rows(tables: Tables) -> list[tuple[Any, ...]]:
     return sorted((row["id"], row["note"], row["_deleted_at"]) for row in found)
 
 
+@pytest.mark.slow
 def test_deleted_rows_stay_until_their_key_comes_again(made: MadeDirectory, tables: Tables) -> None:
     time = at(TIME + _2000)
     made.wait(THINGS, 1000)

@@ -191,6 +191,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.everyday("0-duckdb", "0-delta")
 @pytest.mark.parametrize(("seed", "kind"), SEEDS)
 def test_whatever_comes_the_tables_are_the_servers(
     seed: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,6 +254,7 @@ def test_changes_alone(made: MadeDirectory, tables: Tables) -> None:
     assert (made.directory / "requests").exists()
 
 
+@pytest.mark.everyday("duckdb")
 def test_changes_that_do_not_fit(made: MadeDirectory, tables: Tables) -> None:
     made.wait(ACCOUNTS, 1500)
     made.copy(ACCOUNTS, 1600, [[1, "a"], [2, "b"]])
@@ -281,6 +283,7 @@ def test_changes_that_do_not_fit(made: MadeDirectory, tables: Tables) -> None:
     assert tables.progress()[16390]["copy_lsn"] == 3200
 
 
+@pytest.mark.slow
 def test_a_target_that_lacks_changes(made: MadeDirectory, tables: Tables) -> None:
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
     sync(made, tables, uncopied="empty")
@@ -298,6 +301,7 @@ def test_a_target_that_lacks_changes(made: MadeDirectory, tables: Tables) -> Non
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_target_that_lacks_changes_of_a_table_that_left(
     made: MadeDirectory, tables: Tables, tmp_path: Path
 ) -> None:
@@ -329,6 +333,7 @@ def test_a_directory_whose_beginning_is_deleted(made: MadeDirectory, tables: Tab
         sync(made, tables, uncopied="empty")
 
 
+@pytest.mark.slow
 def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
     made: MadeDirectory, tables: Tables
 ) -> None:
@@ -371,6 +376,7 @@ def test_how_far_it_is_while_changes_come_for_a_table_that_waits(
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_small_windows_come_past_a_copy_within_a_segment(
     made: MadeDirectory, tables: Tables
 ) -> None:
@@ -389,6 +395,7 @@ def test_small_windows_come_past_a_copy_within_a_segment(
     assert sorted(ops) == ["delete", "insert", *["read"] * 4, *["truncate"] * 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("much", [True, False])
 def test_while_much_comes_a_window_waits_for_more(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch, much: bool
@@ -429,6 +436,7 @@ def kill_behind_a_commit(
             sync(made, tables)
 
 
+@pytest.mark.slow
 def test_a_copy_that_comes_again_does_not_mend_a_table(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,6 +456,7 @@ def test_a_copy_that_comes_again_does_not_mend_a_table(
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_copy_with_other_columns_and_a_kill(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,6 +503,7 @@ def test_smaller_windows_after_a_kill(
     assert [row["lsn"] for row in tables.progress().values()] == [1410]
 
 
+@pytest.mark.slow
 def test_a_table_that_begins_to_wait_while_a_window_is_planned(
     made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -517,6 +527,7 @@ def test_a_table_that_begins_to_wait_while_a_window_is_planned(
     assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_target_keeps_to_its_tables(made: MadeDirectory, tables: Tables) -> None:
     """The changes of others are passed over, and so are not there for a later call."""
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
@@ -543,6 +554,7 @@ def test_columns_with_names_of_duckdbs_own(made: MadeDirectory, tables: Tables) 
     assert list(found[0]) == ["ROWID_", "#count", "#row"]
 
 
+@pytest.mark.slow
 def test_a_table_whose_rows_are_not_known_any_more(made: MadeDirectory, tables: Tables) -> None:
     altered = testing.Table("accounts", {"id": "int4", "note": "int8"}, 16390, key=["id"])
     made.wait(ACCOUNTS, 1000)
@@ -563,6 +575,7 @@ def test_a_table_whose_rows_are_not_known_any_more(made: MadeDirectory, tables: 
     assert [sorted(one) for one in ops] == [["delete", "insert", "read", "truncate"], ["insert"]]
 
 
+@pytest.mark.slow
 def test_a_table_that_is_not_to_follow(made: MadeDirectory, tables: Tables) -> None:
     wider = testing.Table(
         "accounts", {"id": "int4", "note": "text", "n": "int4"}, 16390, key=["id"]
@@ -642,6 +655,7 @@ def test_that_there_is_no_published_table_is_told_once(
         ]
 
 
+@pytest.mark.slow
 def test_tables_that_left_or_never_came_are_told(
     made: MadeDirectory,
     tables: Tables,
@@ -720,6 +734,7 @@ def test_options_of_delta_are_checked(
         apply.sync(segments=tmp_path, target=tmp_path / "lake", **wrong)
 
 
+@pytest.mark.slow
 def test_a_table_that_was_made_again_has_not_left(
     made: MadeDirectory, tables: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -740,6 +755,7 @@ def test_a_table_that_was_made_again_has_not_left(
     )
 
 
+@pytest.mark.slow
 def test_a_stale_table_that_was_made_again_is_not_stale(
     made: MadeDirectory, tables: Tables
 ) -> None:
@@ -757,6 +773,7 @@ def test_a_stale_table_that_was_made_again_is_not_stale(
     assert found[1].left == ("public.accounts~16390",)
 
 
+@pytest.mark.slow
 def test_a_table_that_left_before_it_was_copied(
     made: MadeDirectory, tables: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -784,6 +801,7 @@ def test_a_table_that_left_before_it_was_copied(
         sync(made, tables)
 
 
+@pytest.mark.slow
 def test_a_target_keeps_to_its_policies(made: MadeDirectory, tables: Tables) -> None:
     """Others hold once that is asked for; what they concern is copied again, by either engine."""
     moments = testing.Table("moments", {"id": "int4", "at": "timestamp"}, 16393)
@@ -840,6 +858,7 @@ def test_what_other_policies_concern(
     assert (kept.concerned(pf.Policies(**made), one) is not None) == concerned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("duckdb", "we%2Eird.T a"), ("delta", "we@2Eird.T@20a")],
@@ -880,6 +899,7 @@ def test_people_read_the_names_that_they_find(
         assert quote("we%2Eird.T a", safe="%").replace("%", "@") == name  # as docs/delta.md says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_after", [True, False], ids=["after", "in_one_window"])
 def test_another_binary_has_tables_copied(
     made: MadeDirectory, tables: Tables, is_after: bool

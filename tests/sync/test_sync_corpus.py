@@ -312,6 +312,7 @@ def sync_in_windows(capture: Capture, made: Recorded, tables: Tables, cut: str) 
     return synced(capture, made.directory, tables, window_bytes=size)
 
 
+@pytest.mark.everyday("duckdb")
 def test_tables_end_in_the_rows_that_the_server_copied(
     capture: Capture, kind: str, implementation: str, cut: str, tmp_path: Path,
     both: tuple[ModuleType, ModuleType],

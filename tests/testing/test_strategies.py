@@ -55,6 +55,7 @@ def test_tuples_have_the_width_that_is_asked_for(impl: ModuleType, data: st.Data
     assert "u" not in [found.kind(i) for i in range(width)]
 
 
+@pytest.mark.slow
 @QUICK
 @given(strategies.tables())
 def test_tables_are_announced(impl: ModuleType, table: testing.Table) -> None:
@@ -121,12 +122,14 @@ def outcome(messages: list, lsns: list[int]):
             yield xid, message.commit_lsn, gid, [(lsn, frame) for lsn, frame, _ in changes]
 
 
+@pytest.mark.slow
 @QUICK
 @given(strategies.servers(streaming=False, two_phase=False))
 def test_without_options_whole_transactions_are_sent(server: testing.Server) -> None:
     assert {frame[:1] for frame in server.frames} <= {bytes([tag]) for tag in b"BORYIUDTMC"}
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=30)
 @given(strategies.servers())
 def test_columns_have_the_seqs_that_a_server_counts(server: testing.Server) -> None:

@@ -142,6 +142,7 @@ def test_of_one_transaction_too() -> None:
     check(group_of(server), server.committed[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[1], [1, 2], [1, 0, 2, 3, 1, 1]])
 def test_parts_of_a_group(sizes: list[int]) -> None:
     server = server_of(sizes, version=14)
@@ -198,6 +199,7 @@ def test_only_what_announces_nothing_comes_in_groups() -> None:
     ]
 
 
+@pytest.mark.everyday("cython-in order")
 @pytest.mark.parametrize("order", ["in order", "backwards"])
 def test_groups_are_the_transactions_of_any_stream(order: str) -> None:
     """However its frames are cut into calls; each group's rows come at once."""

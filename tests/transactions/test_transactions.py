@@ -294,6 +294,7 @@ def test_a_type_stands_before_the_first_relation_that_has_it() -> None:
     assert tags_of(found) == b"BYRIRIC"
 
 
+@pytest.mark.slow
 def test_kept_transactions_are_decoded_by_what_was_announced_before_them() -> None:
     server = Server()
     for number in range(200):

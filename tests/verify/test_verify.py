@@ -306,6 +306,7 @@ def test_rows_of_a_file_in_another_order(made: Made, spoiling: Spoiling) -> None
     assert (found.state, found.rows, found.target_rows) == ("equal", 299, 299)
 
 
+@pytest.mark.slow
 def test_chosen_tables_and_columns(made: Made) -> None:
     report = made.verify(tables=["public.a"], exclude=["public.a.f"])
     assert [(one.name, one.state, one.excluded) for one in report.tables] == [
@@ -613,6 +614,7 @@ def test_equal_while_both_move(moving: Moving) -> None:
     assert found["a"].rows > 320
 
 
+@pytest.mark.slow
 def test_a_key_that_never_stands_still(moving: Moving) -> None:
     run(moving.dsn, *CHANGES)
 

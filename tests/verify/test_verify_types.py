@@ -314,6 +314,7 @@ def test_values_that_a_policy_changed_are_equal(
     assert set(differing) == {"date", "timestamp", "timestamptz", "tsrange", "date[]"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["duckdb", "delta"])
 def test_a_target_that_was_written_with_policies(
     pg16: EmbeddedServer, make_database: Any, tmp_path: Path, kind: str,
@@ -352,6 +353,7 @@ def test_a_target_that_was_written_with_policies(
         assert (one.differing, other.differing, other.why) == (0, 1, "")  # no policy made this
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out_of_range", ["text", *nightly("null", "clamp")])
 @pytest.mark.parametrize("infinity", ["clamp", *nightly("null", "text")])
 @pytest.mark.parametrize("kind", ["duckdb", "delta"])

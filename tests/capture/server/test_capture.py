@@ -361,6 +361,7 @@ def test_killed_in_the_middle_it_goes_on_without_loss_or_doubling(
     assert commits == sorted(set(commits))
 
 
+@pytest.mark.slow
 def test_interrupted_it_ends_and_frees_the_slot(prepared18: Any, tmp_path: Path) -> None:
     prepared18.execute("INSERT INTO t VALUES (1, 'x')")
     process = worker(prepared18, tmp_path)
@@ -553,6 +554,7 @@ def test_what_is_not_there(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -615,6 +617,7 @@ def test_invalidated_slot(tmp_path: Path) -> None:
             capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path)
 
 
+@pytest.mark.slow
 def test_end_of_the_server_is_an_error_and_harms_nothing(tmp_path: Path) -> None:
     with NewServer(18) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -641,6 +644,7 @@ def server_is_read(server: EmbeddedServer) -> bool:
     return sent == [(True,)]
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_server_is_survived(tmp_path: Path) -> None:
     with NewServer(18) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -861,6 +865,7 @@ def test_an_initial_snapshot_over_tcp(
         assert sorted(found[f"t{n}"]) == list(range(1, 2 + 3 * n))
 
 
+@pytest.mark.slow
 def test_keepalives_are_answered_while_the_sink_stalls(prepared: Any) -> None:
     """The sink takes nothing for longer than the server's timeout, with all buffers full."""
     prepared.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 20000) g")
@@ -927,6 +932,7 @@ def test_iteration_gives_named_fields(prepared18: Any) -> None:
     assert first.send_time > pf.decode(first.frame).commit_time
 
 
+@pytest.mark.slow
 def test_stream_leaves_no_thread_behind(prepared18: Any) -> None:
     threads = threading.active_count()
     stream = connect(prepared18.dsn, slot=slot_of(prepared18), publications=["p"])

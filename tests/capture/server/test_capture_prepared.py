@@ -145,6 +145,7 @@ def test_a_crash_between_its_commit_and_the_segment(site: Site, tmp_path: Path) 
     assert list((tmp_path / "crashed" / "prepared").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_comes_again_is_not_kept_for_ever(
     site: Site, monkeypatch: pytest.MonkeyPatch, killed: bool
@@ -238,6 +239,7 @@ def test_damaged_it_is_refused(site: Site) -> None:
     assert site.ids() == [4, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_adopted_slot_may_lack_what_was_prepared_before(site: Site) -> None:
     site.execute(
         f"SELECT pg_create_logical_replication_slot('{site.slot}', 'pgoutput', false, true)",

@@ -52,6 +52,7 @@ def land(database: Any, directory: Path, slot: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_refused_by_the_directory(database: Any, tmp_path: Path) -> None:
     """A capture leaves no slot behind that it made itself."""
     database.execute("CREATE TABLE t (id int)", "CREATE PUBLICATION p FOR TABLE t")
@@ -131,6 +132,7 @@ def test_killed_after_it_has_made_the_slot_it_knows_it(database18: Any, tmp_path
     database18.execute("SELECT pg_drop_replication_slot('slot_k')")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snapshot", ["never", "initial", "only"])
 def test_an_adopted_slot_that_is_in_use(
     database18: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: str
@@ -191,6 +193,7 @@ def test_a_publication_that_was_made_again(pg16: Any, tmp_path: Path) -> None:
         connection.execute("DROP TABLE again")
 
 
+@pytest.mark.slow
 def test_a_server_without_slots_is_told_what_to_set(tmp_path: Path) -> None:
     with EmbeddedServer(18, {"max_replication_slots": 0}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:

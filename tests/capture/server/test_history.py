@@ -337,6 +337,7 @@ def test_values_behind_the_last_read(
     assert shop.exported(tmp_path / "later") == shop.rows
 
 
+@pytest.mark.slow
 def test_the_event_trigger_makes_it_exact(shop: Shop, tmp_path: Path) -> None:
     shop.database.execute(ddl_trigger_sql())
     shop.database.execute(ddl_trigger_sql())  # it may be run again

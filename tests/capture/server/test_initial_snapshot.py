@@ -188,6 +188,7 @@ def test_a_table_that_is_copied_again_on_request(shop: Any, tmp_path: Path) -> N
     check(shop, folded.take(), "big", "small", "empty")
 
 
+@pytest.mark.slow
 def test_the_command_that_asks_for_a_copy(
     shop: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,6 +269,7 @@ def confirmed(database: Any) -> str:
     return str(lsn)
 
 
+@pytest.mark.slow
 def test_a_directory_that_has_lost_rows_of_a_copy(shop: Any, tmp_path: Path) -> None:
     finish(shop, tmp_path)
     snapshot_files(tmp_path)[oid(shop, "big"), 1][1].unlink()
@@ -278,6 +280,7 @@ def test_a_directory_that_has_lost_rows_of_a_copy(shop: Any, tmp_path: Path) -> 
     check(shop, Folded(tmp_path, "new").take(), "big", "small", "empty")
 
 
+@pytest.mark.slow
 def test_only_the_tables_and_later_the_rest(shop: Any, tmp_path: Path) -> None:
     found = capture(
         shop.dsn, slot=f"slot_{shop.name}", publications=["p"], directory=tmp_path,
@@ -600,6 +603,7 @@ def test_a_table_that_returns_is_seen_in_the_stream(
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noticed", ["asked", "in the stream"])
 @pytest.mark.parametrize("how", ["DROP TABLE small", "ALTER PUBLICATION p DROP TABLE small"])
 def test_changes_before_a_table_left_count(
@@ -625,6 +629,7 @@ def test_changes_before_a_table_left_count(
         check(shop, folded, "big", "empty")
 
 
+@pytest.mark.slow
 def test_a_table_that_left_and_returns_keeps_what_was_before(shop: Any, tmp_path: Path) -> None:
     finish(shop, tmp_path)
     small = oid(shop, "small")
@@ -640,6 +645,7 @@ def test_a_table_that_left_and_returns_keeps_what_was_before(shop: Any, tmp_path
     check(shop, folded, "big", "small", "empty")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leave", "back"),
     [
@@ -838,6 +844,7 @@ def test_partitions_that_came_by_themselves_for_a_time(database18: Any, tmp_path
     check(database18, Folded(tmp_path).take(), "parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detached", ["part", "parts"])
 def test_partitions_that_were_detached_for_a_time(
     database18: Any, tmp_path: Path, detached: str

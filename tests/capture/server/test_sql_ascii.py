@@ -64,6 +64,7 @@ def rows(target: Path) -> dict[int, tuple[Any, ...]]:
     return {row[0]: row[1:] for row in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_binary", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_text_of_any_bytes_in_duckdb(database: Any, tmp_path: Path, is_binary: bool) -> None:
     """What is captured once is read with each policy; the default refuses it, and names the way."""
@@ -121,6 +122,7 @@ def test_text_of_any_bytes_in_streams(database: Any) -> None:
         assert pa.record_batch(batch).column("after").to_pylist()[0]["v"] == RAW[4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["error", "replace", "binary"])
 def test_verify_compares_bytes_and_refuses_one_table(
     database: Any, tmp_path: Path, choice: str

@@ -310,6 +310,7 @@ def check_tuple(found: Any, columns: Any, expected: list[str | None], *, key: bo
             assert text == expected[position], columns[position].name
 
 
+@pytest.mark.everyday("18")
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 def test_decoded_is_the_log_and_makes_the_tables(
     recorded: Recorded, impl: ModuleType, binary: bool

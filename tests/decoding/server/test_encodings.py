@@ -72,6 +72,7 @@ def test_names_are_the_servers(database18: Database) -> None:
                 python_encoding(alias)
 
 
+@pytest.mark.slow
 def test_characters_are_the_servers(database18: Database) -> None:
     """Every byte, and where an encoding has such, every two bytes: the same, or an error."""
     database18.execute(MEANING)

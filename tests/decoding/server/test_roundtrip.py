@@ -151,6 +151,7 @@ def servers(pg18: EmbeddedServer) -> Iterator[Servers]:
 POLICIES = pf.Policies(infinity="text", out_of_range="text")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(VALUES, OFTEN))
 def test_random_values_there_and_back(
     servers: Servers, both: tuple[ModuleType, ModuleType], name: str

@@ -153,6 +153,7 @@ def shop(request: pytest.FixtureRequest) -> Iterator[str]:
         connection.execute("DROP DATABASE publishing WITH (FORCE)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", CASES, ids="+".join)
 def test_nobody_waits_for_tables_that_are_locked(
     shop: str, names: list[str], monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ def check(server: EmbeddedServer, found: list[list[tuple[int, int]]]) -> None:
     assert len(found) > 10
 
 
+@pytest.mark.everyday("pg18")
 @pytest.mark.parametrize("mode", ["kill", *nightly("fast", "immediate")])
 def test_restarts_lose_and_double_nothing(own: EmbeddedServer, mode: Any) -> None:
     writer = Writer(own)
@@ -145,6 +146,7 @@ def test_restarts_lose_and_double_nothing(own: EmbeddedServer, mode: Any) -> Non
     check(own, found)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_makes_the_server_recover(own18: EmbeddedServer) -> None:
     """A walsender that is killed takes all other processes of the server with it."""
     writer = Writer(own18)
@@ -164,6 +166,7 @@ def test_a_process_that_is_killed_makes_the_server_recover(own18: EmbeddedServer
     check(own18, found)
 
 
+@pytest.mark.slow
 def test_a_network_that_cuts_delays_and_halves(own18: EmbeddedServer, proxy: Proxy) -> None:
     writer = Writer(own18)
     chance = random.Random(7)
@@ -188,6 +191,7 @@ def test_a_network_that_cuts_delays_and_halves(own18: EmbeddedServer, proxy: Pro
     assert proxy.connections >= 15
 
 
+@pytest.mark.slow
 def test_a_network_that_says_nothing(own18: EmbeddedServer, proxy: Proxy) -> None:
     dsn = through(proxy) + " options='-c wal_sender_timeout=3s'"
     with connect(dsn, silence_timeout=1.5, **GIVEN) as stream:
@@ -214,6 +218,7 @@ def outage(stream: Any, proxy: Proxy, server: EmbeddedServer) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.everyday("DROP PUBLICATION")
 @pytest.mark.parametrize(
     ("meanwhile", "match"),
     [
@@ -240,6 +245,7 @@ def test_what_stays_ends_it(
     assert not isinstance(caught.value, RetryableError)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_come_back(own18: EmbeddedServer, proxy: Proxy) -> None:
     with connect(through(proxy), **{**GIVEN, "retry_for": 1.0}) as stream:
         assert list(stream.transactions(idle_timeout=0.2)) == []
@@ -249,6 +255,7 @@ def test_a_server_that_does_not_come_back(own18: EmbeddedServer, proxy: Proxy) -
     assert proxy.connections > 2
 
 
+@pytest.mark.slow
 def test_the_first_connection_is_tried_again_if_that_is_wanted(
     own18: EmbeddedServer, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -294,6 +301,7 @@ def test_the_first_connection_is_tried_again_if_that_is_wanted(
         assert proxy.connections == before + 1
 
 
+@pytest.mark.slow
 def test_a_temporary_slot_goes_with_its_connection(own18: EmbeddedServer, proxy: Proxy) -> None:
     with connect(through(proxy), slot="temp", publications=["p"], temporary=True) as stream:
         assert list(stream.transactions(idle_timeout=0.2)) == []
@@ -302,6 +310,7 @@ def test_a_temporary_slot_goes_with_its_connection(own18: EmbeddedServer, proxy:
             list(stream.transactions())
 
 
+@pytest.mark.slow
 def test_a_prepared_transaction_outlives_its_connection(
     own18: EmbeddedServer, proxy: Proxy
 ) -> None:
@@ -328,6 +337,7 @@ def test_a_prepared_transaction_outlives_its_connection(
     assert state.confirmed_flush_lsn == transaction.end_lsn
 
 
+@pytest.mark.slow
 def test_a_prepared_transaction_that_was_committed_meanwhile(
     own18: EmbeddedServer, proxy: Proxy
 ) -> None:
@@ -353,6 +363,7 @@ def test_a_prepared_transaction_that_was_committed_meanwhile(
         assert rows_of(next(stream.transactions())) == [(2, None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queries", [0, *nightly(7, 13, 17, 18)])
 def test_a_server_that_hangs_before_the_stream_begins(
     own18: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, queries: int

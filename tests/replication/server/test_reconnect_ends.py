@@ -78,6 +78,7 @@ def ids(transaction: Any) -> list[int]:
     return [message.new["id"] for message in transaction if isinstance(message, pf.Insert)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slot")
 def test_an_outage_is_time_without_changes(server: EmbeddedServer, proxy: Proxy) -> None:
     with connect(through(proxy), **GIVEN) as stream:
@@ -114,6 +115,7 @@ def test_a_capture_tells_its_progress_in_an_outage(
     assert running.end().frames == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slot")
 def test_an_order_to_end_is_heard_while_the_server_is_silent(proxy: Proxy, tmp_path: Path) -> None:
     """When a lost connection is made again, and when the first one is made."""

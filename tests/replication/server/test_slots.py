@@ -297,6 +297,7 @@ def test_a_slot_that_is_moved_on_while_it_is_in_use(
         assert stream.acknowledged_lsn == transaction.end_lsn
 
 
+@pytest.mark.slow
 def test_version_15_has_protocol_3(tmp_path: Any) -> None:
     try:
         server = EmbeddedServer(15)

@@ -367,6 +367,7 @@ def test_a_name_that_is_no_text(database18: Any) -> None:
         database18.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", "error", "part", "none"])
 def test_the_callers_own_end(database18: Any, how: str) -> None:
     many(database18, count=100000)

@@ -86,6 +86,7 @@ def test_a_position_between_snapshot_and_stream(shop: Any) -> None:
     assert places == sorted(set(places))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "forget", "error", "end"])
 def test_an_iterator_ends_its_threads_and_connections(shop: Any, how: str) -> None:
     batches = snapshot(shop.dsn, ["p"], range_bytes=8192, connections=3)

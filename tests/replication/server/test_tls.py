@@ -106,6 +106,7 @@ def keywords(server: Any, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_verified_stream_with_channel_binding(tls: Any) -> None:
     dsn = tls.dsn(tcp=True)
     with connect(
@@ -155,6 +156,7 @@ def test_a_client_certificate(tls: Any) -> None:
     assert not isinstance(caught.value, RetryableError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "match"),
     [

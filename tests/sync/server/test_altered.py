@@ -62,6 +62,7 @@ QUICK = (0, 3, 12)
 """Of these cases, into DuckDB."""
 
 
+@pytest.mark.everyday("True-18-duckdb")
 @pytest.mark.parametrize(
     ("statement", "columns"),
     [
@@ -120,6 +121,7 @@ def going_on(synced: Synced) -> Iterator[tuple[threading.Thread, list[apply.Sync
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "kind"), PLACES)
 def test_a_key_that_no_change_tells(synced: Synced, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the former key the rows of a window do not go together: the table is copied again."""
@@ -152,6 +154,7 @@ def test_a_key_that_no_change_tells(synced: Synced, monkeypatch: pytest.MonkeyPa
     assert synced.compare("bag", "a, b") == 21
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "kind"), [(18, "delta"), pytest.param(18, "distributed", marks=pytest.mark.slow)]
 )
@@ -167,6 +170,7 @@ def test_a_copy_without_the_column_of_partitions(synced: Synced) -> None:
     assert synced.compare("t", "id, n, d") == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "kind"), PLACES)
 def test_a_composite_that_gets_a_field(synced: Synced) -> None:
     """Values of the new form come before the catalogue was read."""
@@ -188,6 +192,7 @@ def test_a_composite_that_gets_a_field(synced: Synced) -> None:
     assert {one.name: (one.state, one.rows) for one in report.tables}["c"] == ("equal", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "kind"), [one for one in PLACES if getattr(one, "values", one)[0] == 18]
 )

@@ -27,6 +27,7 @@ pytestmark = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_older_than_what_the_target_has(synced: Synced, tmp_path: Path) -> None:
     """The target passes over it, as its rows would take away what came since."""
     database, other = synced.database, tmp_path / "other"
@@ -48,6 +49,7 @@ def test_a_snapshot_that_is_older_than_what_the_target_has(synced: Synced, tmp_p
     assert [row["copy_lsn"] for row in synced.tables.progress().values()] == copies
 
 
+@pytest.mark.slow
 def test_a_server_that_was_restored(tmp_path: Path) -> None:
     """Its changes have LSNs that the target believes to have already."""
     bindir = find_server_bindir(18)
@@ -110,6 +112,7 @@ def copies_of(lake: Path) -> list[int]:
     return lsns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "in_silence", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["changes", "in silence"]
 )
@@ -185,6 +188,7 @@ def test_a_capture_that_went_on_in_what_was_put_back(
         assert found == execute(imaged, "SELECT id FROM t ORDER BY id")
 
 
+@pytest.mark.slow
 def test_two_directories_in_turn(synced: Synced, tmp_path: Path) -> None:
     """What one has brought the other one has too: no table is copied again."""
     database = synced.database

@@ -97,6 +97,7 @@ def delta_rows(path: Path) -> Any:
     return DeltaTable(str(path)).to_pyarrow_table()
 
 
+@pytest.mark.slow
 def test_filters_of_a_state_table(database18: Any, tmp_path: Path) -> None:
     lake = Lake(database18, tmp_path, SOME)
     lake.fill(6)

@@ -32,6 +32,7 @@ pytestmark = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_rows_go_through(synced: Synced) -> None:
     synced.sync()
     assert synced.compare("t", "id, v, n, d") == 50
@@ -59,6 +60,7 @@ def test_what_rows_go_through(synced: Synced) -> None:
     assert len({row["lsn"] for row in progress}) == 1
 
 
+@pytest.mark.slow
 def test_a_key_in_place_of_one_that_is_equal(synced: Synced) -> None:
     """The server tells an update of 0 to -0 as one of the key."""
     synced.database.execute(
@@ -81,6 +83,7 @@ def test_a_key_in_place_of_one_that_is_equal(synced: Synced) -> None:
         assert sorted(map(repr, synced.rows("public.equals", "k", "v"))) == sorted(map(repr, truth))
 
 
+@pytest.mark.slow
 def test_a_new_column_of_a_type_of_ones_own(synced: Synced) -> None:
     """What older rows have in it is decoded by what was known of the type at that time."""
     synced.database.execute("CREATE TYPE place AS (name text, at float8[], mood text)")
@@ -97,6 +100,7 @@ def test_a_new_column_of_a_type_of_ones_own(synced: Synced) -> None:
     assert found == dict.fromkeys(range(1, 51), default)
 
 
+@pytest.mark.slow
 def test_columns_that_change_names_with_each_other(synced: Synced) -> None:
     synced.database.execute("ALTER TABLE t ADD w text DEFAULT 'w'")
     synced.sync()
@@ -109,6 +113,7 @@ def test_columns_that_change_names_with_each_other(synced: Synced) -> None:
     assert synced.compare("t", "id, v, w") == 52
 
 
+@pytest.mark.slow
 def test_names_that_differ_in_case_from_former_ones(synced: Synced, tmp_path: Path) -> None:
     """Neither DuckDB nor Delta has both in one table, so that change tables go on in another."""
     run = synced.database.execute
@@ -145,6 +150,7 @@ def test_names_that_differ_in_case_from_former_ones(synced: Synced, tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 def test_names_inside_of_composites(synced: Synced) -> None:
     """They get names that every reader tells apart, as those of columns."""
     synced.database.execute(
@@ -173,6 +179,7 @@ def test_names_inside_of_composites(synced: Synced) -> None:
     assert {one.state for one in report.tables} == {"equal"}, report
 
 
+@pytest.mark.slow
 def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
@@ -197,6 +204,7 @@ def test_a_target_that_is_refused_leaves_no_slot(synced: Synced, tmp_path: Path)
             synced.sync(target=target, iceberg=None, changes=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [True, False])
 def test_a_state_table_that_was_deleted(synced: Synced, tmp_path: Path, changes: bool) -> None:
     """It is copied again, whether changes come for it or not, and the others go on."""
@@ -218,6 +226,7 @@ def test_a_state_table_that_was_deleted(synced: Synced, tmp_path: Path, changes:
     synced.compare("bag", "a, b")
 
 
+@pytest.mark.slow
 def test_a_target_that_goes_away_under_a_sync(synced: Synced, tmp_path: Path) -> None:
     """As with its disk; one that runs does not make another one in its place."""
     place = Path(str(synced.tables.given["target"]).removeprefix("duckdb:"))
@@ -242,6 +251,7 @@ def test_a_target_that_goes_away_under_a_sync(synced: Synced, tmp_path: Path) ->
     assert synced.compare("t", "id, v, n, d") == 51
 
 
+@pytest.mark.slow
 def test_a_table_without_columns_gets_one(synced: Synced) -> None:
     """Neither DuckDB nor Parquet has such a table: it gets a column, which is null."""
     synced.database.execute("CREATE TABLE nothing ()", "INSERT INTO nothing DEFAULT VALUES")
@@ -254,6 +264,7 @@ def test_a_table_without_columns_gets_one(synced: Synced) -> None:
     assert synced.rows("public.nothing", "x") == [(3,), (None,), (None,)]
 
 
+@pytest.mark.slow
 def test_a_catalogue_that_is_read_late_is_waited_for(
     make_database: Any, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +292,7 @@ def test_a_catalogue_that_is_read_late_is_waited_for(
     assert sorted(ops) == ["insert", "read", "truncate"]
 
 
+@pytest.mark.slow
 def test_a_table_that_was_rewritten_before_another_one_was_altered(synced: Synced) -> None:
     """Between the two, the catalogue was read: the first look at a column is not the one before."""
     synced.sync()
@@ -304,6 +316,7 @@ def test_a_table_that_was_rewritten_before_another_one_was_altered(synced: Synce
     assert synced.compare("t", "id, v, n, d, c, e") == 50
 
 
+@pytest.mark.everyday("delta")
 def test_a_table_that_is_dropped_and_made_again(synced: Synced) -> None:
     synced.sync()
     ((old,),) = synced.database.execute("SELECT 't'::regclass::oid::bigint")
@@ -316,6 +329,7 @@ def test_a_table_that_is_dropped_and_made_again(synced: Synced) -> None:
     assert synced.tables.state(f"public.t~{old}").num_rows == 50
 
 
+@pytest.mark.slow
 def test_partitions_without_the_replica_identity_of_their_root(synced: Synced) -> None:
     """What the server calls a whole old row has the partition's key alone, and NULL beside it."""
     synced.database.execute(
@@ -342,6 +356,7 @@ def test_partitions_without_the_replica_identity_of_their_root(synced: Synced) -
     assert synced.compare("parts", "id, k, big, n") == 7
 
 
+@pytest.mark.slow
 def test_a_replica_identity_that_changes(synced: Synced) -> None:
     synced.sync()
     synced.database.execute(
@@ -357,6 +372,7 @@ def test_a_replica_identity_that_changes(synced: Synced) -> None:
     synced.compare("t", "id, v, n, d")
 
 
+@pytest.mark.everyday("duckdb")
 def test_tables_that_join_and_a_restart(synced: Synced, tmp_path: Path) -> None:
     """A sync that goes on while tables join."""
     stop = threading.Event()
@@ -405,6 +421,7 @@ def test_tables_that_join_and_a_restart(synced: Synced, tmp_path: Path) -> None:
     assert synced.compare("later", "id") == 9
 
 
+@pytest.mark.slow
 def test_another_binary_than_before(synced: Synced) -> None:
     """Tables with money are copied again, in the form of the server's text; others go on."""
     synced.database.execute(
@@ -433,6 +450,7 @@ def test_another_binary_than_before(synced: Synced) -> None:
     assert versions == [{"1234", "5"}, {"$12.34", "$0.05", "$7.00"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", ["change", "snapshot"])
 def test_a_new_snapshot_ends_a_pause(refused: str, synced: Synced) -> None:
     """The row that is refused is not on the server any more, and its insert still waits."""
@@ -454,6 +472,7 @@ def test_a_new_snapshot_ends_a_pause(refused: str, synced: Synced) -> None:
     assert synced.compare("days", "id, day") == 2
 
 
+@pytest.mark.slow
 def test_targets_and_directories_of_others(
     synced: Synced, make_database: Any, server: Any, tmp_path: Path
 ) -> None:
@@ -474,6 +493,7 @@ def test_targets_and_directories_of_others(
                     create_slot=True)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tables",
     [pytest.param(one, marks=[] if one == "delta" else pytest.mark.slow)

@@ -76,6 +76,7 @@ def commit_behind(place: Path) -> None:
     table.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tables", "what", "goes_on"),
     [("delta", "state", False), ("delta", "changes", True), ("delta", "restore behind", True)]
@@ -150,6 +151,7 @@ def test_what_is_put_back_is_copied_by_order(synced: Synced) -> None:
     check_copied(synced, 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", ["duckdb", "delta", *SLOW], indirect=True)
 def test_a_change_table_that_was_deleted(synced: Synced) -> None:
     synced.sync()
@@ -167,6 +169,7 @@ def test_a_change_table_that_was_deleted(synced: Synced) -> None:
     check_copied(synced, 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", ["duckdb", "delta"], indirect=True)
 def test_a_target_that_is_not_there(synced: Synced, caplog: pytest.LogCaptureFixture) -> None:
     """It may have been deleted, or its disk is not mounted: it begins anew, and says so."""
@@ -191,6 +194,7 @@ def test_tables_without_their_progress(synced: Synced) -> None:
     assert not (synced.tables.path / "_progress").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", ["duckdb", "delta"], indirect=True)
 def test_a_target_of_which_no_table_has_come_yet(
     synced: Synced, caplog: pytest.LogCaptureFixture
@@ -209,6 +213,7 @@ def test_a_target_of_which_no_table_has_come_yet(
     assert synced.compare("t", COLUMNS) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", ["duckdb", "delta"], indirect=True)
 def test_tables_that_left_and_were_deleted(synced: Synced) -> None:
     """Nobody can copy them, and nobody has need of them."""

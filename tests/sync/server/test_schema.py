@@ -84,6 +84,7 @@ def three_tables(synced: Synced) -> None:
     synced.sync()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*PLACES, STORED])
 @pytest.mark.parametrize(
     "statements",
@@ -100,6 +101,7 @@ def test_tables_that_change_names_without_a_change(synced: Synced, statements: s
     same(synced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["duckdb"])
 def test_verify_tells_where_a_name_means_another_table(synced: Synced) -> None:
     """It compares what a reader of the name sees."""
@@ -174,6 +176,7 @@ class Renaming:
         self.next += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["duckdb", *(pytest.param(k, marks=pytest.mark.slow)
                                               for k in EVERY_PLACE[1:]), STORED])  # fmt: skip
 @pytest.mark.parametrize(
@@ -234,6 +237,7 @@ def altered(synced: Synced, old: str, value: str, *, is_partitioned: bool = Fals
     synced.sync()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
 @pytest.mark.parametrize("follows", [True, False])
 @pytest.mark.parametrize(("old", "new", "using", "value"), quick(REWRITTEN))
@@ -255,6 +259,7 @@ def same_values(synced: Synced) -> None:
     assert [(one.name, one.state, one.why) for one in report.tables] == [("t", "equal", "")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
 @pytest.mark.parametrize("is_partitioned", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(("old", "new", "value"), quick(KEPT))
@@ -271,6 +276,7 @@ def test_a_type_that_is_altered_with_the_same_values(
     same_values(synced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["duckdb"])
 def test_a_partition_that_is_rewritten(synced: Synced) -> None:
     altered(synced, "varchar(10)", "abc", is_partitioned=True)
@@ -352,6 +358,7 @@ def test_columns_by_chance(synced: Synced, seed: int) -> None:
     same(synced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLACES)
 @pytest.mark.parametrize("cuts", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 @pytest.mark.parametrize("follows", [True, False])
@@ -376,6 +383,7 @@ def test_a_column_that_is_dropped(synced: Synced, cuts: int, follows: bool) -> N
     assert [row["b"] for row in after if row and row["id"] == 3] == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["duckdb"])
 def test_a_column_of_the_key_that_is_dropped(synced: Synced) -> None:
     synced.database.execute(
