@@ -23,7 +23,7 @@ event: pf.Event
 for event in decoder.events:
     print(event.commit_lsn + 1)
 bad: pf.BadFrame = decoder.errors[0]
-files.export("segments", "tables", "arrow", on_error="collect")
+files.export("segments", "tables", "parquet", on_error="collect")
 """
 
 BAD = """\
