@@ -1,1 +1,1 @@
-"""The demonstration: a server's changes become Spark tables, compared with the server's."""
+"""The demo: tables that follow a server under load, are killed, and are compared with it."""

@@ -1,6 +1,6 @@
-"""The command `sync --engine spark` as a process of its own, which can be killed and started again.
+"""The command `sync` as a process of its own, which can be killed and started again.
 
-It tells how far it is by the lines of its log, one JSON object each.
+Its log tells its progress: each line is a JSON object.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ class Driver:
     Parameters
     ----------
     dsn : str
+    engine : {'local', 'spark'}
+    target : str
+        Where the tables are.
     directory : pathlib.Path
-        Gets the Delta tables in ``tables``, and ``sync.log``, to which each run adds.
+        Gets the change log in ``segments``, and ``sync.log``, to which each run adds.
     temporary : pathlib.Path
-        For Spark's own files.
+        For temporary files of the process, and of Spark.
     on_line : callable
         Is called with each line of the log, from another thread.
     """
@@ -48,6 +51,8 @@ class Driver:
     def __init__(
         self,
         dsn: str,
+        engine: str,
+        target: str,
         directory: Path,
         temporary: Path,
         on_line: Callable[[dict[str, Any]], None],
@@ -65,12 +70,11 @@ class Driver:
         """Those that have to be copied again, and why."""
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pgoutput_fast", "sync", "--engine", "spark"),
-                *("--to", str(directory / "tables"), "--dir", str(directory / "segments")),
+                *(sys.executable, "-m", "pgoutput_fast", "sync", "--engine", engine),
+                *("--to", target, "--dir", str(directory / "segments")),
                 *("--slot", SLOT, "--publication", PUBLICATION, "--log-format", "json"),
                 *("--config", str(_options_file(directory)), "--interval", "0.5"),
-                *("--master", f"local[{min(os.cpu_count() or 1, _MAX_CORES)}]"),
-                *_settings(temporary),
+                *(_settings(temporary) if engine == "spark" else ()),
             ],
             # PySpark has a directory while Java starts, which a kill would leave.
             env={**os.environ, "PGOUTPUT_FAST_DSN": dsn, "TMPDIR": str(temporary)},
@@ -215,7 +219,9 @@ def _settings(temporary: Path) -> list[str]:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
         f"-XX:-UsePerfData -Djava.io.tmpdir={temporary}",
     }
-    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    master = f"local[{min(os.cpu_count() or 1, _MAX_CORES)}]"
+    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    return ["--master", master, *conf]
 
 
 def reason(text: str) -> str:

@@ -21,7 +21,7 @@ def make_report(result: Result) -> str:
     )
     return html.page(
         "pgoutput-fast demo",
-        "From PostgreSQL's log to Delta tables, exactly once",
+        f"From PostgreSQL to {result.writer.split()[0]} tables, each change exactly once",
         result.versions,
         f'<p class="verdict {kind}">{html.text(result.verdict)}</p>',
         html.figures(
@@ -39,7 +39,7 @@ def make_report(result: Result) -> str:
         html.section("What happened", "", html.table((), marks)),
         html.section(
             "Tables",
-            "Each row of the server's tables was compared with the row of the Delta table.",
+            "Each row of the server's tables was compared with the row of the target.",
             html.table(
                 (
                     html.cell("table", "left", "th"),

