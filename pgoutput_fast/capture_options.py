@@ -42,48 +42,45 @@ class StreamOptions(Options):
 
     protocol: Protocol = option(
         _PROTOCOLS, "auto",
-        "The version of the replication protocol. The default is the newest that the server knows.",
+        "Version of the replication protocol. The default is the newest that the server has.",
     )  # fmt: skip
     streaming: Streaming = option(
         _STREAMINGS, True,
-        "Whether the server sends large transactions while they are in progress. With false, the "
-        "server decodes each transaction when it has ended.",
+        "Receive large transactions while they run. With false, the server sends each transaction "
+        "after its commit.",
         flag=True,
     )  # fmt: skip
     two_phase: bool | None = option(
         flag(), False,
-        "Whether the server sends prepared transactions when they are prepared (PostgreSQL 15 and "
-        "newer). A slot that was once read so stays so. With None, which is the default of the "
-        "command, it is as the slot is.",
+        "Receive a prepared transaction when it is prepared (PostgreSQL 15 and newer). A slot "
+        "that was read in this way keeps it. None, the default of the command, means what the "
+        "slot has.",
         may_be_none=True,
     )  # fmt: skip
-    binary: bool = option(
-        flag(), False, "Whether the server sends values in binary format, where a type has one."
-    )
-    messages: bool = option(
-        flag(), False, "Whether the server sends logical messages (pg_logical_emit_message)."
-    )
+    binary: bool = option(flag(), False, "Receive values in binary format where a type has one.")
+    messages: bool = option(flag(), False, "Receive logical messages (pg_logical_emit_message).")
     origin: Literal["any", "none"] | None = option(
         choice("any", "none"), None,
-        "With none, only changes come that were made on this server itself (PostgreSQL 16 and "
-        "newer).",
+        "With none, receive only changes that were made on this server (PostgreSQL 16 and newer).",
         shown_default="any",
     )  # fmt: skip
     unknown_prepared: Literal["empty", "error"] | None = option(
         choice("empty", "error"), None,
-        "What to do at the commit of a prepared transaction that never came. The default is empty "
-        "where the call makes the slot, else error.",
+        "What to do at the commit of a prepared transaction whose changes never came: take it as "
+        "empty, or end with an error. The default is empty if the call makes the slot, else "
+        "error.",
         shown_default="see there",
     )  # fmt: skip
     max_memory: int = option(
         byte_count(), 64 << 20,
-        "Bytes of memory for transactions that have not ended. Beyond them, the largest "
-        "transaction goes to a file without a name.",
+        "Memory for transactions that have not ended. Beyond it, the largest transaction goes to "
+        "an unnamed temporary file.",
         shown_default="64MB",
     )  # fmt: skip
     silence_timeout: float | None = option(
         seconds(), None,
-        "Give up a server that is silent for so long. The default is twice wal_sender_timeout.",
+        "Give up a connection after so long without a byte. The default is twice "
+        "wal_sender_timeout.",
     )  # fmt: skip
     retry_for: float | None = option(
         seconds(), None,
@@ -98,52 +95,53 @@ class CaptureOptions(StreamOptions):
 
     snapshot: Literal["never", "initial", "only"] = option(
         choice("never", "initial", "only"), "never",
-        "Whether the rows come that the tables had before the slot was made, and those of tables "
-        "that join the publications later. With only, the capture ends when they are copied.",
+        "Whether to copy the rows that exist already. initial also copies tables that join the "
+        "publications later. With only, the capture ends after the copies.",
         flag=True,
     )  # fmt: skip
     create_slot: bool = option(
         flag(), False,
-        "Whether to make the slot if it does not exist and the directory is new. The default of "
-        "the command and of a sync is true.",
+        "Make the slot if it does not exist and the directory is new. The default of the command "
+        "and of a sync is true.",
     )  # fmt: skip
     adopt_slot: bool = option(
         flag(), False,
-        "Begin a new directory with a slot that exists, or go on in a directory that was "
-        "downloaded, as the original is lost.",
+        "Begin with a slot that exists. Also continue in a directory that was downloaded because "
+        "the original is lost.",
         flag=True,
     )  # fmt: skip
     connections: int = option(
-        count(1), 2, "Number of connections that read snapshots, beside the one of the stream."
+        count(1),
+        2,
+        "Number of connections that read snapshots, beside the connection of the stream.",
     )
     segment_bytes: int = option(
         byte_count(1), 16 << 20,
-        "A segment ends with the first commit after so many bytes. A larger transaction is cut "
-        "into parts of half as many again.",
+        "End a segment with the first commit after so many bytes. A transaction beyond one and a "
+        "half times that size is cut into parts.",
         shown_default="16MB",
     )  # fmt: skip
     max_delay: float = option(
         seconds(zero=True), 1.0,
-        "Seconds after which a commit is durable in a segment, and acknowledged.",
+        "Time after which a commit is durable in a segment and acknowledged.",
     )  # fmt: skip
     compression: Literal["lz4", "zstd"] | None = option(
         choice("lz4", "zstd"), None, "Compression of segments.", shown_default="none"
     )
-    merge: bool = option(flag(), True, "Whether small segments are merged, up to segment_bytes.")
+    merge: bool = option(flag(), True, "Merge small segments, up to segment_bytes.")
     grace: float = option(
         seconds(), 3600.0,
-        "How long a file stays after it was merged into another one, for readers that have listed "
-        "the directory before.",
+        "How long a file stays after a merge, for readers that listed the directory before.",
         shown_default="1h",
     )  # fmt: skip
     keep_seconds: float | None = option(
         seconds(), None,
-        "Delete segments that are older, once every consumer has read them. By default no segment "
-        "is deleted; a sync that captures keeps 10 minutes.",
+        "Delete older segments once every consumer has read them. By default no segment is "
+        "deleted; a sync that captures keeps 10 minutes.",
     )  # fmt: skip
     keep_bytes: int | None = option(
         byte_count(), None,
-        "Delete the oldest segments beyond so many bytes, once every consumer has read them.",
+        "Delete the oldest segments beyond this size once every consumer has read them.",
     )  # fmt: skip
     silent_after: float | None = option(
         seconds(), None,
@@ -152,7 +150,7 @@ class CaptureOptions(StreamOptions):
     )  # fmt: skip
     give_up: bool = option(
         flag(), False,
-        "Remove a consumer that silent_after reports, so that nothing is kept for it.",
+        "Remove a consumer that silent_after reports, so that no segment is kept for it.",
     )  # fmt: skip
     min_free: int = option(
         byte_count(), 256 << 20, "End with an error when the disk has fewer bytes free.",
@@ -160,13 +158,13 @@ class CaptureOptions(StreamOptions):
     )  # fmt: skip
     schema_history: bool = option(
         flag(), True,
-        "Whether the capture keeps the schema history, the types and tables by LSN, which a "
-        "connection beside the stream reads.",
+        "Keep the schema history: types and tables by LSN. A connection beside the stream reads "
+        "it.",
     )  # fmt: skip
     upload: str | None = option(
         text(), None,
-        "Copy the directory to S3-compatible storage, s3://bucket/prefix. Credentials are found as "
-        "the AWS SDK finds them.",
+        "Also copy the directory to s3://bucket/prefix. Credentials are found as the AWS SDK "
+        "finds them.",
         flag=True,
     )  # fmt: skip
     upload_endpoint: str | None = option(
@@ -176,7 +174,7 @@ class CaptureOptions(StreamOptions):
     )  # fmt: skip
     upload_keep: Literal["all", "local"] = option(
         choice("all", "local"), "all",
-        "With local, what is deleted from the directory is then deleted from its copy.",
+        "With local, a file that is deleted from the directory is then deleted from its copy.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

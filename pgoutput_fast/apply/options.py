@@ -75,45 +75,43 @@ class TargetOptions(Options):
 
     policies: Policies | None = option(
         _POLICIES, None,
-        "What to do with values that the target cannot store. For example, infinity=null; "
-        "numeric=20,4 makes decimals of numerics without precision. A target keeps to the policies "
-        "with which it began.",
+        "Handle values that the target cannot store. For example, infinity=null; numeric=20,4 "
+        "makes decimals of numerics without precision. A target remembers its policies.",
         flag=True,
     )  # fmt: skip
     change_policies: bool = option(
         flag(), False,
-        "Let the policies of this call hold from now on. Tables that they concern get a new "
+        "Replace the policies of the target. Tables whose values the change concerns get a new "
         "snapshot.",
         flag=True,
     )  # fmt: skip
     soft_deletes: str | None = option(
         text(), None,
-        "A column that state tables get: deleted rows stay, with the commit time of the deletion "
-        "in this column. A row goes when another row gets its key, and with a new snapshot.",
+        "Keep deleted rows, marked in this column. The column has the commit time of the "
+        "deletion. Such a row goes when another row gets its key, and with a new snapshot.",
         flag=True,
     )  # fmt: skip
     duckdb_memory: int | None = option(
         byte_count(LEAST_MEMORY), None,
-        "Bytes of memory that DuckDB may take. One transaction has to fit in it.",
+        "Memory that DuckDB may use. One transaction has to fit in it.",
         flag=True,
-        shown_default="a quarter of the memory of the machine or the container, 384MB to 4GB",
+        shown_default="1/4 of RAM, 384MB to 4GB",
     )  # fmt: skip
     lock_timeout: float | None = option(
         seconds(zero=True), None,
-        "End when another process has had the DuckDB file open for so long. By default windows "
-        "wait, and the capture goes on.",
+        "End if the DuckDB file is locked for so long. By default windows wait, and the capture "
+        "goes on.",
         flag=True,
     )  # fmt: skip
     partition_by: Mapping[str, Sequence[str]] | None = option(
         _PARTITIONS, None,
-        "The columns by which the Delta state table of a table, schema.name, is partitioned when "
-        "it is made.",
+        "Partition a new Delta state table. The table is given as schema.name.",
         flag=True,
     )  # fmt: skip
     storage_options: Mapping[str, str] | None = option(
         _STORAGE, None,
-        "What delta-rs has to know of the object storage of Delta tables, such as "
-        "AWS_ENDPOINT_URL. What is left out is found as the AWS SDK finds it.",
+        "Settings of delta-rs for the object storage of Delta tables, such as AWS_ENDPOINT_URL. "
+        "Other settings are found as the AWS SDK finds them.",
     )  # fmt: skip
     retention_hours: int | None = option(
         count(), None,
@@ -122,17 +120,17 @@ class TargetOptions(Options):
     )  # fmt: skip
     maintenance: bool | None = option(
         flag(), None,
-        "Whether sync joins the small files of Delta tables and deletes old ones.",
+        "Join the small files of Delta tables, and delete old files.",
         shown_default="true",
     )  # fmt: skip
     iceberg: str | Mapping[str, str] | None = option(
         _ICEBERG, None,
-        "A catalogue of pyiceberg, by its name in pyiceberg's configuration or by its properties: "
-        "change tables are Iceberg tables in its namespace changes.",
+        "A catalogue of pyiceberg, by its name in pyiceberg's configuration or by its properties. "
+        "Change tables are Iceberg tables in its namespace changes.",
     )  # fmt: skip
     changes: Literal["delta", "parquet"] | None = option(
         choice("delta", "parquet"), None,
-        "Whether change tables are Delta tables, or directories of Parquet files without a log.",
+        "Keep change tables as Delta tables, or as directories of Parquet files without a log.",
         shown_default="delta",
     )  # fmt: skip
 
@@ -156,24 +154,24 @@ class SyncOptions(Options):
 
     interval: float = option(
         seconds(zero=True), 1.0,
-        "Seconds from the begin of one window to the begin of the next.",
+        "Time from the start of a window to the next.",
         flag=True,
     )  # fmt: skip
     tables: str | Sequence[str] | None = option(
         _TABLES, None,
-        "Only these tables: schema.name, with *, ? and [...]. The flag also takes a name without "
-        "the schema. A target keeps to what it began with.",
+        "Sync only these tables; repeatable. A pattern is schema.name, with *, ? and [...]. The "
+        "flag also takes a name without the schema. A target remembers its selection.",
         flag=True,
     )  # fmt: skip
     on_error: OnError = option(
         choice("pause", "stop"), "pause",
-        "What to do when one table cannot go on, as a value or a commit is refused or changes are "
-        "missing: pause that table while the others go on, or end.",
+        "Pause a table that cannot go on, or stop. A table cannot go on if a value or a commit is "
+        "refused, or if changes are missing.",
         flag=True,
     )  # fmt: skip
     pause_bytes: int = option(
         byte_count(), 10 << 30,
-        "Bytes of segments that are kept for a paused table. Beyond them its changes are passed "
+        "Bytes of segments that are kept for a paused table. Beyond them, its changes are passed "
         "over, and it gets a new snapshot.",
         shown_default="10GB",
     )  # fmt: skip
@@ -184,26 +182,26 @@ class SyncOptions(Options):
     )  # fmt: skip
     schema_changes: Literal["evolve", "fail"] = option(
         choice("evolve", "fail"), "evolve",
-        "Whether state tables follow when columns are added, dropped, renamed and altered.",
+        "Whether state tables follow when columns are added, dropped, renamed or retyped.",
     )  # fmt: skip
     uncopied: Uncopied = option(
         choice("error", "empty", "changes"), "error",
-        "What to do with a table without a snapshot: end, take it that the table was empty, or "
-        "keep its changes alone.",
+        "What to do with a table without a snapshot: end with an error, treat it as empty before, "
+        "or keep only its changes.",
     )  # fmt: skip
     history: HistoryPolicy = option(
         choice(*POLICIES), "newer",
-        "By which of two states of a type to decode values that were written at about the time of "
-        "its alteration.",
+        "Which of two states of a type decodes values that were written at about the time of its "
+        "alteration.",
     )  # fmt: skip
     window_bytes: int | None = option(
         byte_count(1), None,
-        "About so many bytes of changes are committed together at most. A transaction is not cut.",
+        "About how many bytes of changes sync commits together at most. A transaction is not cut.",
         shown_default="64MB, or 256MB where Spark has more than two cores",
     )  # fmt: skip
     consumer: str | None = option(
         _CONSUMER, None,
-        "The name under which the change log keeps what the target lacks. The default is made of "
+        "Name under which the change log keeps what the target lacks. The default is made from "
         "the target's name.",
     )  # fmt: skip
 

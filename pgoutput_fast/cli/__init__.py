@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     import click
 
 _COMMANDS = {
-    "capture": "Write a slot's changes to a directory of segments, as a service or up to now.",
-    "consumers": "List, add or remove the consumers of a directory of segments.",
-    "demo": "Show the whole path: a server, capture, Spark, and the proof that it is right.",
-    "doctor": "Say whether a server is ready for capture, and what mends it if it is not.",
-    "inspect": "Print the messages of segments or captures.",
-    "snapshot": "Ask the capture of a directory to copy tables again.",
-    "sync": "Keep tables up to date with a server's, each change exactly once.",
+    "capture": "Write the changes of a slot to a change log.",
+    "consumers": "List, add or remove the consumers of a change log.",
+    "demo": "Run a server, load, a sync and a kill, and compare the tables.",
+    "doctor": "Check whether a server is ready, and say what to change.",
+    "inspect": "Print the messages of a change log or a recorded stream.",
+    "snapshot": "Ask a capture for new snapshots of tables.",
+    "sync": "Keep tables in DuckDB or Delta up to date with a server.",
     "tail": "Print the changes of a server as they are committed.",
-    "verify": "Compare a target with the tables of a server.",
+    "verify": "Compare each row of a target with the server.",
 }
 """Name of a subcommand → its help. The module of that name here has it as `command`."""
 
@@ -97,7 +97,7 @@ def _group() -> click.Group:
         implementation += f" ({FALLBACK_REASON})"
     group = Group(
         name="pgoutput-fast",
-        help="PostgreSQL's logical replication stream: look at it, land it, take it to Spark.",
+        help="Stream changes out of PostgreSQL, into tables in DuckDB, Delta and Spark.",
         context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
     )

@@ -29,15 +29,12 @@ def dsn_options(function: _Command) -> _Command:
         "--dsn-file",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="A file that holds what --dsn would say. Others must not be able to read it.",
+        help="File with the connection string; readable by its owner alone.",
     )
     string = click.option(
         "--dsn",
         envvar="PGOUTPUT_FAST_DSN",
-        help="Connection string or URL of libpq; the default is PGOUTPUT_FAST_DSN. What it "
-        "leaves out, or all of it, is taken from libpq's variables (PGHOST, PGPORT, PGDATABASE, "
-        "PGUSER, …) and service files (PGSERVICE). A password is best in a password file "
-        "(~/.pgpass).",
+        help="Connection string or URL. [default: PGOUTPUT_FAST_DSN, PGHOST, …]",
     )
     return string(file(function))
 

@@ -114,7 +114,9 @@ def flag_of(field: OptionField) -> str:
 
 def _flag(field: OptionField) -> Callable[[_Command], _Command]:
     shown = field.shown_default or _shown(field.default)
-    text = field.help if shown is None else f"{field.help} [default: {shown}]"
+    # The reference has the rest of it.
+    text = field.help.partition(". ")[0].removesuffix(".") + "."
+    text = text if shown is None else f"{text} [default: {shown}]"
     flag = flag_of(field)
     if type(field.default) is bool:
         both = f"{flag}/--no-{flag.removeprefix('--')}" if field.default else flag
@@ -130,9 +132,7 @@ def _flag(field: OptionField) -> Callable[[_Command], _Command]:
 
 
 def _shown(default: Any) -> str | None:
-    if default is None or default is False:
-        return None
-    return str(default).lower() if isinstance(default, bool) else f"{default}"
+    return None if default is None or isinstance(default, bool) else f"{default}"
 
 
 def table_patterns(tables: Sequence[str]) -> list[str]:
@@ -243,8 +243,7 @@ def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
         is_eager=True,
         expose_value=False,
         callback=read,
-        help="A file with options, by their names in Python: max_delay = 0.5. It takes those "
-        "without a flag too, see the reference. A flag goes before the file.",
+        help="File with options, also those without a flag; a flag wins.",
     )
 
 

@@ -55,20 +55,18 @@ class ServiceOptions(Options):
 
     metrics_port: int | None = option(
         count(0, 65535), None,
-        "Serve metrics for Prometheus at this port; 0 takes a free port, which is logged.",
+        "Serve Prometheus metrics; 0 takes a free port. The log tells the port.",
         flag=True,
     )  # fmt: skip
     metrics_host: str = option(
         text(), "127.0.0.1",
-        "The address to serve metrics at. Nothing asks who reads them.",
+        "Address of the metrics. They need no password.",
         flag=True,
     )  # fmt: skip
     log_format: LogFormat = option(
         choice("text", "json"), "text", "Format of the log on standard error.", flag=True
     )
-    log_interval: float = option(
-        seconds(), 10.0, "Seconds between two lines with numbers, where there is no terminal."
-    )
+    log_interval: float = option(seconds(), 10.0, "Time between two lines of progress in the log.")
 
 
 class Stop:

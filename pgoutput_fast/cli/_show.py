@@ -50,9 +50,7 @@ Values = Literal["text", "typed"]
 values_option = click.option(
     "--values",
     type=click.Choice(get_args(Values)),
-    help="With --json: all values as the server's text (the default), or numbers, booleans, arrays "
-    "and composites as JSON's own, and what JSON can't hold exactly (numeric, times, bytes) as "
-    "pgoutput_fast.json_default has it.",
+    help="With --json: values as the server's text, or typed JSON. [default: text]",
 )
 
 _OF_TRANSACTIONS = (

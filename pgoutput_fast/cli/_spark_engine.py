@@ -68,8 +68,7 @@ class SparkOptions(Options):
 
     stage: bool | None = option(
         flag(), None,
-        "Whether segments are copied into the target's storage for executors that do not see the "
-        "directory.",
+        "Copy segments into the target's storage for executors that do not see the directory.",
         shown_default="true if the target is a URL and Spark runs on a cluster",
     )  # fmt: skip
     merge_by: MergeBy | None = option(
@@ -87,19 +86,19 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["local", "spark"]),
             default="local",
             show_default=True,
-            help="What does the work: this process, or Spark's executors.",
+            help="Who does the work: this process, or Spark's executors.",
         ),
         click.option(
             "--master",
             metavar="URL",
-            help="Where Spark runs; by default as spark-submit says, or local[*].",
+            help="Where Spark runs. [default: as spark-submit says, else local[*]]",
         ),
         click.option(
             "--conf",
             metavar="spark.NAME=VALUE",
             multiple=True,
             callback=_configuration,
-            help="A setting of Spark.",
+            help="Setting of Spark; repeatable.",
         ),
     )):  # fmt: skip
         command = one(command)

@@ -22,6 +22,7 @@ from ..replication.link import first_connection
 from ..replication.server_position import end_of_commits
 from ..watching.figures import Lag
 from ._dsn import dsn_options, given_dsn, publications_option
+from ._help import GroupedCommand
 from ._live import LiveView, LogView, status_text
 from ._options import chosen, options_from, text_by
 from ._position import PositionWatch
@@ -95,23 +96,35 @@ class _CaptureWatcher:
         )  # fmt: skip
 
 
-@click.command(context_settings={"allow_extra_args": True})
+@click.command(
+    cls=GroupedCommand,
+    groups={
+        "Server": "dsn dsn_file slot publications adopt_slot streaming",
+        "What to capture": "directory snapshot until upload",
+        "Output": "metrics_port metrics_host log_format",
+    },
+    examples=(
+        "pgoutput-fast capture --slot shop --publication shop --out captured --snapshot initial",
+        "pgoutput-fast capture --config capture.toml --out captured --until now",
+    ),
+    context_settings={"allow_extra_args": True},
+)
 @dsn_options
-@click.option("--slot", required=True, help="The replication slot, of this directory alone.")
-@publications_option(required=True, help="One or more.")
+@click.option("--slot", required=True, help="Replication slot, for this directory alone.")
+@publications_option(required=True, help="Publication to read; repeatable.")
 @click.option(
     "--out",
     "directory",
     metavar="DIR",
     required=True,
     type=click.Path(),  # as text, since a Path makes the current directory of nothing
-    help="The directory of segments. If it has some, they are continued.",
+    help="Directory of the change log; an old one is continued.",
 )
 @click.option(
     "--until",
     metavar="now|LSN",
     callback=checked_until,
-    help="End with what is committed by now, or was committed before an LSN.",
+    help="End with all commits up to now, or before an LSN.",
 )
 @options_from(CaptureOptions, ServiceOptions)
 @click.pass_context
@@ -126,15 +139,13 @@ def command(
     until: int | Literal["now"] | None,
     **flags: Any,
 ) -> int:
-    """Write a slot's changes to a directory of segments, until a signal or --until.
+    """Write the changes of a slot to a change log, a directory of Arrow files.
 
-    Only what is on disk is acknowledged to the server. However it ends, even by a kill, the next
-    call goes on where the directory ends, and nothing is lost or there twice. A connection that is
-    lost is made again.
+    Capture acknowledges only what is on disk. After a kill, call it again: no change is lost, and
+    none is there twice. It connects again after a lost connection.
 
-    SIGTERM, SIGHUP and Ctrl-C end it once all that came whole is on disk. Exit codes: 0 it ended as
-    it was told to; 75 an error that may pass, so try again later; 1 an error that does not pass by
-    itself; 2 wrong usage; 130 Ctrl-C.
+    SIGTERM and Ctrl-C end it once all whole transactions are on disk. Exit codes: 0 ended as asked;
+    1 an error that stays; 2 wrong usage; 75 an error that may pass; 130 Ctrl-C.
     """
     given = {"create_slot": True, "two_phase": None, **chosen(context, flags, CaptureOptions)}
     try:

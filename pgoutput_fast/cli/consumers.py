@@ -23,13 +23,14 @@ from ._style import StyledContext
     metavar="DIR",
     required=True,
     type=click.Path(path_type=Path),
-    help="The directory of segments.",
+    help="Directory of the change log.",
 )
 @click.pass_context
 def command(context: click.Context, directory: Path) -> None:
-    """List, add or remove the consumers of a directory.
+    """List, add or remove the consumers of a change log.
 
-    What a consumer still needs is not deleted. So remove those that read no more.
+    The change log keeps every segment that a consumer still needs. Remove a consumer that does not
+    read any more.
     """
     if not directory.is_dir():
         raise not_begun(directory)
@@ -40,13 +41,13 @@ command.context_class = StyledContext
 
 
 @command.command("list")
-@click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
+@click.option("--json", "as_objects", is_flag=True, help="Print a JSON object per line.")
 @click.pass_obj
 def list_(directory: Path, as_objects: bool) -> int:
-    """List consumers: position, bytes of the log that are kept for each, and when each moved.
+    """List consumers: position, bytes behind, and the time since each one moved.
 
-    A table that waits for its snapshot, or was not read yet, is elsewhere than its consumer. The
-    bytes begin at the least of these positions.
+    A table that waits for its snapshot has a position of its own. The bytes count from the lowest
+    position.
     """
     end = contents(directory).end
     states = consumers(directory)
@@ -82,7 +83,7 @@ def list_(directory: Path, as_objects: bool) -> int:
 @click.argument("name")
 @click.pass_obj
 def add(directory: Path, name: str) -> int:
-    """Add a consumer. It begins with the newest snapshot of each table, else with all there is."""
+    """Add a consumer. It begins with the newest snapshot of each table, else with all changes."""
     if any(state.name == name for state in consumers(directory)):
         raise PgOutputError(f"{directory} has a consumer {name!r} already")
     added = Consumer(directory, name)
@@ -96,6 +97,6 @@ def add(directory: Path, name: str) -> int:
 @click.argument("name")
 @click.pass_obj
 def remove(directory: Path, name: str) -> int:
-    """Remove a consumer. Nothing is kept for it any more, and it can't go on."""
+    """Remove a consumer. The change log keeps nothing for it any more."""
     remove_consumer(directory, name)
     return 0

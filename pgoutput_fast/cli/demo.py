@@ -18,6 +18,8 @@ from pgoutput_fast.demo.run import DemoProgress, Result, run
 from pgoutput_fast.errors import PgOutputError, printable
 from pgoutput_fast.html_page import write_page
 
+from ._help import GroupedCommand
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -110,31 +112,36 @@ def _end(number: int, _frame: object) -> None:
     raise _Ended(number)
 
 
-@click.command("demo", short_help="Server, load, tables, kill -9, and the proof.")
+@click.command(
+    "demo",
+    cls=GroupedCommand,
+    examples=("pgoutput-fast demo --engine local",),
+    short_help="Server, load, tables, kill -9, and the proof.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["spark", "local"]),
     default="spark",
     show_default=True,
-    help="spark writes Delta tables, and needs Java; local writes DuckDB tables without Spark.",
+    help="Write Delta tables with Spark, or DuckDB tables without it.",
 )
 @click.option(
     "--changes",
     type=click.IntRange(_LEAST_CHANGES, _MOST_CHANGES),
-    help="About how many changes the demo's own tables get; pgbench's come on top.  "
-    "[default: 500000; 20000 with local]",
+    metavar="N",
+    help="Changes to make, about. [default: 500000, local: 20000]",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="A new directory for segments and tables; it is kept. Without, a temporary one is used.",
+    help="New directory for change log and tables. [default: a temporary one]",
 )
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("demo-report.html"),
     show_default=True,
-    help="Where the picture of the run goes.",
+    help="Where to write the report.",
 )
 def command(engine: str, changes: int | None, out: Path | None, report: Path) -> int:
     """Start a PostgreSQL server under load, sync its tables, kill the sync, start it again, and

@@ -11,6 +11,7 @@ from ..doctor import LEVELS, examine
 from ..errors import PgOutputError, printable
 from ..replication.walsender import check_slot_name
 from ._dsn import dsn_options, given_dsn, publications_option
+from ._help import GroupedCommand
 from ._style import paint_for
 
 if TYPE_CHECKING:
@@ -24,15 +25,21 @@ _HEADINGS = {"error": "Errors", "warning": "Warnings", "info": "Worth knowing"}
 _COLOURS = {"error": "error", "warning": "warning", "info": "heading"}
 
 
-@click.command(context_settings={"allow_extra_args": True})
+@click.command(
+    cls=GroupedCommand,
+    examples=(
+        "pgoutput-fast doctor --dsn postgresql:///shop",
+        "pgoutput-fast doctor --publication shop --slot shop --strict",
+    ),
+    context_settings={"allow_extra_args": True},
+)
 @dsn_options
 @publications_option(
-    help="One that the stream is to read; several times for several. By default each of the "
-    "database is examined.",
+    help="Publication to examine; repeatable. [default: all of the database]",
 )
-@click.option("--slot", help="The slot that is to be read.")
-@click.option("--json", "as_object", is_flag=True, help="One JSON object.")
-@click.option("--strict", is_flag=True, help="Exit code 1 for warnings, too.")
+@click.option("--slot", help="Replication slot to examine.")
+@click.option("--json", "as_object", is_flag=True, help="Print the report as a JSON object.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -43,10 +50,10 @@ def command(
     as_object: bool,
     strict: bool,
 ) -> int:
-    """Say whether a server and its tables are ready for capture, and what mends it.
+    """Check whether a server and its tables are ready for capture, and say what to change.
 
-    Nothing is changed. Each finding has the SQL that mends it, where SQL can. The exit code is 0 if
-    there is no error (with --strict, no warning either), and 1 if there is one.
+    Doctor changes nothing. A finding has the SQL that solves it, where SQL can. Exit codes: 0 no
+    error (with --strict, no warning either); 1 an error.
     """
     if slot is not None:
         try:

@@ -32,6 +32,7 @@ from ..segments import SegmentReader, list_segments
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..values import timestamp_form
+from ._help import GroupedCommand
 from ._inspect_directory import described, files_of, lines_of
 from ._inspect_to import is_of, run_export, types_option
 from ._options import policies_option, table_patterns
@@ -241,7 +242,7 @@ def _completed_to(
     return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete)]
 
 
-class _Command(click.Command):
+class _Command(GroupedCommand):
     """A command whose error says which two arguments --to needs, where click says '2 arguments'."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -256,65 +257,70 @@ class _Command(click.Command):
             ) from error
 
 
-@click.command(cls=_Command)
+@click.command(
+    cls=_Command,
+    groups={
+        "What to print": "tables xids tags stats",
+        "How to print": "as_objects values full policies types history",
+        "Files instead": "to before on_error consumer",
+    },
+    examples=(
+        "pgoutput-fast inspect captured --stats",
+        "pgoutput-fast inspect captured --table public.orders --tag IUD",
+        "pgoutput-fast inspect captured --to parquet tables",
+    ),
+)
 @click.argument(
     "paths", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
+@click.option("--json", "as_objects", is_flag=True, help="Print a JSON object per line.")
 @values_option
 @click.option(
     "--table",
     "tables",
     multiple=True,
     metavar="PATTERN",
-    help="Only of these tables: name or schema.name, with *, ? and [...] in the shell's quotes; "
-    "what stands in double quotes, as in SQL, is no pattern.",
+    help="Only these tables: name or schema.name, with *, ? and [...]; repeatable.",
 )
-@click.option("--xid", "xids", multiple=True, type=int, help="Only of this transaction.")
+@click.option("--xid", "xids", multiple=True, type=int, help="Only this transaction; repeatable.")
 @click.option(
     "--tag",
     "tags",
     callback=_checked_tags,
-    help="Only messages with these tags, e.g. IUD; no rows of snapshots.",
+    help="Only messages with these tags, such as IUD; no rows of snapshots.",
 )
-@click.option("--full", is_flag=True, help="Do not cut long values in lines.")
-@click.option("--stats", is_flag=True, help="Counts instead of messages.")
+@click.option("--full", is_flag=True, help="Print long values whole.")
+@click.option("--stats", is_flag=True, help="Print counts, tables and consumers, no messages.")
 @click.option(
     "--to",
     shell_complete=_completed_to,
     type=(click.Choice(FORMATS), click.Path(path_type=Path)),
     metavar="FORMAT DIR",
-    help=f"Files in a directory, one per table, instead: {', '.join(FORMATS)}. The same call goes "
-    "on where the last one ended.",
+    help=f"Write files, one per table: {', '.join(FORMATS)}. Call it again to go on.",
 )
-@click.option("--before", is_flag=True, help="With --to: columns before_… of the old rows too.")
+@click.option("--before", is_flag=True, help="With --to: also write old rows, in columns before_….")
 @click.option(
     "--on-error",
     type=click.Choice(["raise", "collect"]),
-    help="With --to: end at a frame that is refused (the default), or put it aside.",
+    help="With --to: end at a refused frame, or collect it. [default: raise]",
 )
 @click.option(
     "--consumer",
     metavar="NAME",
-    help="With --to: have the directory keep what these files do not have yet.",
+    help="With --to: a consumer that keeps what these files lack.",
 )
-@policies_option(
-    "With --to or --values typed: what to do with values that a column, or Python, can't "
-    "hold, e.g. infinity=null."
-)
+@policies_option("With --to or --values typed: handle values that cannot be stored; repeatable.")
 @click.option(
     "--types",
     metavar="FILE",
     type=click.Path(path_type=Path),
     callback=types_option,
-    help="With --to or --values typed: users' types, as TypeRegistry.to_json() writes them, in "
-    "place of those of the directory's history.",
+    help="With --to or --values typed: users' types, written by TypeRegistry.to_json().",
 )
 @click.option(
     "--history",
     type=click.Choice(POLICIES),
-    help="With --to or --values typed: refuse values whose type was altered at about the same time "
-    "(error, the default), or decode them by its older or newer form.",
+    help="With --to or --values typed: a type's state near its alteration. [default: error]",
 )
 def command(
     paths: tuple[Path, ...],
@@ -333,15 +339,10 @@ def command(
     types: TypeRegistry | None,
     history: HistoryPolicy | None,
 ) -> int:
-    """Print the messages of segments, directories of segments, snapshots or recorded streams.
+    """Print the messages of a change log, of its files, or of recorded streams.
 
-    A frame that can't be decoded is printed with its error, and the exit code is 1. It is also 1 if
-    no message has the table, transaction and tag that were asked for.
-
-    Rows of a table's snapshot are shown as READ. With --stats there is also which tables of a
-    directory are copied, or wait for it, and its consumers.
-
-    With --to the changes are written to files instead, one per table.
+    The rows of a snapshot are printed as READ. A frame that cannot be decoded is printed with its
+    error, and the exit code is 1. The exit code is also 1 if no message matches the options.
     """
     if to is not None:
         printing = {"--json": as_objects, "--values": values, "--xid": xids, "--tag": tags,

@@ -17,6 +17,7 @@ from ..lsn import format_lsn
 from ..names import parse_name, sql_name
 from ..options import seconds
 from ..segments.listing import has_begun, not_begun
+from ._help import GroupedCommand
 from ._options import Value
 
 if TYPE_CHECKING:
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
 _POLL = 0.2  # seconds between two looks whether a copy is there
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    examples=("pgoutput-fast snapshot --dir captured --table public.orders --wait 10min",),
+)
 @click.option(
     "--dir",
     "directory",
     metavar="DIR",
     required=True,
     type=click.Path(path_type=Path),
-    help="The directory of the capture.",
+    help="Change log of the capture.",
 )
 @click.option(
     "--table",
@@ -40,16 +44,19 @@ _POLL = 0.2  # seconds between two looks whether a copy is there
     multiple=True,
     required=True,
     metavar="SCHEMA.TABLE",
-    help='One or more, by name as SQL has it (public.orders, public."My Table") or by relation id.',
+    help='Table, as SQL names it (public."My Table") or by relation id; repeatable.',
 )
 @click.option(
-    "--wait", metavar="TIME", type=Value(seconds(zero=True)), help="Wait until they are copied."
+    "--wait",
+    metavar="TIME",
+    type=Value(seconds(zero=True)),
+    help="Wait for the new snapshots for so long.",
 )
 def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int:
-    """Ask the capture of a directory to copy tables again.
+    """Ask a capture for new snapshots of tables.
 
-    A capture answers that runs, or the next one that begins. A table's changes wait until its copy
-    is there; then consumers get a Truncate and the rows, and all that was committed since.
+    The running capture takes the request, or the next one. Consumers wait for the snapshot of such
+    a table. Then they get a Truncate, the rows, and all changes since.
     """
     if not directory.is_dir() or not has_begun(directory):
         raise not_begun(directory)

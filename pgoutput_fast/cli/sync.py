@@ -22,6 +22,7 @@ from ..html_page import write_page
 from ..lsn import format_lsn
 from ..watching.sync_figures import SyncLag
 from ._dsn import dsn_options, given_dsn, publications_option
+from ._help import GroupedCommand
 from ._options import chosen, options_from, text_by
 from ._position import PositionWatch
 from ._service import STATUS_INTERVAL, ServiceOptions, checked_until, serve
@@ -54,6 +55,20 @@ _SWITCH_INTERVAL = 0.001  # seconds
 # 86 % of the rate of a capture by itself, and comes at 90 %.
 
 _OPTIONS = (SyncOptions, TargetOptions, CaptureOptions, SparkOptions, ServiceOptions)
+
+_GROUPS = {
+    "Server": "dsn dsn_file slot publications adopt_slot streaming",
+    "What to sync": "segments directory snapshot tables policies change_policies",
+    "Target": "target soft_deletes partition_by duckdb_memory lock_timeout",
+    "Spark": "engine master conf",
+    "Limits": "interval until on_error",
+    "Output": "dry_run report metrics_port metrics_host log_format",
+}
+_EXAMPLES = (
+    "pgoutput-fast sync --dsn postgresql:///shop --slot s --publication p --to duckdb:shop.duckdb",
+    "pgoutput-fast sync --segments captured --to s3://bucket/lake --until now",
+    "pgoutput-fast sync --config sync.toml --to lake --engine spark --master spark://host:7077",
+)
 
 _log = logging.getLogger(__name__)
 
@@ -144,23 +159,25 @@ class _SyncWatcher:
         return figures
 
 
-@click.command(context_settings={"allow_extra_args": True})
+@click.command(
+    cls=GroupedCommand, groups=_GROUPS, examples=_EXAMPLES,
+    context_settings={"allow_extra_args": True},
+)  # fmt: skip
 @dsn_options
-@click.option("--slot", help="The replication slot to capture, for this target alone.")
-@publications_option(help="One or more.")
+@click.option("--slot", help="Replication slot, for this target alone.")
+@publications_option(help="Publication to read; repeatable.")
 @click.option(
     "--segments",
     metavar="DIR",
     type=click.Path(),
-    help="The directory of another capture, in place of a slot.",
+    help="Change log of another capture, in place of a slot.",
 )
 @click.option(
     "--to",
     "target",
-    metavar="DIR|duckdb:FILE",
+    metavar="duckdb:FILE|DIR|URL",
     required=True,
-    help="Where the tables are: a directory or s3://bucket/prefix has Delta tables. What is there "
-    "is continued.",
+    help="Where the tables are; a directory or s3:// URL has Delta tables.",
 )
 @spark_options
 @click.option(
@@ -168,21 +185,20 @@ class _SyncWatcher:
     "directory",
     metavar="DIR",
     type=click.Path(),
-    help="Where the slot is captured; by default beside the target, with .segments behind its "
-    "name.",
+    help="Change log of the slot. [default: TARGET.segments]",
 )
 @click.option(
     "--until",
     metavar="now|LSN",
     callback=checked_until,
-    help="End once the tables have what is committed by now, or was committed before an LSN.",
+    help="End once the tables have all commits up to now, or before an LSN.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what sync would do, and write nothing.")
 @click.option(
     "--report",
     metavar="FILE.html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a report there at the end, and each minute.",
+    help="Write a report each minute and at the end.",
 )
 @options_from(*_OPTIONS, defaults=DEFAULT_CAPTURE, no_flags=["upload"])
 @click.pass_context
@@ -198,16 +214,14 @@ def command(
     report: Path | None,
     **flags: Any,
 ) -> int:
-    """Keep tables up to date with a server's, each change exactly once, until a signal or --until.
+    """Keep tables in DuckDB or Delta up to date with a server, each change exactly once.
 
-    Each table of the server becomes two in the target: all its changes, and the rows that it has.
-    A slot is captured, or the directory of another capture is read. However it ends, even by a
-    kill, the next call goes on.
+    Each published table becomes two tables in the target: its changes, and its current rows. Sync
+    reads a slot, or the change log of another capture. After a kill, call it again: it goes on.
 
-    SIGTERM, SIGHUP and Ctrl-C end it after the window that is being written. Exit codes: 0 it ended
-    as it was told to; 3 so it did with --until, but tables are paused, or wait for a new copy as
-    they are stale; 75 an error that may pass, so try again later; 1 an error that does not pass by
-    itself; 2 wrong usage; 130 Ctrl-C.
+    SIGTERM and Ctrl-C end it after the current window. Exit codes: 0 ended as asked; 1 an error
+    that stays; 2 wrong usage; 3 ended by --until with paused or stale tables; 75 an error that may
+    pass; 130 Ctrl-C.
     """
     check_options(engine, master, conf)
     if report is not None and not report.absolute().parent.is_dir():

@@ -13,6 +13,7 @@ from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
 from ._dsn import dsn_options, given_dsn, publications_option
+from ._help import GroupedCommand
 from ._inspect_to import is_of
 from ._options import table_patterns
 from ._show import Lines, Messages, Values, as_json, values_option
@@ -30,22 +31,28 @@ def _types(dsn: str) -> TypeRegistry:
             raise server_error("can't read the types", str(error), error.sqlstate) from error
 
 
-@click.command(context_settings={"allow_extra_args": True})
+@click.command(
+    cls=GroupedCommand,
+    examples=(
+        "pgoutput-fast tail --dsn postgresql:///shop --publication shop",
+        "pgoutput-fast tail --publication shop --table 'public.order*' --json --values typed",
+    ),
+    context_settings={"allow_extra_args": True},
+)
 @dsn_options
-@publications_option(required=True, help="One or more.")
+@publications_option(required=True, help="Publication to read; repeatable.")
 @click.option(
     "--table",
     "tables",
     multiple=True,
     metavar="PATTERN",
-    help="Only messages of these tables: name or schema.name, with *, ? and [...] in the shell's "
-    "quotes.",
+    help="Only these tables: name or schema.name, with *, ? and [...]; repeatable.",
 )
-@click.option("--json", "as_objects", is_flag=True, help="One JSON object per line.")
+@click.option("--json", "as_objects", is_flag=True, help="Print a JSON object per line.")
 @values_option
-@click.option("--binary", is_flag=True, help="Ask for values in binary form.")
-@click.option("--messages", is_flag=True, help="Logical messages too.")
-@click.option("--full", is_flag=True, help="Do not cut long values in lines.")
+@click.option("--binary", is_flag=True, help="Receive values in binary format.")
+@click.option("--messages", is_flag=True, help="Also print logical messages.")
+@click.option("--full", is_flag=True, help="Print long values whole.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -59,13 +66,13 @@ def command(
     messages: bool,
     full: bool,
 ) -> int:
-    """Print the changes of a server from now on, transactions in commit order, until Ctrl-C.
+    """Print the changes of a server from now on, in commit order, until Ctrl-C.
 
-    A temporary slot is made, which is gone when the command ends, even if it is killed. Ctrl-C is
-    the usual end, with exit code 0.
+    The command uses a temporary slot. The server drops that slot when the command ends, even after
+    a kill. Ctrl-C ends with exit code 0.
 
-    With --values typed, and with --binary, users' types are as the server's catalogue has them when
-    the command begins.
+    With --values typed or --binary, the command reads users' types from the catalogue once, when it
+    starts.
     """
     if values and not as_objects:
         raise click.UsageError("--values is for --json")

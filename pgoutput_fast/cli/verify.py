@@ -22,6 +22,7 @@ from ..options import byte_count, seconds
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
 from ..watching.logs import RecordFormatter, logged, write_line
 from ._dsn import dsn_options, given_dsn, publications_option
+from ._help import GroupedCommand
 from ._options import Value, policies_option, shown_by
 from ._spark_engine import check_options, running_engine, spark_options
 from ._style import Paint, paint_for
@@ -30,33 +31,47 @@ _SHOWN = 200  # characters of a value
 _INTERVAL = 5.0  # seconds between two lines about what is being done
 
 
-@click.command(context_settings={"allow_extra_args": True})
+@click.command(
+    cls=GroupedCommand,
+    groups={
+        "Server": "dsn dsn_file publications",
+        "Target": "target segments duckdb_memory policies",
+        "What to compare": "tables exclude",
+        "Spark": "engine master conf",
+        "Limits": "timeout rounds",
+        "Output": "shown as_object",
+    },
+    examples=(
+        "pgoutput-fast verify --publication shop --target duckdb:shop.duckdb",
+        "pgoutput-fast verify --publication shop --target lake --table public.orders --json",
+    ),
+    context_settings={"allow_extra_args": True},
+)
 @dsn_options
-@publications_option(required=True, help="One or more.")
+@publications_option(required=True, help="Publication of the tables; repeatable.")
 @click.option(
     "--target",
     required=True,
-    metavar="DIR|duckdb:FILE",
-    help="A directory of segments, or of a sync's Delta tables; or the database of a sync.",
+    metavar="duckdb:FILE|DIR|URL",
+    help="Target of a sync, or a change log.",
 )
 @click.option(
     "--segments",
     metavar="DIR",
-    help="The segments from which a sync keeps the target; without them it is not known that "
-    "nothing was committed since its last transaction. Those beside the tables are found.",
+    help="Change log that sync reads. [default: TARGET.segments if it exists]",
 )
 @click.option(
     "--table",
     "tables",
     multiple=True,
     metavar="SCHEMA.TABLE",
-    help='Only this table, by its name as SQL has it: public.orders, public."My Table".',
+    help='Only this table, as SQL names it: public."My Table"; repeatable.',
 )
 @click.option(
     "--exclude",
     multiple=True,
     metavar="SCHEMA.TABLE.COLUMN",
-    help="A column not to compare, as SQL has it.",
+    help="Column to leave out, as SQL names it; repeatable.",
 )
 @click.option(
     "--timeout",
@@ -64,33 +79,34 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
     default=60.0,
     show_default=True,
     metavar="TIME",
-    help="How long to wait until the target has what the server has.",
+    help="How long to wait until the target has caught up.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1),
+    metavar="N",
     default=10,
     show_default=True,
-    help="How often rows are looked at that change meanwhile.",
+    help="How often to read changing rows again.",
 )
 @click.option(
     "--show",
     "shown",
     type=click.IntRange(0),
+    metavar="N",
     default=10,
     show_default=True,
-    help="How many rows that differ are shown for each table.",
+    help="Most rows to print for a table that differs.",
 )
-@policies_option("A policy with which a sync wrote the target, e.g. infinity=null.")
+@policies_option("Policy of the sync that wrote the target; repeatable.")
 @click.option(
     "--duckdb-memory",
     type=Value(byte_count(LEAST_MEMORY)),
     metavar="BYTES",
-    help="What DuckDB may take; by default a quarter of the memory of the machine or the "
-    "container, but 384MB at least and 4GB at most.",
+    help="Memory that DuckDB may use. [default: 1/4 of RAM, 384MB to 4GB]",
 )
 @spark_options
-@click.option("--json", "as_object", is_flag=True, help="The result as one JSON object.")
+@click.option("--json", "as_object", is_flag=True, help="Print the result as a JSON object.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -105,10 +121,10 @@ def command(
     as_object: bool,
     **options: Any,
 ) -> int:
-    """Compare a target with the tables of the server.
+    """Compare each row of a target with the tables of the server.
 
-    The exit code is 0 if all tables are equal, 1 if one differs, and 2 if one could not be
-    compared, if rows changed whenever they were looked at, and after an error.
+    Exit codes: 0 all tables are equal; 1 a table differs; 2 a table could not be compared, rows
+    changed each time they were read, or an error.
     """
     check_options(engine, master, conf)
     paint = paint_for(sys.stdout)
