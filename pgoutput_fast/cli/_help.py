@@ -1,0 +1,59 @@
+"""Help of a command: its options in groups, a line each, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+_WIDTH = 100
+"""The most columns of help; click's own limit of 80 would break most lines."""
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows options in groups, and examples at its end.
+
+    Parameters
+    ----------
+    *arguments
+        Of click's command.
+    groups : mapping of str to str, optional
+        Heading → the names of the group's parameters, between spaces. Other options come last.
+    examples : sequence of str, optional
+        Command lines.
+    **options
+        Of click's command.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        groups: Mapping[str, str] | None = None,
+        examples: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.context_settings = {"max_content_width": _WIDTH, **self.context_settings}
+        self._groups = groups or {}
+        self._examples = examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write all options; click calls it."""
+        options = {one.name: one for one in self.get_params(ctx) if isinstance(one, click.Option)}
+        grouped = {heading: names.split() for heading, names in self._groups.items()}
+        named = [name for names in grouped.values() for name in names]
+        rest = "Other options" if grouped else "Options"
+        grouped[rest] = [name for name in options if name not in named]
+        for heading, names in grouped.items():
+            records = [options[name].get_help_record(ctx) for name in names]
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record is not None])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples; click calls it."""
+        super().format_epilog(ctx, formatter)
+        if self._examples:
+            with formatter.section("Examples"):
+                for line in self._examples:
+                    formatter.write(f"  {line}\n")
