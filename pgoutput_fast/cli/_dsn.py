@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ..connections import ConnectionParameters, check_publication_names
-from ..errors import PgOutputError
+from ..errors import PgOutputError, ReplicationError, RetryableError
 
 _SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 """Variables of libpq; if one of them is set, it is clear which server or database is meant."""
@@ -59,6 +61,25 @@ def publications_option(**options: Any) -> Callable[[_Command], _Command]:
         return names
 
     return click.option("--publication", "publications", multiple=True, callback=checked, **options)
+
+
+_NOT_READY = frozenset({"42501", "42704", "53400", "55000"})
+"""SQLSTATEs of a server that lacks a setting, a right, a publication or a free slot."""
+
+
+@contextlib.contextmanager
+def naming_doctor(publications: Sequence[str]) -> Iterator[None]:
+    """Name the command `doctor` in the error of a server that is not ready."""
+    try:
+        yield
+    except RetryableError:
+        raise
+    except ReplicationError as error:
+        if error.sqlstate in _NOT_READY and "doctor" not in str(error):
+            names = "".join(f" --publication {shlex.quote(name)}" for name in publications)
+            text = f"pgoutput-fast doctor{names} lists all that the server lacks"
+            error.hint = (*error.hint, f"; {text}") if error.hint else (text,)
+        raise
 
 
 def _warn(text: str) -> None:

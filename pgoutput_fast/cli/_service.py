@@ -16,6 +16,7 @@ from .. import PgOutputError, parse_lsn
 from ..errors import RetryableError, options_shown_as
 from ..options import Options, choice, count, option, seconds, text
 from ..watching.logs import LogFormat, RecordFormatter
+from ._dsn import naming_doctor
 from ._live import shown
 from ._options import shown_by
 from ._systemd import Notifier
@@ -183,7 +184,8 @@ def serve(
         stop = Stop(notifier)
         held.enter_context(stop.on_signals())
         try:
-            return run(view, Service(context, options, formatter, notifier, stop))
+            with naming_doctor(context.params.get("publications") or ()):
+                return run(view, Service(context, options, formatter, notifier, stop))
         except (click.ClickException, KeyboardInterrupt):
             raise
         except RetryableError as error:

@@ -12,7 +12,7 @@ import click
 from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
-from ._dsn import dsn_options, given_dsn, publications_option
+from ._dsn import dsn_options, given_dsn, naming_doctor, publications_option
 from ._help import GroupedCommand
 from ._inspect_to import is_of
 from ._options import table_patterns
@@ -83,15 +83,18 @@ def command(
     try:
         # Only the catalogue tells what the fields of a composite are, and what its binary form is.
         registry = _types(dsn or "") if values == "typed" or binary else None
-        with connect(
-            dsn,
-            slot=slot,
-            publications=publications,
-            temporary=True,
-            protocol=1,
-            binary=binary,
-            messages=messages,
-        ) as stream:
+        with (
+            naming_doctor(publications),
+            connect(
+                dsn,
+                slot=slot,
+                publications=publications,
+                temporary=True,
+                protocol=1,
+                binary=binary,
+                messages=messages,
+            ) as stream,
+        ):
             print(f"tail of {', '.join(publications)} begins; Ctrl-C ends it", file=sys.stderr)
             decoder = Messages(stream.connection.settings["client_encoding"], registry=registry)
             in_transaction = False

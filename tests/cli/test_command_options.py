@@ -24,8 +24,9 @@ import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.cli import _POOL as POOL
 from pgoutput_fast.cli import main, tail
+from pgoutput_fast.cli._dsn import naming_doctor
 from pgoutput_fast.cli._options import shown_by
-from pgoutput_fast.errors import Argument
+from pgoutput_fast.errors import Argument, ReplicationError, RetryableError
 
 
 @pytest.mark.parametrize(
@@ -237,3 +238,22 @@ def test_which_allocator_a_sync_has(name: str, given: dict[str, str], backend: s
         assert found != "jemalloc"
     else:
         assert (found, ended.stderr) == (backend, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sqlstate", "hint"),
+    [
+        (ReplicationError, "55000", ("doctor --publication 'a b' lists all",)),
+        (ReplicationError, "57014", ()),
+        (RetryableError, "42501", ()),
+    ],
+)
+def test_the_error_of_a_server_that_is_not_ready_names_doctor(
+    kind: type[ReplicationError], sqlstate: str, hint: tuple[str, ...]
+) -> None:
+    error = kind("the server refused")
+    error.sqlstate = sqlstate
+    with pytest.raises(kind) as caught, naming_doctor(["a b"]):
+        raise error
+    assert len(caught.value.hint) == len(hint)
+    assert all(part in str(one) for part, one in zip(hint, caught.value.hint, strict=True))
