@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from support.commands.builds import ROOT, clean_environment, run_python
-from support.commands.documents import blocks
 
 FIND_PYTHON = ROOT / "tools" / "find-python"
 
@@ -172,7 +171,7 @@ def test_forbidden_imports_are_found(
 
 
 def test_the_map_names_every_module() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "map-of-modules.md").read_text()
     cells = re.findall(r"^\| ([^|*]+) \|", text, re.MULTILINE)
     named = set(re.findall(r"\w+", " ".join(cells)))
     package = ROOT / "pgoutput_fast"
@@ -298,27 +297,11 @@ def test_all_has_each_extra_and_the_narrow_requirements_first() -> None:
     assert (depths["pyspark>=4.2,<4.4"], depths["pandas>=2.2"]) == (3, 3)
 
 
-def test_the_readme_has_each_extra() -> None:
-    table = (ROOT / "README.md").read_text().partition("| extra | brings |")[2]
+def test_the_page_of_extras_has_each() -> None:
+    page = ROOT / "docs" / "reference" / "extras.md"
+    table = page.read_text().partition("| extra | brings |")[2]
     named = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
     assert sorted(named) == sorted(extras())
-
-
-def test_the_readme_gives_a_directory_to_one_command() -> None:
-    """What a sync keeps is no directory of segments: in order all of its commands run."""
-    commands = [line.split() for block in blocks("sh") for line in block.splitlines()]
-    made = [
-        (words[1], words[words.index(option) + 1])
-        for words in commands
-        for command, option in (("sync", "--to"), ("capture", "--out"), ("inspect", "--to"))
-        if words[1:2] == [command] and option in words
-    ]
-    places = [place for _, place in made if place != "parquet"]
-    assert len(places) == len(set(places)) == 4
-    (captured,) = [place for command, place in made if command == "capture"]
-    read = [words[2] for words in commands if words[1:2] == ["inspect"]]
-    read += [words[words.index("--dir") + 1] for words in commands if "--dir" in words]
-    assert set(read) == {captured}
 
 
 def test_what_is_in_the_repository() -> None:

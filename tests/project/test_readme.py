@@ -17,17 +17,21 @@ import psycopg
 import pytest
 from support import paths
 from support.commands.builds import ROOT, run_python
-from support.commands.documents import blocks, fresh_server, on, python_blocks
+from support.commands.documents import blocks, fresh_server, on, python_blocks, run_shell
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
 
 
+DECODE = ROOT / "docs" / "reference" / "decode.md"
+CHANGE_LOG = ROOT / "docs" / "how-to" / "capture-and-read.md"
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("impl", ["cython", "python"])
 def test_decoding_prints_what_its_comments_say(impl: str, number: int, tmp_path: Path) -> None:
-    example = python_blocks(ROOT / "README.md")[number]
+    example = python_blocks(DECODE)[number]
     expected = re.findall(r"^ *print\(.*\) +# (.*)$", example, re.MULTILINE)
     assert expected
     ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
@@ -51,25 +55,75 @@ def without_numbers(line: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_capture_inspect_segments_and_live(tmp_path: Path) -> None:
-    *_, capture, _, _, decode, live = python_blocks(ROOT / "README.md")
-    *_, printed = blocks("")
+def test_the_commands_of_the_readme(tmp_path: Path) -> None:
+    """In order: doctor, sync and a query. Installing is what make and test_wheel do."""
+    install, commands = blocks("sh")
+    assert "pip install" in install
     with fresh_server() as server:
-        reading = subprocess.Popen(
-            [sys.executable, "-u", "-c", on(server, live)], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            with psycopg.connect(server.dsn(), autocommit=True) as connection:
-                active = "SELECT FROM pg_replication_slots WHERE slot_name = 'watch' AND active"
-                wait_for(connection, active, reading)
-            ran = run_python("-W", "error", "-c", on(server, capture), cwd=tmp_path)
-            assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
-            assert reading.stdout is not None
-            lines = [reading.stdout.readline() for _ in range(2)]
-        finally:
-            reading.kill()
-            reading.communicate()
-    assert [line.split()[1:] for line in lines] == [["accounts", "2"], ["accounts", "1"]]
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
+        ran = run_shell(commands, server.dsn(), tmp_path)
+    assert ran.returncode == 0, (ran.stdout, ran.stderr)
+    assert re.findall(r"^│ +(\d) │ +([\d.]+) │ (\w+) +│$", ran.stdout, re.MULTILINE) == [
+        ("1", "99.50", "NULL"), ("2", "1.00", "x")
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_live_changes_of_the_readme() -> None:
+    """The examples print changes, and the same changes as Arrow batches."""
+    messages, batches, _ = python_blocks(ROOT / "README.md")
+    with fresh_server() as server, contextlib.ExitStack() as ended:
+        reading = [
+            ended.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-u", "-c", on(server, example)],
+                    stdout=subprocess.PIPE, text=True,
+                )
+            )
+            for example in (messages, batches)
+        ]  # fmt: skip
+        for process in reading:
+            ended.callback(process.kill)
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            for slot, process in zip(("watch", "arrow"), reading, strict=True):
+                active = "SELECT FROM pg_replication_slots WHERE active AND slot_name = "
+                wait_for(connection, f"{active}'{slot}'", process)
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
+        first, second = (process.stdout for process in reading)
+        assert first is not None
+        assert second is not None
+        assert [first.readline() for _ in range(2)] == [
+            "accounts {'id': 1, 'balance': Decimal('99.50'), 'note': None}\n",
+            "accounts {'id': 2, 'balance': Decimal('1.00'), 'note': 'x'}\n",
+        ]
+        assert second.readline() == "accounts ['insert', 'insert']\n"
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_stream_of_spark_of_the_readme(tmp_path: Path) -> None:
+    *_, example = python_blocks(ROOT / "README.md")
+    with fresh_server() as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
+        ran = run_python("-c", on(server, example), cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert re.findall(r"^\| *(read)\| *(\d)\| *([\d.]+)\| *(\w+)\|$", ran.stdout, re.MULTILINE) == [
+        ("read", "1", "99.50", "NULL"), ("read", "2", "1.00", "x")
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_capture_and_inspect(tmp_path: Path) -> None:
+    capture, _, _, decode = python_blocks(CHANGE_LOG)
+    (printed,) = blocks("", CHANGE_LOG)
+    with fresh_server() as server:
+        ran = run_python("-W", "error", "-c", on(server, capture), cwd=tmp_path)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     shown = run_python("-m", "pgoutput_fast", "inspect", "segments/", cwd=tmp_path)
     assert list(map(without_numbers, shown.stdout.splitlines())) == list(
         map(without_numbers, printed.splitlines())
@@ -256,7 +310,7 @@ def consume(example: str) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_capture_and_spark(tmp_path: Path) -> None:
-    _, _, _, capture, spark, typed, _, _ = python_blocks(ROOT / "README.md")
+    capture, spark, typed, _ = python_blocks(CHANGE_LOG)
     with fresh_server() as server:
         ran = run_python("-c", on(server, capture), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
@@ -526,7 +580,7 @@ def test_examples_print_what_their_page_says(impl: str, name: str, tmp_path: Pat
 
 
 def test_examples_of_all_documents_are_python() -> None:
-    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
     for document in documents:
         for block in python_blocks(document):
             compile(block, document, "exec")

@@ -51,9 +51,10 @@ def run_shell(block: str, dsn: str, cwd: Path, **settings: str) -> subprocess.Co
     text = block.replace("postgresql:///shop", shlex.quote(dsn))
     text = text.replace("pgoutput-fast sync ", "pgoutput-fast sync --until now ")
     with tempfile.TemporaryDirectory() as directory:
-        command = Path(directory) / "pgoutput-fast"
-        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pgoutput_fast "$@"\n')
-        command.chmod(0o755)
+        for name, module in (("pgoutput-fast", "-m pgoutput_fast"), ("python", "")):
+            command = Path(directory) / name
+            command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
+            command.chmod(0o755)
         path = f"{directory}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
             ["/bin/sh", "-e", "-c", text], cwd=cwd, env=clean_environment(PATH=path, **settings),

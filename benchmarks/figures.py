@@ -1,0 +1,155 @@
+"""Put measured figures into the README and the docs, from the stored results of the report.
+
+python -m benchmarks.figures     # rewrites the blocks between the marks in the pages
+
+A block stands between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``. A test compares
+the pages with what this makes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .goals import verdicts
+from .harness import Results
+from .report import RESULTS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / "explanation" / name for name in ("comparison.md", "benchmarks.md")),
+]
+
+_MARKED = re.compile(
+    r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL | re.MULTILINE
+)
+
+# Case of the live benchmark → what a reader calls it. The stored results say what it does.
+_LIVE = {
+    "pgoutput_fast": "**pgoutput_fast**",
+    "pg_recvlogical": "pg_recvlogical (C)",
+    "pglogrepl, typed": "pglogrepl (Go)",
+    "pypgoutput, decoders": "pypgoutput (Python)",
+    "Debezium, SourceRecord": "Debezium engine (Java)",
+}
+
+
+def speed(results: Results) -> Iterator[str]:
+    """Return the table of the README: the live clients, then a few figures of single stages."""
+    yield f"| CPU time per change, {_shown_machine(results)} | 6 columns | mostly 30 columns |"
+    yield "|---|--:|--:|"
+    yield from _live_rows(results, "cpu", _microseconds)
+    yield ""
+    yield "| changes a second by the clock, on 2 cores | | measured on |"
+    yield "|---|--:|---|"
+    for name, shown, part in (
+        ("sync, second window: 4 tables/DuckDB", "change log into a DuckDB file", "apply"),
+        ("backlog: narrow/local", "slot into a Delta table, one process", "tables"),
+        ("spark/narrow/read_segments", "change log into a Spark DataFrame", "spark"),
+    ):
+        yield f"| {shown} | {_rate(results, name)} | {_shown_machine(results, part)} |"
+
+
+def live(results: Results) -> Iterator[str]:
+    """Return what each live client took: time by the clock and memory, for both workloads."""
+    yield "| changes a second | does per change | 6 columns | mostly 30 | memory |"
+    yield "|---|---|--:|--:|--:|"
+    for case, shown in _LIVE.items():
+        rates = [_rate(results, f"live/{rows}/{case}") for rows in ("narrow", "mixed")]
+        memory = results.median(f"live/narrow/{case}", "memory")
+        assert memory is not None
+        does = results.versions[f"{case}, does"]
+        version = results.versions[case].partition("-")[0]
+        yield f"| {shown} {version} | {does} | {rates[0]} | {rates[1]} | {memory / 1e6:,.0f} MB |"
+
+
+def decoder(results: Results) -> Iterator[str]:
+    """Return how many times as fast as a plain decoder with `struct` the compiled one is."""
+    yield "| speedup over a plain `struct` decoder in Python | 4 columns | 30 columns |"
+    yield "|---|--:|--:|"
+    for shown, ours, theirs, form in (
+        ("messages, column values not read", "message/cython", "message/baseline", "text"),
+        ("all columns as `str`", "texts/cython", "texts/baseline", "text"),
+        ("all columns as typed Python objects, from text", "values/cython", "values/baseline",
+         "text"),
+        ("the same, from binary", "values/cython", "values/baseline", "binary"),
+        ("Arrow columns, from text", "columns/Arrow", "columns/baseline", "text"),
+        ("the same, from binary", "columns/Arrow", "columns/baseline", "binary"),
+        ("Python implementation: messages", "message/python", "message/baseline", "text"),
+        ("Python implementation: typed values", "values/python", "values/baseline", "text"),
+    ):  # fmt: skip
+        cells = []
+        for rows in ("narrow", "wide"):
+            ratio = results.ratio(f"{rows}/{form}/{ours}", f"{rows}/{form}/{theirs}")
+            assert ratio is not None
+            cells.append(f"{1 / ratio:.0f}×" if ratio < 0.1 else f"{1 / ratio:.1f}×")
+        yield f"| {shown} | {cells[0]} | {cells[1]} |"
+
+
+def goals(results: Results) -> Iterator[str]:
+    """Return a sentence on how many goals this run met."""
+    met = [verdict.met for verdict in verdicts(results)]
+    yield (
+        f"The stored run meets {met.count(True)} goals and misses {met.count(False)}. "
+        f"{met.count(None)} were not measured in it."
+    )
+
+
+BLOCKS: dict[str, Callable[[Results], Iterator[str]]] = {
+    "speed": speed,
+    "live": live,
+    "decoder": decoder,
+    "goals": goals,
+}
+
+
+def _live_rows(results: Results, metric: str, show: Callable[[float], str]) -> Iterator[str]:
+    for case, shown in _LIVE.items():
+        cells = []
+        for rows in ("narrow", "mixed"):
+            value = results.median(f"live/{rows}/{case}", metric)
+            assert value is not None
+            cells.append(show(value))
+        yield f"| {shown}: {results.versions[f'{case}, does']} | {cells[0]} | {cells[1]} |"
+
+
+def _shown_machine(results: Results, part: str = "") -> str:
+    """Return the processor and the day of the run, or of a part that was measured later."""
+    day, _, machine = results.described.get(f"{part}, measured anew", "").partition(" on ")
+    processor = (machine or results.described["machine"]).split(", ")[2]
+    processor = processor.replace("(R)", "").removesuffix(" Processor")
+    return f"{processor}, {(day or results.described['date'])[:10]}"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs"
+
+
+def _rate(results: Results, name: str) -> str:
+    wall = results.median(name, "wall")
+    assert wall is not None
+    return f"{round(1 / wall, -3):,.0f}"
+
+
+def filled(page: str, results: Results) -> str:
+    """Return the text of a page with the figures in its blocks."""
+
+    def block(found: re.Match[str]) -> str:
+        begin, name, end = found.groups()
+        text = "\n".join(BLOCKS[name](results))
+        return f"{begin}{text}\n{end}"
+
+    return _MARKED.sub(block, page)
+
+
+def main() -> None:
+    """Rewrite the pages."""
+    results = Results.load(RESULTS)
+    for path in PAGES:
+        path.write_text(filled(path.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
