@@ -33,7 +33,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix test-delta-spark test-kafka chaos chaos-spark live month steady test-wheel test-pythons test-sparks test-corpus coverage sanitize lint format bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix test-delta-spark test-kafka chaos chaos-spark live month steady test-wheel test-pythons test-sparks test-corpus coverage sanitize lint format docs docs-links bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> Spark -> Delta tables, killed, proved equal'
@@ -56,6 +56,8 @@ help:
 	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
 	@echo 'make lint                    ruff, mypy, cython-lint, codespell, layers, sizes, workflow schemas'
 	@echo 'make format                  let ruff format the code'
+	@echo 'make docs                    the documentation as HTML, in build/docs'
+	@echo 'make docs-links              check the links of the documentation to other sites'
 	@echo 'make bench                   benchmarks, as ratios in one run (some 4 minutes)'
 	@echo 'make bench-full              all of them, in many rounds, and the report'
 	@echo 'make bench-peers             build the clients that are measured beside ours'
@@ -260,6 +262,19 @@ lint: $(VENV)/.dependencies
 format: $(VENV)/.dependencies
 	@$(bin)/ruff check --fix --exit-zero --quiet
 	@$(bin)/ruff format
+
+# Warnings are errors: links between pages, names in docstrings, pages that no other page lists.
+$(VENV)/.docs: $(VENV)/.dependencies
+	@$(pip) install --group docs
+	@touch $@
+
+sphinx := $(python) -m sphinx --quiet --fresh-env --fail-on-warning --keep-going --nitpicky -d build/doctrees
+docs: $(VENV)/.docs
+	@rm -rf build/docs
+	@$(sphinx) -b html docs build/docs && echo 'build/docs/index.html'
+
+docs-links: $(VENV)/.docs
+	@$(sphinx) -b linkcheck docs build/docs-links
 
 # The packages that the benchmarks compare with. pypgoutput is installed without its dependencies, as
 # it requires a psycopg2 that has to be compiled.

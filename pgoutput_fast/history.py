@@ -1,7 +1,7 @@
 """The history of types and tables in a directory of segments: what held at which LSN.
 
-A capture writes it, as docs/segments.md describes. Whatever decodes segments of the directory takes
-the types from it: those that held when the values were written.
+A capture writes it, as docs/explanation/change-log-format.md describes. Whatever decodes segments
+of the directory takes the types from it: those that held when the values were written.
 
 >>> from pgoutput_fast.history import History
 >>> history = History("segments")  # doctest: +SKIP
@@ -724,7 +724,7 @@ def _refused(where: object, name: str, relation_id: int, lower: int, upper: int)
         parameter="history",
         hint=(
             "Choose how to read such values: ", newer, " or ", older,
-            ". With the event trigger of docs/types.md later changes are known exactly",
+            ". With the event trigger of docs/reference/altered-types.md, later reads are exact",
         ),
     )  # fmt: skip
 

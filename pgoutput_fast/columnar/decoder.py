@@ -48,7 +48,7 @@ class Event(NamedTuple):
     subxid : int or None
         The xid in the frame, if it came inside a stream chunk, else None. For a Stream Abort, the
         subtransaction that is rolled back.
-    message : message or None
+    message : object or None
         The decoded message. None for a Commit, which comes with every transaction: the fields below
         have what it says.
     commit_lsn, end_lsn : int
@@ -291,7 +291,7 @@ class ColumnarDecoder:
         into `errors` and go on.
     layouts : callable, optional
         A function that is called with the ``RelationPlan`` of each version
-        of a relation. It returns the :class:`~pgoutput_fast.columnar.schema.Layout` of its batches,
+        of a relation. It returns the ``Layout`` of its batches,
         or None to leave out its rows. `target` then decides only the types of the columns beside
         the rows, and `tables` and `columns` must not be given. The Spark readers use it.
 

@@ -35,7 +35,8 @@ def encode(message: Any) -> bytes:
 
     Parameters
     ----------
-    message : message or TupleData
+    message : object
+        A message of any class, or a TupleData.
         From either implementation.
 
     Raises

@@ -60,7 +60,8 @@ def ddl_trigger_sql() -> str:
 
     It makes two event triggers, for which it needs a superuser. They write a logical message in
     each transaction that changes the catalogue. A capture with ``messages=True`` takes them as the
-    exact ends of the entries of its history; see docs/types.md. It may be run again.
+    exact ends of the entries of its history; see docs/reference/altered-types.md. It may be run
+    again.
     """
     return files("pgoutput_fast.replication").joinpath("ddl_trigger.sql").read_text("utf-8")
 

@@ -198,8 +198,14 @@ def snapshot(
         A slot that was just made with ``slots.create(connection, …, snapshot=True)`` on a
         connection that is still there, from which a stream is to go on. By default a temporary slot
         is made, which is gone when this function returns.
-    range_bytes, lock_timeout, slot_timeout
-        See :func:`pgoutput_fast.replication.snapshot.open_snapshot`.
+    range_bytes : int
+        How many bytes of a table one connection copies at once. Tables of servers before
+        PostgreSQL 14 are copied whole.
+    lock_timeout : float
+        Seconds to wait for the lock of each table, ACCESS SHARE.
+    slot_timeout : float, optional
+        Seconds to wait until the server has made the temporary slot. The server does so when all
+        transactions that run have ended. By default there is no limit.
     policies, registry, target, columns
         See :class:`pgoutput_fast.ColumnarDecoder`.
     **keywords

@@ -288,7 +288,7 @@ class ReplicationStream:
 
         Parameters
         ----------
-        done : int, Transaction or TransactionGroup
+        done : int, pgoutput_fast.transactions.Transaction or TransactionGroup
             An LSN, or what this stream gave.
 
         Raises

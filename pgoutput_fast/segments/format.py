@@ -1,4 +1,6 @@
-"""The form of segments: names, columns, metadata and checksums, as docs/segments.md specifies them.
+"""The form of segments: names, columns, metadata and checksums.
+
+docs/explanation/change-log-format.md specifies them.
 
 Reader, listing and writer take all of these from here.
 """

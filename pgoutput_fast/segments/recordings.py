@@ -1,7 +1,8 @@
 """Read recorded streams, which have all that came over one replication connection.
 
 Tests keep real servers' streams in this form, of any protocol version. `inspect` prints them and
-`files` exports them, so docs/segments.md specifies their form. This package writes none.
+`files` exports them, so docs/explanation/change-log-format.md specifies their form. This package
+writes none.
 """
 
 from __future__ import annotations

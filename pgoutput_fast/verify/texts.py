@@ -76,7 +76,7 @@ class CommonText:
         The same in Spark SQL, with the session's time zone UTC; None if there is none that is
         sure. Nothing uses these yet.
     text : str
-        What the text is, as ``docs/types.md`` says it.
+        What the text is, as ``docs/reference/types.md`` says it.
     """
 
     codecs: tuple[str, ...]
@@ -540,7 +540,7 @@ def may_be_changed(type: ColumnType, text: str | None) -> bool:
 
 
 def described(codec: str) -> str:
-    """The canonical text of values of a codec, as ``docs/types.md`` names it."""
+    """The canonical text of values of a codec, as ``docs/reference/types.md`` names it."""
     if codec in NOT_COMPARED:
         return "not compared"
     if codec == "vector":

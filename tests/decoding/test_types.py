@@ -163,7 +163,7 @@ def test_arrow_and_spark_types() -> None:
         )  # fmt: skip
 
 
-DOCUMENT = (paths.ROOT / "docs" / "types.md").read_text()
+DOCUMENT = (paths.ROOT / "docs" / "reference" / "types.md").read_text()
 MADE = {
     "a composite": ColumnType(
         "composite", 1, fields=(("x", column_type(23)), ("y", column_type(25)))

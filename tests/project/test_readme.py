@@ -140,7 +140,7 @@ def test_capture_and_inspect(tmp_path: Path) -> None:
 @pytest.mark.parametrize("impl", ["cython", "python"])
 def test_columns_for_polars(impl: str, tmp_path: Path) -> None:
     pytest.importorskip("polars")
-    example, _ = python_blocks(ROOT / "docs" / "columns.md")
+    example, _ = python_blocks(ROOT / "docs" / "reference" / "change-columns.md")
     expected = re.findall(r"^ *print\(.*\) +# (.*)$", example, re.MULTILINE)
     assert len(expected) == 2
     ran = run_python("-W", "error", "-c", example, cwd=tmp_path, PGOUTPUT_FAST_IMPL=impl)
@@ -152,7 +152,7 @@ def test_columns_for_polars(impl: str, tmp_path: Path) -> None:
 @pytest.mark.server
 def test_a_consumer_acknowledges_by_events() -> None:
     """The loop of the document: what it has stored, the server need not keep."""
-    consume(python_blocks(ROOT / "docs" / "columns.md")[1])
+    consume(python_blocks(ROOT / "docs" / "reference" / "change-columns.md")[1])
 
 
 @pytest.mark.slow
@@ -570,7 +570,7 @@ def test_a_table_whose_type_is_altered(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("impl", ["cython", "python"])
-@pytest.mark.parametrize("name", ["testing.md", "fold.md"])
+@pytest.mark.parametrize("name", ["testing.md", "reference/net-changes.md"])
 def test_examples_print_what_their_page_says(impl: str, name: str, tmp_path: Path) -> None:
     page = ROOT / "docs" / name
     example = "\n".join(python_blocks(page))

@@ -224,7 +224,7 @@ def test_what_differs_in_rows() -> None:
 
 
 def test_the_document_of_canonical_texts() -> None:
-    document = (paths.ROOT / "docs" / "types.md").read_text()
+    document = (paths.ROOT / "docs" / "reference" / "types.md").read_text()
     section = document.split("\n## Built-in types, and those of extensions\n")[1].split("\n## ")[0]
     names = {one.name: one for one in (*BUILTIN_TYPES, *EXTENSION_TYPES)}
     seen = set()
