@@ -274,7 +274,7 @@ def extras() -> dict[str, list[str]]:
     """The extras of pyproject.toml; their lists are also Python's."""
     text = (ROOT / "pyproject.toml").read_text()
     section = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
-    found = re.findall(r"^(\w+) = (\[.*?\])$", section, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^([\w-]+) = (\[.*?\])$", section, re.DOTALL | re.MULTILINE)
     return {name: ast.literal_eval(listed) for name, listed in found}
 
 
@@ -300,7 +300,7 @@ def test_all_has_each_extra_and_the_narrow_requirements_first() -> None:
 def test_the_page_of_extras_has_each() -> None:
     page = ROOT / "docs" / "reference" / "extras.md"
     table = page.read_text().partition("| extra | brings |")[2]
-    named = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    named = re.findall(r"^\| `([\w-]+)` \|", table.partition("\n\n")[0], re.MULTILINE)
     assert sorted(named) == sorted(extras())
 
 
