@@ -124,9 +124,6 @@ class _SyncWatcher:
         before, self._progress = self._progress, progress
         if before is None:
             self._notifier.ready()
-            has = counted(len(progress.held), "table") if progress.held else "no table yet"
-            _log.info("the target has %s; the changes are read from %s on", has,
-                      format_lsn(progress.lsn), extra={"event": "syncing"})  # fmt: skip
             return
         if progress.windows > before.windows:
             changes = progress.changes - before.changes

@@ -209,7 +209,7 @@ class ReplicationConnection:
                 "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
             )
             self.wal_sender_timeout = int(str(timeout[0][0])) / 1000
-            _log.info(
+            _log.debug(
                 "connected to database %r of system %s, server version %d",
                 self.database, self.system_identifier, self.server_version,
             )  # fmt: skip

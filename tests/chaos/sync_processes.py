@@ -47,7 +47,7 @@ class Syncer(Consumer):
 
     def works(self) -> bool:
         """Whether it has come so far as to ask the server."""
-        return b"connected to" in self.has_said()
+        return b"tables up to" in self.has_said()
 
     def live(self) -> None:
         """Let it come to a moment by chance."""
@@ -166,7 +166,7 @@ class SparkSyncer(Syncer):
         self.check()
         said = self.has_said()
         return b"the sync has written" in said and (
-            self.life.is_following or b"connected to" in said
+            self.life.is_following or b"tables up to" in said
         )
 
     def live(self) -> None:

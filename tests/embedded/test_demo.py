@@ -139,7 +139,7 @@ def test_it_goes_on_where_it_was_killed(demo):
     assert max(waits) < 4, "a line every 1.5 seconds, more on a busy machine"
     log = [json.loads(line) for line in (directory / "sync.log").read_text().splitlines()
            if line.startswith("{")]  # fmt: skip
-    assert [line["event"] for line in log].count("syncing") == 2
+    assert [line["event"] for line in log].count("start") == 2
     assert [line["event"] for line in log].count("stop") == 1  # the first one was killed
 
 

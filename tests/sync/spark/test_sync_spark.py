@@ -158,7 +158,7 @@ def test_a_jvm_that_is_killed(made: MadeDirectory, tmp_path: Path, when: str) ->
         def children(name: str) -> list[int]:
             return [one.pid for one in running(process.pid) if one.name == name]
 
-        wait(lambda: '"event": "syncing"' in log.read_text())
+        wait(lambda: '"event": "progress"' in log.read_text())
         if when == "in a job":
             wait(lambda: len(children("python")) > 1)
         (java,) = children("java")
