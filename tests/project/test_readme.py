@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 DECODE = ROOT / "docs" / "reference" / "decode.md"
 CHANGE_LOG = ROOT / "docs" / "how-to" / "capture-and-read.md"
+LOOK = ROOT / "docs" / "how-to" / "look-at-changes.md"
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -120,14 +122,20 @@ def test_a_stream_of_spark_of_the_readme(tmp_path: Path) -> None:
 @pytest.mark.server
 def test_capture_and_inspect(tmp_path: Path) -> None:
     capture, _, _, decode = python_blocks(CHANGE_LOG)
-    (printed,) = blocks("", CHANGE_LOG)
+    (commands,) = blocks("sh", LOOK)
+    (printed,) = blocks("", LOOK)
     with fresh_server() as server:
         ran = run_python("-W", "error", "-c", on(server, capture), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
-    shown = run_python("-m", "pgoutput_fast", "inspect", "segments/", cwd=tmp_path)
+    shown, typed, stats = (
+        run_python("-m", "pgoutput_fast", *shlex.split(command)[1:], cwd=tmp_path)
+        for command in commands.splitlines()
+    )
     assert list(map(without_numbers, shown.stdout.splitlines())) == list(
         map(without_numbers, printed.splitlines())
     )
+    assert [json.loads(line)["tag"] for line in typed.stdout.splitlines()] == ["I", "I", "U"]
+    assert (stats.returncode, stats.stderr) == (0, "")
     ran = run_python("-W", "error", "-c", decode, cwd=tmp_path)
     assert ran.stdout.splitlines() == [
         "accounts {'id': 1, 'balance': Decimal('99.50'), 'note': None}",
