@@ -291,6 +291,7 @@ bench-full: $(VENV)/.extension $(VENV)/.benchmarks
 
 bench-report: $(VENV)/.benchmarks
 	@$(python) -m benchmarks.report
+	@$(python) -m benchmarks.figures
 
 bench-peers:
 	@benchmarks/peers/build.sh

@@ -9,11 +9,12 @@ the pages with what this makes.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .goals import verdicts
-from .harness import Results
+from .harness import NotMeasured, Results
 from .report import RESULTS
 
 ROOT = Path(__file__).parents[1]
@@ -58,8 +59,7 @@ def live(results: Results) -> Iterator[str]:
     yield "|---|---|--:|--:|--:|"
     for case, shown in _LIVE.items():
         rates = [_rate(results, f"live/{rows}/{case}") for rows in ("narrow", "mixed")]
-        memory = results.median(f"live/narrow/{case}", "memory")
-        assert memory is not None
+        memory = _median(results, f"live/narrow/{case}", "memory")
         does = results.versions[f"{case}, does"]
         version = results.versions[case].partition("-")[0]
         yield f"| {shown} {version} | {does} | {rates[0]} | {rates[1]} | {memory / 1e6:,.0f} MB |"
@@ -83,7 +83,8 @@ def decoder(results: Results) -> Iterator[str]:
         cells = []
         for rows in ("narrow", "wide"):
             ratio = results.ratio(f"{rows}/{form}/{ours}", f"{rows}/{form}/{theirs}")
-            assert ratio is not None
+            if ratio is None:
+                raise NotMeasured(f"{rows}/{form}/{ours}")
             cells.append(f"{1 / ratio:.0f}×" if ratio < 0.1 else f"{1 / ratio:.1f}×")
         yield f"| {shown} | {cells[0]} | {cells[1]} |"
 
@@ -109,9 +110,7 @@ def _live_rows(results: Results, metric: str, show: Callable[[float], str]) -> I
     for case, shown in _LIVE.items():
         cells = []
         for rows in ("narrow", "mixed"):
-            value = results.median(f"live/{rows}/{case}", metric)
-            assert value is not None
-            cells.append(show(value))
+            cells.append(show(_median(results, f"live/{rows}/{case}", metric)))
         yield f"| {shown}: {results.versions[f'{case}, does']} | {cells[0]} | {cells[1]} |"
 
 
@@ -128,9 +127,14 @@ def _microseconds(seconds: float) -> str:
 
 
 def _rate(results: Results, name: str) -> str:
-    wall = results.median(name, "wall")
-    assert wall is not None
-    return f"{round(1 / wall, -3):,.0f}"
+    return f"{round(1 / _median(results, name, 'wall'), -3):,.0f}"
+
+
+def _median(results: Results, name: str, metric: str) -> float:
+    value = results.median(name, metric)
+    if value is None:
+        raise NotMeasured(f"{name} [{metric}]")
+    return value
 
 
 def filled(page: str, results: Results) -> str:
@@ -144,12 +148,19 @@ def filled(page: str, results: Results) -> str:
     return _MARKED.sub(block, page)
 
 
-def main() -> None:
+def main() -> int:
     """Rewrite the pages."""
     results = Results.load(RESULTS)
-    for path in PAGES:
-        path.write_text(filled(path.read_text(encoding="utf-8"), results), encoding="utf-8")
+    try:
+        pages = {path: filled(path.read_text(encoding="utf-8"), results) for path in PAGES}
+    except NotMeasured as error:
+        print(f"error: {RESULTS} lacks {error}: run make bench-peers and make bench-full first",
+              file=sys.stderr)  # fmt: skip
+        return 1
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
