@@ -41,7 +41,7 @@ def speed(results: Results) -> Iterator[str]:
     """Return the table of the README: the live clients, then a few figures of single stages."""
     yield f"| CPU time per change, {_shown_machine(results)} | 6 columns | mostly 30 columns |"
     yield "|---|--:|--:|"
-    yield from _live_rows(results, "cpu", _microseconds)
+    yield from _live_rows(results)
     yield ""
     yield "| changes a second by the clock, on 2 cores | | measured on |"
     yield "|---|--:|---|"
@@ -106,12 +106,13 @@ BLOCKS: dict[str, Callable[[Results], Iterator[str]]] = {
 }
 
 
-def _live_rows(results: Results, metric: str, show: Callable[[float], str]) -> Iterator[str]:
+def _live_rows(results: Results) -> Iterator[str]:
     for case, shown in _LIVE.items():
-        cells = []
-        for rows in ("narrow", "mixed"):
-            cells.append(show(_median(results, f"live/{rows}/{case}", metric)))
-        yield f"| {shown}: {results.versions[f'{case}, does']} | {cells[0]} | {cells[1]} |"
+        narrow, mixed = (
+            f"{_median(results, f'live/{rows}/{case}', 'cpu') * 1e6:.1f} µs"
+            for rows in ("narrow", "mixed")
+        )
+        yield f"| {shown}: {results.versions[f'{case}, does']} | {narrow} | {mixed} |"
 
 
 def _shown_machine(results: Results, part: str = "") -> str:
@@ -120,10 +121,6 @@ def _shown_machine(results: Results, part: str = "") -> str:
     processor = (machine or results.described["machine"]).split(", ")[2]
     processor = processor.replace("(R)", "").removesuffix(" Processor")
     return f"{processor}, {(day or results.described['date'])[:10]}"
-
-
-def _microseconds(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs"
 
 
 def _rate(results: Results, name: str) -> str:
