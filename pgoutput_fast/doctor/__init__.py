@@ -5,7 +5,7 @@
 >>> for finding in report.findings:
 ...     print(finding.level, finding.id, finding.found, *finding.sql)
 
-docs/doctor.md has the table of all findings.
+docs/reference/doctor.md has the table of all findings.
 """
 
 from __future__ import annotations

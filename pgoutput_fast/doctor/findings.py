@@ -84,7 +84,7 @@ class Report:
         return tuple(finding for finding in self.findings if finding.level == level)
 
     def to_json(self) -> str:
-        """One JSON object, whose form docs/doctor.md describes."""
+        """One JSON object, whose form docs/reference/doctor.md describes."""
         return json.dumps(
             {
                 "format_version": FORMAT_VERSION,

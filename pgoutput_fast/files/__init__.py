@@ -4,7 +4,8 @@
 >>> files.export("segments", "tables", "parquet")  # doctest: +SKIP
 
 The same call, made again, goes on where the last one ended: after a kill it finishes the work, and
-after more was captured it adds what is new. ``docs/files.md`` describes what is written.
+after more was captured it adds what is new. ``docs/how-to/export-files.md`` describes what is
+written.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 ...     for received in stream:
 ...         print(received.lsn, received.frame)
 
-`capture` lands a slot's changes in segments. ``docs/replication.md`` describes streams.
+`capture` lands a slot's changes in segments. ``docs/how-to/stream-in-python.md`` describes
+streams.
 """
 
 from __future__ import annotations

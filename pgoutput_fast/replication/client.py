@@ -91,7 +91,8 @@ def connect(
 ) -> ReplicationStream:
     """Begin to receive a slot's changes.
 
-    ``docs/replication.md`` says what the stream gives, and what may be acknowledged when.
+    ``docs/how-to/stream-in-python.md`` says what the stream gives, and what may be acknowledged
+    when.
 
     Parameters
     ----------

@@ -73,7 +73,8 @@ class ReplicationStream:
 
     `connect` makes it. Iterate over `transactions`. For frames, iterate over the stream itself,
     which raises what `receive` raises, or call `receive`. Call `acknowledge` once what was taken is
-    durable. Close the stream, or use it as a context manager. ``docs/replication.md`` says more.
+    durable. Close the stream, or use it as a context manager. See
+    ``docs/how-to/stream-in-python.md``.
     """
 
     def __init__(

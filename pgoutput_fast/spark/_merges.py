@@ -50,7 +50,7 @@ _NEEDED = (
     f"spark.sql.extensions={_EXTENSION} and spark.sql.catalog.spark_catalog={_CATALOG}"
 )
 
-# Measured: docs/spark-sync.md.
+# Measured: docs/explanation/spark-sync.md.
 _STATEMENT_SECONDS = 3.0
 """What a statement takes at least."""
 _TASK_RATE, _CORE_RATE = 100e6, 15e6

@@ -105,7 +105,9 @@ _telling = telling(shown)
 
 
 class PgOutputDataSource(DataSource):
-    """Changes of a slot, or of a directory that a capture has written: see docs/spark-source.md.
+    """Changes of a slot, or of a directory that a capture has written.
+
+    See docs/how-to/spark-streams.md.
 
     ``spark.readStream.format("pgoutput").options(…).load()``, and ``spark.read`` for what is there.
     """

@@ -97,7 +97,7 @@ class PgOutputQueryListener(StreamingQueryListener):
 
     ``spark.streams.addListener(PgOutputQueryListener(metrics_port=9188))`` watches all queries of a
     session; those over other sources are passed over. A query has the name that it was given by
-    ``queryName()``, or else its id. See docs/spark-source.md for what is shown.
+    ``queryName()``, or else its id. See docs/how-to/spark-streams.md for what is shown.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class PgOutputQueryListener(StreamingQueryListener):
         self._held.close()
 
     def numbers(self) -> dict[str, dict[str, Any]]:
-        """The present numbers of each query, by the names that docs/spark-source.md gives them."""
+        """The present numbers of each query, by the names in docs/reference/log-records.md."""
         with self._lock:
             return {name: _numbers(name, one) for name, one in self._queries.items()}
 

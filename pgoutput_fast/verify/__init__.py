@@ -4,7 +4,7 @@
 >>> verify(dsn, publications=["shop"], target="segments").exit_code  # doctest: +SKIP
 0
 
-``docs/verify.md`` describes how the two sides are compared.
+``docs/explanation/verify.md`` describes how the two sides are compared.
 """
 
 from __future__ import annotations

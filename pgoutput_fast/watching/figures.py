@@ -46,7 +46,7 @@ class Figures(NamedTuple):
         return max(0, progress.durable_lsn - progress.uploaded_lsn)
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by the names that docs/capture.md gives them."""
+        """The numbers by the names that docs/reference/log-records.md gives them."""
         progress = self.progress
         seconds = self.lag_seconds
         return {

@@ -33,7 +33,7 @@ class SyncFigures(NamedTuple):
         return None if commit_time is None else commit_time / 1e6
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by the names that docs/sync.md gives them."""
+        """The numbers by the names that docs/reference/log-records.md gives them."""
         progress, capture = self.progress, self.capture
         numbers: dict[str, Any] = {
             "lag_bytes": self.lag_bytes,

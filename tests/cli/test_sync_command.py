@@ -557,13 +557,6 @@ def test_the_page_of_sync_lists_every_metric() -> None:
     assert described == {kind.name for kind in SYNC_METRICS} | {"info"}
 
 
-def test_the_page_lists_every_option() -> None:
-    from pgoutput_fast.cli.sync import command
-
-    names = {one.opts[0] for one in command.params}
-    assert {name for name in names if f"`{name}" not in PAGE} == set()
-
-
 @pytest.mark.slow
 def test_a_service_manager_is_told_of_syncs(
     published: Any,

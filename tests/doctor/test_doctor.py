@@ -1132,7 +1132,7 @@ def test_password_never_shows(
 
 
 def test_the_documents_table_is_that_of_the_code() -> None:
-    text = (ROOT / "docs" / "doctor.md").read_text()
+    text = (ROOT / "docs" / "reference" / "doctor.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (error|warning|info) \| (.*) \|$", text, re.MULTILINE)
     assert rows == [(name, kind.level, kind.meaning) for name, kind in KINDS.items()]
 

@@ -16,6 +16,7 @@ from support.commands.documents import blocks, fresh_server, on, python_blocks, 
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
+GUIDES = ROOT / "docs" / "how-to"
 ROWS = "INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')"
 
 TARGETS = """
@@ -29,7 +30,7 @@ pgoutput-fast sync --dsn postgresql:///shop --slot c --publication shop --to lak
 @pytest.mark.spark
 def test_verify(tmp_path: Path) -> None:
     """Each command and both examples, with targets of each kind."""
-    page = ROOT / "docs" / "verify.md"
+    page = GUIDES / "verify.md"
     example, by_engine = python_blocks(page)
     commands, by_command = blocks("sh", page)
     with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -51,7 +52,7 @@ def test_verify(tmp_path: Path) -> None:
 
 def test_files_into_duckdb(tmp_path: Path) -> None:
     """The example of files, and the statements that load a table with two versions."""
-    example, _, into_duckdb = python_blocks(ROOT / "docs" / "files.md")
+    example, into_duckdb = python_blocks(GUIDES / "export-files.md")
     capture = TARGETS.partition("pgoutput-fast sync")[0]
     with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute(ROWS)
@@ -74,12 +75,11 @@ def test_files_into_duckdb(tmp_path: Path) -> None:
 def test_tables_in_a_catalogue(tmp_path: Path) -> None:
     for module in ("deltalake", "pyiceberg"):
         pytest.importorskip(module)
-    first, command = blocks("sh", ROOT / "docs" / "delta.md")
+    command, _ = blocks("sh", GUIDES / "change-tables.md")
     with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute(ROWS)
-        for one in (first, command):
-            ran = run_shell(one, server.dsn(), tmp_path)
-            assert ran.returncode == 0, ran.stderr
+        ran = run_shell(command, server.dsn(), tmp_path)
+        assert ran.returncode == 0, ran.stderr
         connection.execute("DELETE FROM accounts WHERE id = 1")
         ran = run_shell(command, server.dsn(), tmp_path)
         assert ran.returncode == 0, ran.stderr
@@ -102,7 +102,7 @@ def test_a_cluster(tmp_path: Path) -> None:
         pytest.importorskip(module)
     from pyarrow import fs
 
-    (command,) = blocks("sh", ROOT / "docs" / "spark-cluster.md")
+    command, _ = blocks("sh", GUIDES / "object-storage-and-spark-cluster.md")
     for given, here in (
         ("KEY_ID=…", "KEY_ID=some-key"), ("ACCESS_KEY=…", "ACCESS_KEY=some-secret"),
         ("/var/lib/shop.segments", "shop.segments"),

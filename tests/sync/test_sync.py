@@ -896,7 +896,7 @@ def test_people_read_the_names_that_they_find(
     assert f"the changes of we.ird.T a do not fit its table '{name}' in " in stale
     if kind == "delta":
         assert [one.name for one in (tmp_path / "lake" / "state").iterdir()] == [name]
-        assert quote("we%2Eird.T a", safe="%").replace("%", "@") == name  # as docs/delta.md says
+        assert quote("we%2Eird.T a", safe="%").replace("%", "@") == name  # as delta-tables.md says
 
 
 @pytest.mark.slow

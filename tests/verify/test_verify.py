@@ -195,7 +195,7 @@ def test_a_lock_that_others_wait_for(made: Made, monkeypatch: pytest.MonkeyPatch
 def test_all_tables_are_locked_while_the_target_is_waited_for(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/verify.md says, also those that are not compared; no longer than that."""
+    """As docs/how-to/verify.md says, also those that are not compared; no longer than that."""
     lock, refused = "BEGIN; LOCK TABLE a IN ACCESS EXCLUSIVE MODE NOWAIT; END", []
 
     def look(progress: VerifyProgress) -> None:

@@ -1,4 +1,4 @@
-"""Records of `mode=envelope` in a Kafka broker, by Spark's sink, as docs/debezium.md has it."""
+"""Records of `mode=envelope` in a Kafka broker, by Spark's sink: coming-from-debezium.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgoutput_fast import testing
 
 pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.mark.kafka]
 
-PAGE = paths.ROOT / "docs" / "debezium.md"
+PAGE = paths.ROOT / "docs" / "how-to" / "coming-from-debezium.md"
 PROGRAM = """
 import json, sys
 from pgoutput_fast.spark import PgOutputDataSource, session
