@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from pyarrow import fs
 from support import paths
 from support.commands.builds import ROOT, run_python
 from support.commands.documents import blocks, fresh_server, on, python_blocks, run_shell
@@ -95,13 +98,33 @@ print(sorted(table.scan().to_arrow().column("op").to_pylist()))
     )
 
 
+@contextlib.contextmanager
+def object_storage() -> Iterator[tuple[str, fs.S3FileSystem]]:
+    """Storage of this machine: its endpoint, and what it has."""
+    pytest.importorskip("moto")
+    script = paths.SUPPORT / "targets" / "object_storage.py"
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as storage:
+        assert storage.stdout is not None
+        assert storage.stdin is not None
+        endpoint = storage.stdout.readline().strip()
+        yield (
+            endpoint,
+            fs.S3FileSystem(
+                endpoint_override=endpoint,
+                access_key="k",
+                secret_key="s",
+                allow_bucket_creation=True,
+            ),
+        )
+        storage.stdin.close()
+
+
 @pytest.mark.spark
 def test_a_cluster(tmp_path: Path) -> None:
     """The command, with a master and storage of this machine."""
-    for module in ("deltalake", "moto"):
-        pytest.importorskip(module)
-    from pyarrow import fs
-
+    pytest.importorskip("deltalake")
     command, _ = blocks("sh", GUIDES / "object-storage-and-spark-cluster.md")
     for given, here in (
         ("KEY_ID=…", "KEY_ID=some-key"), ("ACCESS_KEY=…", "ACCESS_KEY=some-secret"),
@@ -110,19 +133,7 @@ def test_a_cluster(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert given in command
         command = command.replace(given, here)
-    script = paths.SUPPORT / "targets" / "object_storage.py"
-    with (
-        subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as storage,
-        fresh_server() as server,
-    ):
-        assert storage.stdout is not None
-        assert storage.stdin is not None
-        endpoint = storage.stdout.readline().strip()
-        files = fs.S3FileSystem(
-            endpoint_override=endpoint, access_key="k", secret_key="s", allow_bucket_creation=True
-        )
+    with object_storage() as (endpoint, files), fresh_server() as server:
         files.create_dir("lake")
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute(ROWS)
@@ -133,7 +144,28 @@ def test_a_cluster(tmp_path: Path) -> None:
         assert "3 changes in 1 window" in ran.stderr
         assert "some-secret" not in ran.stderr
         found = files.get_file_info(fs.FileSelector("lake/shop", recursive=True))
-        storage.stdin.close()
     assert {one.path.split("/")[2] for one in found if one.is_file} == {
         "_progress", "changes", "state"
     }  # fmt: skip
+
+
+def test_a_copy_in_object_storage(tmp_path: Path) -> None:
+    """A change log that has its snapshots is copied, too."""
+    first, *_, upload = blocks("sh", GUIDES / "capture.md")
+    with object_storage() as (endpoint, files), fresh_server() as server:
+        files.create_dir("bucket")
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute(ROWS)
+            assert run_shell(first, server.dsn(), tmp_path).returncode == 0
+            connection.execute("DELETE FROM accounts WHERE id = 1")
+        keys = {
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s",
+            "AWS_REGION": "eu-central-1",
+        }
+        ran = run_shell(upload, server.dsn(), tmp_path, AWS_ENDPOINT_URL=endpoint, **keys)
+        assert ran.returncode == 0, ran.stderr
+        found = files.get_file_info(fs.FileSelector("bucket/shop/lake", recursive=True))
+    here = {path.name for path in (tmp_path / "lake").rglob("*.arrow")}
+    assert here
+    assert here <= {Path(one.path).name for one in found}
