@@ -1,7 +1,7 @@
 """The history of types and tables in a directory of segments: what held at which LSN.
 
-A capture writes it, as docs/explanation/change-log-format.md describes. Whatever decodes segments
-of the directory takes the types from it: those that held when the values were written.
+A capture writes it, as docs/explanation/change-log-directory.md describes. Whatever decodes
+segments of the directory takes the types from it: those that held when the values were written.
 
 >>> from pgoutput_fast.history import History
 >>> history = History("segments")  # doctest: +SKIP

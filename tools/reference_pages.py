@@ -18,9 +18,16 @@ from pgoutput_fast.cli._options import flag_of
 from pgoutput_fast.cli._service import ServiceOptions
 from pgoutput_fast.cli._spark_engine import SparkOptions
 from pgoutput_fast.options import OptionField, Options
-from pgoutput_fast.watching.metrics import METRICS, PREFIX, SYNC_METRICS, SYNC_PREFIX, MetricKind
+from pgoutput_fast.watching.metrics import (
+    METRICS,
+    PREFIX,
+    QUERY_METRICS,
+    SYNC_METRICS,
+    SYNC_PREFIX,
+    MetricKind,
+)
 
-_CLASSES: list[tuple[type[Options], str]] = [
+CLASSES: list[tuple[type[Options], str]] = [
     (StreamOptions, "For `connect`, `capture` and a `sync` of a slot: how the slot is read."),
     (CaptureOptions, "For `capture(options=)` and `sync(capture_options=)`: the change log."),
     (SyncOptions, "For `sync(options=)`: how tables are kept up to date."),
@@ -77,7 +84,7 @@ def options() -> str:
     """Return each class of options, and the name, values, default and flag of each option."""
     parts = []
     shown: set[str] = set()
-    for kind, text in _CLASSES:
+    for kind, text in CLASSES:
         fields = [field for field in kind.options() if field.name not in shown]
         shown |= {field.name for field in fields}
         listed = "\n".join(map(_option, fields))
@@ -122,6 +129,11 @@ def sync_metrics() -> str:
     return _metrics(SYNC_PREFIX, SYNC_METRICS)
 
 
+def query_metrics() -> str:
+    """Return the metrics of queries of Spark."""
+    return "\n".join(f"- `{SYNC_PREFIX}{kind.name}`" for kind in QUERY_METRICS)
+
+
 def _metrics(prefix: str, kinds: tuple[MetricKind, ...]) -> str:
     return "| metric | type | meaning |\n|---|---|---|\n" + "\n".join(
         f"| `{prefix}{kind.name}` | {kind.type} | {kind.help} |" for kind in kinds
@@ -133,5 +145,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "error_codes": error_codes,
     "options": options,
+    "query_metrics": query_metrics,
     "sync_metrics": sync_metrics,
 }

@@ -312,7 +312,7 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
     """Copy a directory out of object storage, for readers of local directories.
 
     A capture does not go on in it, unless it is told that the directory of which this is a copy is
-    lost: see docs/explanation/change-log-format.md.
+    lost: see docs/explanation/change-log-directory.md.
 
     Parameters
     ----------

@@ -47,32 +47,33 @@ PREFIX = "pgoutput_fast_capture_"
 METRICS = (
     MetricKind("up", "gauge", "1 while the stream has a connection, else 0",
                lambda found: found.progress.connected),
-    MetricKind("lag_bytes", "gauge", "Bytes of the server's log that are not captured",
+    MetricKind("lag_bytes", "gauge", "Bytes of the server's log that are not captured yet",
                lambda found: found.lag_bytes),
-    MetricKind("lag_seconds", "gauge", "All that was committed so long ago is captured; 0: all is",
+    MetricKind("lag_seconds", "gauge",
+               "All commits older than so many seconds are captured; 0 if all commits are",
                lambda found: found.lag_seconds),
-    MetricKind("durable_lsn", "gauge", "LSN up to which all is durable and acknowledged, in bytes",
+    MetricKind("durable_lsn", "gauge", "LSN up to which all is durable and acknowledged",
                lambda found: found.progress.durable_lsn),
-    MetricKind("received_lsn", "gauge", "LSN up to which all was received, in bytes",
+    MetricKind("received_lsn", "gauge", "LSN up to which all was received",
                lambda found: found.progress.received_lsn),
     MetricKind("last_commit_timestamp_seconds", "gauge",
-               "When the last transaction was committed that is durable, since 1970",
+               "Commit time of the newest durable transaction, in seconds since 1970",
                lambda found: found.commit_timestamp),
-    MetricKind("changes_total", "counter", "Insert, Update, Delete and Truncate messages taken",
+    MetricKind("changes_total", "counter", "Insert, Update, Delete and Truncate messages received",
                lambda found: found.progress.changes),
-    MetricKind("transactions_total", "counter", "Whole transactions taken",
+    MetricKind("transactions_total", "counter", "Whole transactions received",
                lambda found: found.progress.transactions),
-    MetricKind("bytes_total", "counter", "Bytes of the frames taken",
+    MetricKind("bytes_total", "counter", "Bytes of the frames received",
                lambda found: found.progress.bytes),
     MetricKind("segments_total", "counter", "Segments completed",
                lambda found: found.progress.segments),
     MetricKind("reconnects_total", "counter", "Connections made after one was lost",
                lambda found: found.progress.reconnects),
-    MetricKind("open_transactions", "gauge", "Transactions that have not ended, prepared ones too",
+    MetricKind("open_transactions", "gauge", "Transactions that have not ended, with prepared ones",
                lambda found: found.progress.open_transactions),
-    MetricKind("spilled_bytes", "gauge", "Bytes of the files of transactions that have not ended",
+    MetricKind("spilled_bytes", "gauge", "Bytes of transactions that have not ended, in files",
                lambda found: found.progress.spilled_bytes),
-    MetricKind("waiting_tables", "gauge", "Tables whose changes are held back until their copy",
+    MetricKind("waiting_tables", "gauge", "Tables that wait for their snapshot",
                lambda found: found.progress.waiting_tables),
     MetricKind("upload_lag_bytes", "gauge", "Bytes of the server's log not yet in object storage",
                lambda found: found.upload_lag_bytes),
@@ -83,36 +84,43 @@ SYNC_PREFIX = "pgoutput_fast_sync_"
 
 SYNC_METRICS = (
     MetricKind("up", "gauge", "1 while tables are kept up to date, else 0", lambda _: 1),
-    MetricKind("lag_bytes", "gauge", "Bytes of the log behind what the tables have",
+    MetricKind("lag_bytes", "gauge", "Bytes of the server's log that the tables lack",
                lambda found: found.lag_bytes),
     MetricKind("lag_seconds", "gauge",
-               "The tables have all that was committed so long ago; 0: all there is",
+               "The tables have all commits older than so many seconds; 0 if they have all",
                lambda found: found.lag_seconds),
-    MetricKind("lsn", "gauge", "LSN up to which the tables have everything, in bytes",
+    MetricKind("lsn", "gauge", "LSN up to which the tables have everything",
                lambda found: found.progress.lsn),
     MetricKind("last_commit_timestamp_seconds", "gauge",
-               "When the newest change in the tables was committed, since 1970",
+               "Commit time of the newest change in the tables, in seconds since 1970",
                lambda found: found.commit_timestamp),
-    MetricKind("windows_total", "counter", "Windows of changes written",
+    MetricKind("windows_total", "counter", "Windows committed",
                lambda found: found.progress.windows),
-    MetricKind("window_seconds", "gauge", "How long the last window took to be written",
+    MetricKind("window_seconds", "gauge", "Seconds that the last window took",
                lambda found: found.progress.write_seconds),
-    MetricKind("changes_total", "counter", "Changes written, of all tables",
+    MetricKind("changes_total", "counter", "Changes written to all tables",
                lambda found: found.progress.changes),
-    MetricKind("table_changes_total", "counter", "Changes written, by table",
+    MetricKind("table_changes_total", "counter", "Changes written to a table",
                lambda found: found.progress.tables),
     MetricKind("table_write_seconds_total", "counter",
-               "Seconds for which the rows of a table were written",
+               "Seconds spent on writing the rows of a table",
                lambda found: found.progress.seconds),
-    MetricKind("waiting_tables", "gauge", "Tables whose changes are held back until their copy",
+    MetricKind("waiting_tables", "gauge", "Tables that wait for their snapshot",
                lambda found: len(found.progress.waiting)),
-    MetricKind("stale_tables", "gauge", "Tables whose rows are not kept up to date",
+    MetricKind("stale_tables", "gauge", "Tables whose rows are not known any more",
                lambda found: len(found.progress.stale)),
-    MetricKind("paused_tables", "gauge", "Tables whose changes wait until somebody has acted",
+    MetricKind("paused_tables", "gauge", "Tables whose changes wait until somebody acts",
                lambda found: len(found.progress.paused)),
     MetricKind("table_paused", "gauge", "1 for each table that is paused",
                lambda found: dict.fromkeys(found.progress.paused, 1.0)),
 )  # fmt: skip
+
+
+QUERY_METRICS = tuple(kind for kind in SYNC_METRICS if kind.name in {
+    "up", "lag_bytes", "lag_seconds", "lsn", "last_commit_timestamp_seconds", "windows_total",
+    "window_seconds", "changes_total", "table_changes_total",
+})  # fmt: skip
+"""The metrics of a query of Spark."""
 
 
 class Collector:
@@ -195,11 +203,6 @@ class QueryCollector:
         The queries by their names.
     """
 
-    _kinds = tuple(kind for kind in SYNC_METRICS if kind.name in {
-        "up", "lag_bytes", "lag_seconds", "lsn", "last_commit_timestamp_seconds", "windows_total",
-        "window_seconds", "changes_total", "table_changes_total",
-    })  # fmt: skip
-
     def __init__(self, queries: Callable[[], Mapping[str, WatchedQuery]]) -> None:
         self._queries = queries
         self._begun = time.time()
@@ -213,7 +216,7 @@ class QueryCollector:
         for name, one in queries.items():
             info.add_metric([printable(name)], {**one.labels, "version": __version__})
         yield info
-        for kind in self._kinds:
+        for kind in QUERY_METRICS:
             names, samples = ["query"], []
             for name, one in queries.items():
                 value = float(one.is_running) if kind.name == "up" else kind.value(one.figures)

@@ -82,7 +82,7 @@ def check(database: Any, storage: Storage, lake: Path, there: Path) -> None:
     truth = {row[0]: row for row in database.execute("SELECT id::text, v FROM t")}
     ((oid,),) = database.execute("SELECT 't'::regclass::oid::bigint")
     assert Folded(there).take().rows[oid] == truth
-    again = ("position.json", "history/")  # as docs/explanation/change-log-format.md says
+    again = ("position.json", "history/")  # as docs/explanation/change-log-directory.md says
     written = [name for name in storage.written if not name.startswith(again)]
     assert len(written) == len(set(written))
 

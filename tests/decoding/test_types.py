@@ -12,6 +12,7 @@ from support.values.value_rows import row_of
 
 import pgoutput_fast as pf
 from pgoutput_fast.columnar.mapping import arrow_type, spark_type
+from pgoutput_fast.policies import policies_of
 from pgoutput_fast.types import BUILTIN_TYPES, EXTENSION_TYPES, ColumnType, column_type
 from pgoutput_fast.values import CODECS
 
@@ -163,7 +164,8 @@ def test_arrow_and_spark_types() -> None:
         )  # fmt: skip
 
 
-DOCUMENT = (paths.ROOT / "docs" / "reference" / "types.md").read_text()
+REFERENCE = paths.ROOT / "docs" / "reference"
+DOCUMENT = (REFERENCE / "types.md").read_text()
 MADE = {
     "a composite": ColumnType(
         "composite", 1, fields=(("x", column_type(23)), ("y", column_type(25)))
@@ -231,11 +233,16 @@ def test_the_document_of_types_made_of_types() -> None:
 
 
 def test_the_document_of_policies() -> None:
-    rows = {words(policy)[0]: words(choices) for policy, _, choices in section("Policies")}
+    text = (REFERENCE / "policies.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", text, re.MULTILINE))
+    assert rows.keys() == set(pf.Policies.__dataclass_fields__)
     for policy, choices in rows.items():
-        for choice in choices:
+        for choice in words(choices):
             pf.Policies(**{policy: choice})  # type: ignore[arg-type]
-    assert {*rows, "numeric", "arrays"} == set(pf.Policies.__dataclass_fields__)
+    given = re.findall(r"^\| `--policy (.*)` \| `(.*)` \|$", text, re.MULTILINE)
+    assert [option.partition("=")[0] for option, _ in given] == list(rows)
+    for option, call in given:
+        assert policies_of([option]) == eval(call, {"Policies": pf.Policies})
 
 
 def test_the_documents_python_types() -> None:
