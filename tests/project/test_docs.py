@@ -17,13 +17,17 @@ GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
 def paragraphs(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each paragraph and item of a list; not code, tables and headings."""
+    """Yield the lines of each paragraph and item of a list.
+
+    Code, tables, headings and the addresses of links are none.
+    """
     found: list[str] = []
     in_code = False
     for line in [*text.splitlines(), ""]:
         is_fence = line.lstrip().startswith("```")
         begins = re.match(r" *([-*:]|\d+\.) ", line) is not None
-        is_text = not (in_code or is_fence or not line or line.startswith(("|", "#", "<!--")))
+        is_other = re.match(r"\||#|<!--|\[[^]]+\]: ", line) is not None
+        is_text = not (in_code or is_fence or not line or is_other)
         if found and (begins or not is_text):
             yield found
             found = []
