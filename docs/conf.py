@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 # Python's own classes show their signatures and types, and no compiler is needed.
 os.environ["PGOUTPUT_FAST_IMPL"] = "python"
@@ -69,7 +70,22 @@ def _leave_out(*arguments: object) -> bool | None:
     return True if type(member).__name__ == "_tuplegetter" else None
 
 
+_PAGE = re.compile(r"(?:``)?docs/([\w/-]+)\.md(?:``)?")
+_WIRE = re.compile(r"(https://www\.postgresql\.org/docs/\S+?)(?=[\s).,]*$)")
+
+
+def _make_links(*arguments: Any) -> None:
+    """Have docstrings refer to pages, and keep napoleon from taking a summary apart at a colon."""
+    _, what, _, _, _, lines = arguments
+    if what in ("property", "attribute") and lines:
+        lines[0] = lines[0].replace(": ", " \u2013 ", 1)
+    for number, line in enumerate(lines):
+        line = _PAGE.sub(r":doc:`/\1`", line)
+        lines[number] = _WIRE.sub(r"`PostgreSQL's documentation <\1>`__", line)
+
+
 def setup(app: Sphinx) -> None:
     """Have Sphinx call the functions above."""
+    app.connect("autodoc-process-docstring", _make_links, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", _leave_out)
     app.connect("source-read", _fill_in)

@@ -93,7 +93,9 @@ def options() -> str:
 
 
 def _option(field: OptionField) -> str:
-    said = [f"Values: `{field.kind.metavar}`", f"default: {_default(field)}"]
+    said = [f"Values: `{field.kind.metavar}`"]
+    if "default is" not in field.help:
+        said.append(f"default: {_default(field)}")
     if field.has_flag:
         said.append(f"flag: `{flag_of(field)}`")
     return f"`{field.name}`\n: {field.help}\n\n  {'; '.join(said)}.\n"
