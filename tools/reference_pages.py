@@ -17,6 +17,7 @@ from pgoutput_fast.cli import _group
 from pgoutput_fast.cli._options import flag_of
 from pgoutput_fast.cli._service import ServiceOptions
 from pgoutput_fast.cli._spark_engine import SparkOptions
+from pgoutput_fast.doctor import KINDS
 from pgoutput_fast.options import OptionField, Options
 from pgoutput_fast.watching.metrics import (
     METRICS,
@@ -121,6 +122,13 @@ def error_codes() -> str:
     )
 
 
+def findings() -> str:
+    """Return each finding of `doctor`."""
+    return "| id | level | meaning |\n|---|---|---|\n" + "\n".join(
+        f"| `{name}` | {kind.level} | {kind.meaning} |" for name, kind in KINDS.items()
+    )
+
+
 def capture_metrics() -> str:
     """Return the metrics of a capture."""
     return _metrics(PREFIX, METRICS)
@@ -146,6 +154,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "capture_metrics": capture_metrics,
     "commands": commands,
     "error_codes": error_codes,
+    "findings": findings,
     "options": options,
     "query_metrics": query_metrics,
     "sync_metrics": sync_metrics,

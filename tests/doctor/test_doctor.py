@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from psycopg import conninfo
-from support.paths import ROOT
 from support.postgres.servers import find_server, standby
 from support.waiting import wait_until
 
@@ -1126,15 +1125,6 @@ def test_password_never_shows(
     printed = "".join(capsys.readouterr())
     assert "password authentication failed" in printed
     assert password not in printed + caplog.text + repr(examine(dsn))
-
-
-# What is said in two places.
-
-
-def test_the_documents_table_is_that_of_the_code() -> None:
-    text = (ROOT / "docs" / "reference" / "doctor.md").read_text()
-    rows = re.findall(r"^\| `([\w-]+)` \| (error|warning|info) \| (.*) \|$", text, re.MULTILINE)
-    assert rows == [(name, kind.level, kind.meaning) for name, kind in KINDS.items()]
 
 
 @pytest.mark.slow
