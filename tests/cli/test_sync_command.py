@@ -443,6 +443,7 @@ def test_other_signals(published: Any, tmp_path: Path, number: signal.Signals) -
         stop.set()
         writer.join()
         process.kill()
+        process.communicate()
     codes = {signal.SIGINT: 130, signal.SIGHUP: 0, signal.SIGKILL: -9}
     assert process.returncode == codes[number], errors
     wait_until(lambda: True not in published.slots().values())
