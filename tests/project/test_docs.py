@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 from support.commands.builds import ROOT
+from support.commands.documents import blocks
 
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent != DOCS or path.stem == "index")
@@ -64,6 +65,32 @@ def test_the_rules_find_what_is_long() -> None:
     assert len(faults("- one\n" + "  line\n" * 6)) == 1
     assert len(faults("word " * 21 + "\n")) == 1
     assert len(faults("line\n\n" * 151)) == 1
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=f"{page.stem}{number}")
+        for page in PAGES
+        for number, block in enumerate(blocks("toml", page))
+    ],
+)
+def test_a_file_of_options_is_read(block: str, tmp_path: Path) -> None:
+    click = pytest.importorskip("click")
+    pytest.importorskip("psycopg")
+    pytest.importorskip("pyarrow")
+    from pgoutput_fast.cli import capture, sync
+
+    file = tmp_path / "options.toml"
+    file.write_text(block)
+    needed = ["--config", str(file), "--slot", "shop", "--publication", "shop"]
+    errors = []
+    for command, option in ((sync.command, "--to"), (capture.command, "--out")):
+        try:
+            command.make_context("command", [*needed, option, str(tmp_path / "out")])
+        except click.ClickException as error:
+            errors.append(error.format_message())
+    assert len(errors) < 2, errors
 
 
 @pytest.fixture(scope="module")
