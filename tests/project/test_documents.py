@@ -169,3 +169,23 @@ def test_a_copy_in_object_storage(tmp_path: Path) -> None:
     here = {path.name for path in (tmp_path / "lake").rglob("*.arrow")}
     assert here
     assert here <= {Path(one.path).name for one in found}
+
+
+def test_the_history_of_altered_types(tmp_path: Path) -> None:
+    """The history of a capture with the event trigger, which knows what was altered when."""
+    history, trigger = python_blocks(ROOT / "docs" / "reference" / "altered-types.md")
+    capture = TARGETS.partition("pgoutput-fast sync")[0].replace("segments", "lake")
+    (tmp_path / "messages.toml").write_text("messages = true\n")
+    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
+        ran = run_python("-W", "error", "-c", on(server, trigger), cwd=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        ran = run_shell(f"{capture.rstrip()} --config messages.toml", server.dsn(), tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        connection.execute(ROWS)
+        connection.execute("ALTER TABLE accounts ADD more int")
+        ran = run_shell(f"{capture.rstrip()} --config messages.toml", server.dsn(), tmp_path)
+        assert ran.returncode == 0, ran.stderr
+    assert len(list((tmp_path / "lake" / "history").glob("*.ddl.json"))) == 1
+    shown = f"{history}print(sorted(types.uncertain))\n"
+    ran = run_python("-W", "error", "-c", shown, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "['accounts']\n[]\n", "")
