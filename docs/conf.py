@@ -15,6 +15,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import reference_pages  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
+from sphinx.domains.python import PyObject  # noqa: E402
 
 from pgoutput_fast import __version__  # noqa: E402
 
@@ -84,8 +85,20 @@ def _make_links(*arguments: Any) -> None:
         lines[number] = _WIRE.sub(r"`PostgreSQL's documentation <\1>`__", line)
 
 
+def _name_several(*arguments: Any) -> None:
+    """Have one entry for attributes that a docstring names together."""
+    lines = arguments[5]
+    for number, line in enumerate(lines):
+        if found := re.match(r":(ivar|vartype) (\w+(?:, \w+)+):", line):
+            lines[number] = f":{found[1]} {found[2].replace(' ', '')}:{line[found.end() :]}"
+
+
 def setup(app: Sphinx) -> None:
     """Have Sphinx call the functions above."""
     app.connect("autodoc-process-docstring", _make_links, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", _name_several, priority=600)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     app.connect("autodoc-skip-member", _leave_out)
     app.connect("source-read", _fill_in)

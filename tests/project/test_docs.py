@@ -13,7 +13,7 @@ from support.commands.builds import ROOT
 from support.commands.documents import blocks
 
 DOCS = ROOT / "docs"
-PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent != DOCS or path.stem == "index")
+PAGES = sorted(DOCS.rglob("*.md"))
 GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
