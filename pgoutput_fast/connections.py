@@ -21,8 +21,8 @@ try:
     from psycopg import conninfo, pq, sql
 except ImportError as error:
     raise PgOutputError(
-        f"a connection to a server needs psycopg 3 ({error}); install the extra "
-        f"pgoutput-fast[replication]"
+        f"a connection to a server needs psycopg 3 ({error})",
+        hint="Install the extra pgoutput-fast[replication]",
     ) from error
 
 if TYPE_CHECKING:
@@ -443,7 +443,8 @@ class ConnectionParameters:
             if isinstance(refused, RetryableError) and _is_unclear(text, given):
                 refused = RetryableError(
                     f"{refused}; whether this passes is not known, as words of the server can be "
-                    f"told apart in English only: set lc_messages to C in its configuration"
+                    f"told apart in English only",
+                    hint="Set lc_messages to C in its configuration",
                 )
                 refused.retry_for = _UNCLEAR_FOR
         if refused is not None:
@@ -515,8 +516,8 @@ def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
         value = str(parameters.get(name) or "")
         if "://" in value or re.search(r";\s*\w+\s*=|\bpassword\s*=", value):
             raise PgOutputError(
-                f"the parameter {name!r} has others in it; give a connection string as `dsn`, "
-                f"with spaces between its parameters"
+                f"the parameter {name!r} has others in it",
+                hint="Give a connection string as `dsn`, with spaces between its parameters",
             )
 
 

@@ -372,8 +372,8 @@ class EmbeddedServer:
             refused.append(f"{parent}: the server's user can't enter it")
             path.rmdir()
         raise PgOutputError(
-            f"no place for the embedded server ({'; '.join(refused)}); "
-            f"set TMPDIR to a short path that every user can enter"
+            f"no place for the embedded server ({'; '.join(refused)})",
+            hint="Set TMPDIR to a short path that every user can enter",
         )
 
     def _launch(self, bindir: Path, user: _User) -> subprocess.Popen[bytes]:

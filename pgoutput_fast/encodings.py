@@ -107,7 +107,7 @@ def python_encoding(name: str) -> str:
     if found in _OTHER_MAPS:
         raise PgOutputError(
             f"encoding {name[:40]!r}: Python's codec of that name makes other characters of some "
-            "bytes than the server means; set the session's client_encoding to UTF8, to which the "
-            "server converts exactly"
+            "bytes than the server means",
+            hint="Set the session's client_encoding to UTF8, to which the server converts exactly",
         )
     return found

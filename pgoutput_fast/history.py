@@ -258,7 +258,8 @@ class History:
         if self.is_empty:
             raise PgOutputError(
                 f"{self._directory} has no history of types and tables: captures of earlier "
-                f"versions wrote none, and others were told to keep none; give a registry"
+                f"versions wrote none, and others were told to keep none",
+                hint="Give a registry",
             )
         one = np.array([lsn], np.uint64)
         return Place(*self.places(one, one)[:, 0].tolist())

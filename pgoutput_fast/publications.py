@@ -525,8 +525,8 @@ class Publications:
             first, second = list(chosen.values())[:2]
             raise PgOutputError(
                 f"publications {first!r} and {second!r} publish different columns of table "
-                f"{qualified(table)}, at which the server ends a stream of both: give them the "
-                f"same list of columns, or take them in streams of their own"
+                f"{qualified(table)}, at which the server ends a stream of both",
+                hint="Give them the same list of columns, or take them in streams of their own",
             )
         (published_numbers,) = chosen
         return [one for one in columns if one.number in published_numbers]

@@ -12,8 +12,9 @@ except ImportError as error:
     from ..errors import PgOutputError
 
     raise PgOutputError(
-        f"tables need pyarrow ({error}); install the extra pgoutput-fast[arrow], or one of those "
-        "of sync, pgoutput-fast[delta] and pgoutput-fast[duckdb], which have it too"
+        f"tables need pyarrow ({error})",
+        hint="Install the extra pgoutput-fast[arrow], or one of those "
+        "of sync, pgoutput-fast[delta] and pgoutput-fast[duckdb], which have it too",
     ) from error
 
 from .folding import NetChanges, fold

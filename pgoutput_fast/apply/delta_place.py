@@ -45,7 +45,7 @@ def require_deltalake() -> Any:
         import deltalake
     except ImportError as error:
         raise PgOutputError(
-            f"deltalake is not installed ({error}); install the extra pgoutput-fast[delta]"
+            f"deltalake is not installed ({error})", hint="Install the extra pgoutput-fast[delta]"
         ) from error
     return deltalake
 
@@ -89,8 +89,8 @@ class Place:
         self.uri = uri.rstrip("/")
         if bad := re.search(r"[%\[\]{}`^|<>\\?*]", self.uri):
             raise PgOutputError(
-                f"delta-rs can't keep tables in {self.uri}, as its name has {bad.group()!r}: give "
-                "a directory of another name"
+                f"delta-rs can't keep tables in {self.uri}, as its name has {bad.group()!r}",
+                hint="Give a directory of another name",
             )
 
     def __repr__(self) -> str:

@@ -209,7 +209,8 @@ class Table:
         """Files of an attempt that ended before its first commit are ours; others are not."""
         if any(one.suffix != ".parquet" for one in directory.rglob("*") if not one.is_dir()):
             raise PgOutputError(
-                f"{directory} has files and is no Delta table: give another target, or delete it"
+                f"{directory} has files and is no Delta table",
+                hint="Give another target, or delete it",
             )
 
     def _check(self, delta: Any) -> None:

@@ -283,13 +283,13 @@ class DeltaTarget:
         other = sorted(one.base_name for one in found if one.base_name != _PROGRESS)
         if {*other} & {"changes", "state"}:
             raise PgOutputError(
-                f"{self.place.uri} has tables, and not {_PROGRESS}, which says how far they are: "
-                "restore that, or move the whole target away, and it begins anew"
+                f"{self.place.uri} has tables, and not {_PROGRESS}, which says how far they are",
+                hint="Restore that, or move the whole target away, and it begins anew",
             )
         if other:
             raise PgOutputError(
-                f"{self.place.uri} has other things, such as {other[0]!r}, and no tables of a "
-                "sync: give another place"
+                f"{self.place.uri} has other things, such as {other[0]!r}, and no tables of a sync",
+                hint="Give another place",
             )
 
     def _checked(self, progress: Table, origin: Origin) -> Stored:
@@ -298,13 +298,15 @@ class DeltaTarget:
         if found["format"] != TARGET_FORMAT:
             raise PgOutputError(
                 f"{self.place.uri} has format {found['format']}, and this version knows "
-                f"{TARGET_FORMAT}: use the version that wrote it, or begin anew in another target"
+                f"{TARGET_FORMAT}",
+                hint="Use the version that wrote it, or begin anew in another target",
             )
         if (found["system_identifier"], found["database"]) != tuple(origin):
             raise PgOutputError(
                 f"{self.place.uri} has tables of database {found['database']!r} of system "
                 f"{found['system_identifier']}, and the changes are of {origin.database!r} of "
-                f"{origin.system_identifier}: give another place"
+                f"{origin.system_identifier}",
+                hint="Give another place",
             )
         held = self._read(progress)
         kept = Kept.of(found["soft_deletes"], found["tables"], found["policies"])

@@ -100,7 +100,7 @@ class DuckdbTarget:
             import duckdb
         except ImportError as error:
             raise PgOutputError(
-                f"duckdb is not installed ({error}); install the extra pgoutput-fast[duckdb]"
+                f"duckdb is not installed ({error})", hint="Install the extra pgoutput-fast[duckdb]"
             ) from error
         self._duckdb = duckdb
         self.path = path
@@ -228,20 +228,22 @@ class DuckdbTarget:
     def _check_own(self, names: set[str]) -> None:
         """Refuse a file that something else has made."""
         if "main._source" not in names:
-            raise PgOutputError(f"{self.path} has tables that no sync has made; give another file")
+            raise PgOutputError(
+                f"{self.path} has tables that no sync has made", hint="Give another file"
+            )
 
     def _read(self, connection: Any, origin: Origin, names: set[str]) -> Stored:
         (found,) = connection.execute("FROM _source").fetchall()
         if found[0] != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self.path} has format {found[0]}, and this version knows {TARGET_FORMAT}: use "
-                "the version that wrote it, or begin anew in another target"
+                f"{self.path} has format {found[0]}, and this version knows {TARGET_FORMAT}",
+                hint="Use the version that wrote it, or begin anew in another target",
             )
         if found[1:3] != tuple(origin):
             raise PgOutputError(
                 f"{self.path} has tables of database {found[2]!r} of system {found[1]}, and the "
-                f"changes are of {origin.database!r} of {origin.system_identifier}: give another "
-                "file"
+                f"changes are of {origin.database!r} of {origin.system_identifier}",
+                hint="Give another file",
             )
         tables = {}
         found_rows = connection.sql("FROM _progress").to_arrow_table()
@@ -270,8 +272,8 @@ class DuckdbTarget:
         """See `Target`."""
         if self._has_written and not self.path.exists():
             raise PgOutputError(
-                f"{self.path} is gone, which this sync has written: bring it back, and call sync "
-                "again; without it, that begins anew"
+                f"{self.path} is gone, which this sync has written",
+                hint="Bring it back, and call sync again; without it, that begins anew",
             )
         with self.refusals():
             self._connection = self._connect()

@@ -301,9 +301,10 @@ def _check_order(table: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tu
     for name in ("commit_lsn", "seq"):
         if batch.column(name).null_count:
             raise PgOutputError(
-                f"{table}: a change has no {name}. Its transaction may yet be rolled back; take "
+                f"{table}: a change has no {name}. Its transaction may yet be rolled back",
+                hint="Take "
                 "the changes from a transaction, from segments, or fill in their commit by "
-                "with_commit()"
+                "with_commit()",
             )
     lsns = batch.column("commit_lsn").cast(pa.uint64()).to_numpy()
     seqs = batch.column("seq").to_numpy()

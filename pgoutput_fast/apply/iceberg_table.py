@@ -63,7 +63,8 @@ class IcebergCatalog:
             import pyiceberg  # noqa: F401
         except ImportError as error:
             raise PgOutputError(
-                f"pyiceberg is not installed ({error}); install the extra pgoutput-fast[iceberg]"
+                f"pyiceberg is not installed ({error})",
+                hint="Install the extra pgoutput-fast[iceberg]",
             ) from error
         self._properties = {} if isinstance(given, str) else dict(given)
         self._name = given if isinstance(given, str) else self._properties.pop("name", _NAME)

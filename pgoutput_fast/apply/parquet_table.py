@@ -141,8 +141,8 @@ class ParquetTable(Table):
             found = json.loads(text)
             if isinstance(found, dict) and found.get("format", _FORMAT) != _FORMAT:
                 raise PgOutputError(
-                    f"{where} has format {found['format']!r:.20}, and this version knows "
-                    f"{_FORMAT}: use a newer one"
+                    f"{where} has format {found['format']!r:.20}, and this version knows {_FORMAT}",
+                    hint="Use a newer one",
                 )
             entry: _Entry = of_form(found, _Entry)
             for one in (*entry.files, *entry.files.values()):
@@ -154,8 +154,9 @@ class ParquetTable(Table):
         except MALFORMED as error:
             raise PgOutputError(
                 f"{where} is damaged ({error}), and without it nobody knows which changes this "
-                "change table has: restore the file, or move the directory away, which has the "
-                "table copied again"
+                "change table has",
+                hint="Restore the file, or move the directory away, which has the "
+                "table copied again",
             ) from None
 
     def _refuse_other_things(self) -> None:

@@ -87,8 +87,9 @@ def version_of(schema: pa.Schema) -> Version:
     index = schema.get_field_index("after")
     if index < 0 or not pa.types.is_struct(schema.field(index).type):
         raise PgOutputError(
-            "the changes have no struct column 'after': give ChangeBatches, or record batches "
-            f"with their columns, not one with {', '.join(schema.names) or 'no columns'}"
+            "the changes have no struct column 'after'",
+            hint="Give ChangeBatches, or record batches "
+            f"with their columns, not one with {', '.join(schema.names) or 'no columns'}",
         )
     row = schema.field(index).type
     metadata = schema.metadata or {}
@@ -156,8 +157,8 @@ def check_follows(old: Version, new: Version) -> None:
     if old.relation_id != new.relation_id:
         raise PgOutputError(
             f"changes of two tables, {old.table} (relation id {old.relation_id}) and {new.table} "
-            f"({new.relation_id}), can't be folded together; give those of one. A table that was "
-            "dropped and made again is another one"
+            f"({new.relation_id}), can't be folded together",
+            hint="Give those of one. A table that was dropped and made again is another one",
         )
     before = {column.name: column for column in old.columns}
     for column in new.columns:

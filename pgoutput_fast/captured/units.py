@@ -467,14 +467,16 @@ def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
         if path.is_dir() and Tables(path).read():
             raise PgOutputError(
                 f"{path} has snapshots of tables, and nothing says how they go together with other "
-                f"files: give it by itself"
+                f"files",
+                hint="Give it by itself",
             )
         files += [one.path for one in list_segments(path)] if path.is_dir() else [path]
     recordings = [path for path in files if not is_segment(path)]
     if recordings and len(files) > 1:
         raise PgOutputError(
             f"{recordings[0]} is a recorded stream, and nothing says how it goes together with "
-            f"other files: give it by itself, and a directory of its own for its tables"
+            f"other files",
+            hint="Give it by itself, and a directory of its own for its tables",
         )
     if recordings:
         return RecordingSource(recordings[0])

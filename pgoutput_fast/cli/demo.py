@@ -84,7 +84,9 @@ def _directory(out: Path | None) -> Iterator[Path]:
             yield Path(made)
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise PgOutputError(f"{out} is there already, and not an empty directory; give another")
+        raise PgOutputError(
+            f"{out} is there already, and not an empty directory", hint="Give another"
+        )
     out.mkdir(parents=True, exist_ok=True)
     yield out
 

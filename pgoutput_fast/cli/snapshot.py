@@ -110,8 +110,9 @@ def _find(directory: Path, table: str) -> int:
         ids = ", ".join(map(str, sorted(found)))
         name = "'" + sql_name(*known[found[0]]).replace("'", "''") + "'"
         raise PgOutputError(
-            f"{directory} has several tables that were called {table!r}: give one of the relation "
-            f"ids {ids} instead; SELECT {name}::regclass::oid tells which one it is now"
+            f"{directory} has several tables that were called {table!r}",
+            hint="Give one of the relation "
+            f"ids {ids} instead; SELECT {name}::regclass::oid tells which one it is now",
         )
     names = ", ".join(sorted(printable(sql_name(*name)) for name in known.values())) or "none"
     raise PgOutputError(f"{directory} has no table {table!r}; it has {names}")

@@ -186,8 +186,10 @@ def refuse_input(data: object) -> None:
 
 def null_frame(index: int) -> NoReturn:
     """Raise the error for a frame that is null in an Arrow array."""
-    raise PgOutputError(f"frame {index} is null, and no frame may be: drop the nulls, or find out "
-                        "what was lost")  # fmt: skip
+    raise PgOutputError(
+        f"frame {index} is null, and no frame may be",
+        hint="Drop the nulls, or find out what was lost",
+    )
 
 
 def refuse_offset(index: int, offset: int, least: int, size: int) -> NoReturn:
@@ -310,7 +312,8 @@ def pyarrow() -> Any:
         import pyarrow as module
     except ImportError:
         raise PgOutputError(
-            "without the compiled extension Arrow data need pyarrow; install pgoutput-fast[arrow]"
+            "without the compiled extension Arrow data need pyarrow",
+            hint="Install pgoutput-fast[arrow]",
         ) from None
     return module
 

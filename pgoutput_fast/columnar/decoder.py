@@ -246,7 +246,8 @@ class ChangeStream:
             if batch.layout is not first.layout or batch.binary != first.binary:
                 raise PgOutputError(
                     "the batches have different schemas: they are of several tables, or the table "
-                    "was altered; make a stream of each"
+                    "was altered",
+                    hint="Make a stream of each",
                 )
 
     def __iter__(self) -> Iterator[ChangeBatch]:
@@ -435,7 +436,9 @@ class ColumnarDecoder:
             The engine is running, or another thread uses it.
         """
         if self._runs or not self._lock.acquire(blocking=False):
-            raise PgOutputError("another thread decodes with this decoder; give each its own")
+            raise PgOutputError(
+                "another thread decodes with this decoder", hint="Give each its own"
+            )
 
     def __getstate__(self) -> tuple[StreamState, DecoderOptions]:
         self._take()
@@ -483,9 +486,9 @@ class ColumnarDecoder:
         try:
             if self._call is not None:
                 raise PgOutputError(
-                    "the batches of the last call were not all taken, so that rows are missing; "
-                    "take them to the end, or begin again with reset() and the stream's frames "
-                    "from the start of the connection"
+                    "the batches of the last call were not all taken, so that rows are missing",
+                    hint="Take all batches, or call reset() and decode the stream again from the "
+                    "start of the connection",
                 )
             self._engine.load(data, offsets, lsns)
             self._call = call = object()

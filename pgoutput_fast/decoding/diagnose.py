@@ -65,8 +65,9 @@ def refuse_changed() -> NoReturn:
     raise PgOutputError(
         "a frame was refused when it was read first, and nothing is wrong with it now that it was "
         "read again: another thread uses the same decoder, or writes into the buffer that the "
-        "frame is in; give each thread a decoder of its own, and leave a buffer alone until its "
-        "frames are decoded"
+        "frame is in",
+        hint="Give each thread a decoder of its own, and leave a buffer alone until its "
+        "frames are decoded",
     )
 
 

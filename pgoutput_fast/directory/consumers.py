@@ -78,7 +78,7 @@ def check_consumer_name(name: str) -> str:
     """
     if CONSUMERS.match(f"{name}.json") is None:
         raise PgOutputError(
-            f"{name!r} can't be a consumer's name: give letters, digits, '_', '-' and '.'"
+            f"{name!r} can't be a consumer's name", hint="Give letters, digits, '_', '-' and '.'"
         )
     return name
 
@@ -129,8 +129,8 @@ def _read(path: Path) -> ConsumerState:
         )
     except (OSError, *MALFORMED) as error:
         raise PgOutputError(
-            f"can't read {path} ({printable(str(error))}), which says how far a consumer has read: "
-            f"restore it, or remove the consumer and add it anew"
+            f"can't read {path} ({printable(str(error))}), which says how far a consumer has read",
+            hint="Restore it, or remove the consumer and add it anew",
         ) from error
 
 

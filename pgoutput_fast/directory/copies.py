@@ -206,7 +206,8 @@ class Tables:
     def _damaged(self, copy: Copy, error: Exception) -> PgOutputError:
         return PgOutputError(
             f"can't read {self._directory / copy.name} ({printable(str(error))}), which says what "
-            f"there is of a table: restore it"
+            f"there is of a table",
+            hint="Restore it",
         )
 
     def wait(self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool) -> Copy:

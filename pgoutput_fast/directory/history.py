@@ -250,7 +250,8 @@ def _read(path: Path, form: type) -> Any:
     except (OSError, *MALFORMED) as error:
         why = error.strerror if isinstance(error, OSError) else printable(str(error))
         raise PgOutputError(
-            f"can't read {path} ({why}), which is of the history of types and tables: restore it"
+            f"can't read {path} ({why}), which is of the history of types and tables",
+            hint="Restore it",
         ) from error
     raise PgOutputError(
         f"the format version of {path} is {version!r:.40}, this version of pgoutput_fast reads "

@@ -73,8 +73,8 @@ class Look(NamedTuple):
         if not os.path.lexists(expected[0]):
             raise _deleted(copy.relation_id, str(directory))
         raise PgOutputError(
-            f"{lost} is not there, a file of a snapshot: restore it, or "
-            f"{how_to_copy(directory, [copy.relation_id])}"
+            f"{lost} is not there, a file of a snapshot",
+            hint=f"Restore it, or {how_to_copy(directory, [copy.relation_id])}",
         )
 
 

@@ -109,8 +109,9 @@ def parse_place(url: str, endpoint: str | None = None) -> Place:
     prefix = prefix.removesuffix("/")
     if scheme != "s3" or not _BUCKET.fullmatch(bucket):
         raise PgOutputError(
-            f"{printable(url)} is no place for copies: give s3://bucket/prefix, with the name of a "
-            f"bucket in lower-case letters, digits, '-' and '.'"
+            f"{printable(url)} is no place for copies",
+            hint="Give s3://bucket/prefix, with the name of a "
+            "bucket in lower-case letters, digits, '-' and '.'",
         )
     if not prefix or not all(map(_STEP.fullmatch, prefix.split("/"))):
         raise PgOutputError(
@@ -128,7 +129,8 @@ def parse_place(url: str, endpoint: str | None = None) -> Place:
             is_url = False
         if not is_url or parts.path not in ("", "/") or parts.query or parts.fragment:
             raise PgOutputError(
-                f"{printable(endpoint)} is no endpoint: give http://host:port or https://host"
+                f"{printable(endpoint)} is no endpoint",
+                hint="Give http://host:port or https://host",
             )
     return Place(bucket, prefix, endpoint.removesuffix("/") or None)
 
@@ -210,7 +212,8 @@ class Remote:
             raise PgOutputError(f"object storage needs pyarrow with S3 ({error})") from error
         if not hasattr(fs, "S3FileSystem"):
             raise PgOutputError(
-                "this pyarrow is built without S3: install the one of the Python Package Index"
+                "this pyarrow is built without S3",
+                hint="Install the one of the Python Package Index",
             )
         self._fs = fs
         # Parts are uploaded in the background, as a stream that uploads them itself and fails makes
@@ -336,7 +339,8 @@ class Remote:
         elif size != content.size:
             raise PgOutputError(
                 f"{self.url}/{name} has {size} bytes, and {path} has {content.size}: another "
-                f"program has written there; give another prefix"
+                f"program has written there",
+                hint="Give another prefix",
             )
         return size is None
 
@@ -354,7 +358,8 @@ class Remote:
             source = self._s3.open_input_file(self._path(name))
         except FileNotFoundError:
             raise PgOutputError(
-                f"{self.url}/{name} was deleted meanwhile: begin again with an empty directory"
+                f"{self.url}/{name} was deleted meanwhile",
+                hint="Begin again with an empty directory",
             ) from None
         except OSError as error:
             raise self._error(f"read {name}", error) from error

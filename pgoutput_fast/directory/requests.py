@@ -77,8 +77,8 @@ def requested(directory: Path) -> dict[int, Request]:
             continue  # it was answered just now
         except (OSError, *MALFORMED) as error:
             raise PgOutputError(
-                f"can't read {one} ({printable(str(error))}), which asks for a copy of a "
-                f"table: delete it, and ask anew"
+                f"can't read {one} ({printable(str(error))}), which asks for a copy of a table",
+                hint="Delete it, and ask anew",
             ) from error
     return found
 

@@ -113,18 +113,19 @@ class Upload:
         there = self._remote.read(UPLOAD_NAME)
         if there is None and registered:
             raise PgOutputError(
-                f"what was copied to {self.url} is not there any more: restore it, or remove the "
+                f"what was copied to {self.url} is not there any more",
+                hint="Restore it, or remove the "
                 f"consumer {CONSUMER_NAME} of {self._directory}, and what is there by now is "
-                f"copied anew"
+                f"copied anew",
             )
         if there is None and self._remote.has_any():
-            raise PgOutputError(f"{self.url} has other objects: give a prefix of its own")
+            raise PgOutputError(f"{self.url} has other objects", hint="Give a prefix of its own")
         if there is not None and (
             own is None or _fields(there, self.url, "id") != {"id": own["id"]}
         ):
             raise PgOutputError(
-                f"{self.url} has the copy of another directory than {self._directory}: give a "
-                f"prefix of its own"
+                f"{self.url} has the copy of another directory than {self._directory}",
+                hint="Give a prefix of its own",
             )
 
     def begin(self) -> None:
@@ -153,7 +154,8 @@ class Upload:
                 raise PgOutputError(
                     f"the copy at {self.url} ends at {format_lsn(there)}, and {self._directory} "
                     f"has what was committed from {format_lsn(found.begin)} to "
-                    f"{format_lsn(found.end)}: give a new prefix, and copy it anew"
+                    f"{format_lsn(found.end)}",
+                    hint="Give a new prefix, and copy it anew",
                 )
         self._consumer = Consumer(self._directory, CONSUMER_NAME)
         if self._mirrors:
@@ -346,7 +348,7 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
     try:
         target.mkdir(parents=True, exist_ok=True)
         if next(target.iterdir(), None) is not None:
-            raise PgOutputError(f"{target} has files: give an empty directory")
+            raise PgOutputError(f"{target} has files", hint="Give an empty directory")
         write_whole(target / DOWNLOAD_NAME, [json.dumps({"url": remote.url})])
         for name in _names_to_read(remote, target, end):
             path = target / name
@@ -413,6 +415,7 @@ def _fields(content: bytes, where: str, *keys: str) -> dict[str, Any]:
     except MALFORMED as error:
         raise PgOutputError(
             f"can't read {where} ({printable(str(error))}), which describes the copy of a "
-            f"directory: restore it"
+            f"directory",
+            hint="Restore it",
         ) from error
     return fields

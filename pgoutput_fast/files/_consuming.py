@@ -58,8 +58,9 @@ class Registered:
         if not self._is_made and at > first:
             raise PgOutputError(
                 f"consumer {self._consumer.name!r} of {self._directory} is at {format_lsn(at)}, "
-                f"and this export at {format_lsn(first)}: give the name of no other reader, or "
-                f"remove the consumer if it has none any more"
+                f"and this export at {format_lsn(first)}",
+                hint="Give the name of no other reader, or "
+                "remove the consumer if it has none any more",
             )
         self._consumer.advance(position)
 

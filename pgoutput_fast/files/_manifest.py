@@ -167,8 +167,8 @@ def checked(text: str | bytes, where: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError, PgOutputError) as error:
         raise PgOutputError(f"{where} is damaged, or no manifest ({error!r})") from error
     raise PgOutputError(
-        f"{where} is of version {version!r}, and this pgoutput_fast reads {FORMAT_VERSION}: begin "
-        "again with a new directory"
+        f"{where} is of version {version!r}, and this pgoutput_fast reads {FORMAT_VERSION}",
+        hint="Begin again with a new directory",
     )
 
 
@@ -340,7 +340,8 @@ def give_names(directory: Path, names: list[str]) -> None:
             written.rename(directory / name)
         elif not (directory / name).exists():
             raise PgOutputError(
-                f"{directory / name} is missing, which {NAME} has; begin again with a new directory"
+                f"{directory / name} is missing, which {NAME} has",
+                hint="Begin again with a new directory",
             )
     fsync_path(directory)
 

@@ -254,8 +254,8 @@ def _check_empty(directory: Path) -> None:
     if others:
         shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
         raise PgOutputError(
-            f"{directory} has other things in it ({shown}), and no capture has begun there: give "
-            f"a new or an empty directory"
+            f"{directory} has other things in it ({shown}), and no capture has begun there",
+            hint="Give a new or an empty directory",
         )
 
 

@@ -266,8 +266,8 @@ class Reader:
                     rows += len(made.offsets) - 1
                     if rows > _MOST_ROWS:
                         raise PgOutputError(
-                            f"{doing}: range {part.number} has over {_MOST_ROWS} rows; give a "
-                            f"smaller range_bytes"
+                            f"{doing}: range {part.number} has over {_MOST_ROWS} rows",
+                            hint="Give a smaller range_bytes",
                         )
                     yield made
             self._waiter.rest()

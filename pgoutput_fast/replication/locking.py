@@ -286,8 +286,8 @@ def _planned(
         ]
     if len(parts) >= _MOST_RANGES:
         raise PgOutputError(
-            f"table {qualified(table)} would be copied in {len(parts)} ranges; give a larger "
-            f"range_bytes"
+            f"table {qualified(table)} would be copied in {len(parts)} ranges",
+            hint="Give a larger range_bytes",
         )
     rows = [now[oid].rows for oid in sources]
     made = SnapshotTable(

@@ -249,7 +249,7 @@ def snapshot(
     try:
         if server.lost:
             reasons = "; ".join(sorted(server.lost.values()))
-            raise RetryableError(f"tables were altered just now ({reasons}): take it again")
+            raise RetryableError(f"tables were altered just now ({reasons})", hint="Take it again")
         if tables is not None and not server.tables:
             raise PgOutputError(
                 f"{tables!r} matches no table that {', '.join(publications)} publishes",

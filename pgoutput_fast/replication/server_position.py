@@ -101,8 +101,8 @@ def check_target(lsn: int, end: int, *, in_recovery: bool) -> None:
         raise RetryableError(f"{text}{format_lsn(end)}: the standby has not come so far yet")
     raise PgOutputError(
         f"{text}{format_lsn(end)}: an earlier state of the server was restored, or a standby that "
-        "lagged was promoted. What the target has beyond that did not happen there: give a new "
-        "target, a new slot and a new directory"
+        "lagged was promoted. What the target has beyond that did not happen there",
+        hint="Give a new target, a new slot and a new directory",
     )
 
 

@@ -69,8 +69,8 @@ def create(
     """
     if (temporary or snapshot) and not isinstance(server, ReplicationConnection):
         raise PgOutputError(
-            "a temporary slot and an exported snapshot end with their connection: give a "
-            "ReplicationConnection"
+            "a temporary slot and an exported snapshot end with their connection",
+            hint="Give a ReplicationConnection",
         )
     with _connected(server) as connection:
         return connection.make_slot(

@@ -196,7 +196,8 @@ class Source:
             raise PgOutputError(
                 f"the server is another one now: its system identifier is "
                 f"{connection.system_identifier}, and was {self._system}. The positions of one "
-                f"mean nothing to the other: make a new slot, and copy the tables anew"
+                f"mean nothing to the other",
+                hint="Make a new slot, and copy the tables anew",
             )
 
     def _take_slot(self, connection: ReplicationConnection) -> tuple[int, bool, bool]:
@@ -273,8 +274,8 @@ def check_position(
             raise PgOutputError(
                 f"the server is on timeline {connection.timeline} now, which {where} timeline "
                 f"{timeline}: what was received up to {format_lsn(received)} did not happen there. "
-                f"A standby that lagged was promoted, or an earlier state was restored; make a "
-                f"new slot, and copy the tables anew"
+                f"A standby that lagged was promoted, or an earlier state was restored",
+                hint="Make a new slot, and copy the tables anew",
             )
     if received > connection.end_lsn:
         end = format_lsn(connection.end_lsn)

@@ -397,7 +397,8 @@ class Upkeep:
             raise PgOutputError(
                 f"the disk of {self._directory} has {free} bytes free, less than the "
                 f"{self._options.min_free} that are to stay free; nothing is lost, the slot keeps "
-                f"what is not acknowledged: make room, or have less kept"
+                f"what is not acknowledged",
+                hint="Make room, or have less kept",
             )
 
     def _tidy(self) -> None:

@@ -318,8 +318,8 @@ class ReplicationConnection:
         if beside._started != self._started or beside.system_identifier != self.system_identifier:
             beside.close()
             raise PgOutputError(
-                "a second connection came to another server: give a name or an address that leads "
-                "to one server only"
+                "a second connection came to another server",
+                hint="Give a name or an address that leads to one server only",
             )
         return beside
 
@@ -368,20 +368,21 @@ class ReplicationConnection:
             if state.plugin is None:
                 raise PgOutputError(
                     f"slot {name!r} is a physical one, for a standby, which brings no changes of "
-                    f"tables; give a logical slot of pgoutput"
+                    f"tables",
+                    hint="Give a logical slot of pgoutput",
                 )
             if state.plugin != "pgoutput" or state.database != self.database:
                 raise PgOutputError(
                     f"slot {name!r} is of plugin {state.plugin!r} and database "
-                    f"{state.database!r}, not of 'pgoutput' and {self.database!r}; give another "
-                    f"slot"
+                    f"{state.database!r}, not of 'pgoutput' and {self.database!r}",
+                    hint="Give another slot",
                 )
             reason = state.invalidation_reason
             if reason is not None or state.wal_status == "lost":
                 why = _INVALID.get(reason or "wal_removed", f"the server says {reason!r}")
                 raise PgOutputError(
-                    f"slot {name!r} is invalidated ({why}): drop it, make a new one, and copy "
-                    f"the tables anew"
+                    f"slot {name!r} is invalidated ({why})",
+                    hint="Drop it, make a new one, and copy the tables anew",
                 )
             if state.confirmed_flush_lsn is None:
                 raise RetryableError(f"slot {name!r} is just being made; wait until it is ready")

@@ -64,7 +64,7 @@ def require_pyarrow() -> Any:
         import pyarrow.ipc
     except ImportError as error:
         raise PgOutputError(
-            f"segments need pyarrow ({error}); install the extra pgoutput-fast[arrow]"
+            f"segments need pyarrow ({error})", hint="Install the extra pgoutput-fast[arrow]"
         ) from error
     return pa
 

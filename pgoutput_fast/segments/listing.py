@@ -164,8 +164,8 @@ def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | N
         if group.start_lsn > end:
             raise PgOutputError(
                 f"a segment is missing between {before.parts[0].path} and {group.parts[0].path}: "
-                f"from {format_lsn(end)} to {format_lsn(group.start_lsn)}; restore it, "
-                f"or leave out the segments before it"
+                f"from {format_lsn(end)} to {format_lsn(group.start_lsn)}",
+                hint="Restore it, or leave out the segments before it",
             )
     unfinished = groups.pop() if groups and not groups[-1].has_last else None
     for group in groups:
@@ -258,7 +258,9 @@ def _stored(path: Path, key: str) -> int:
     except FileNotFoundError:
         return 0
     except (OSError, *MALFORMED) as error:
-        raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
+        raise PgOutputError(
+            f"can't read {path} ({printable(str(error))})", hint="Restore it"
+        ) from error
 
 
 def asked_since(directory: Path) -> int:
@@ -281,7 +283,9 @@ def stored_metadata(directory: Path) -> SegmentMetadata | None:
     except FileNotFoundError:
         return None
     except (OSError, *MALFORMED) as error:
-        raise PgOutputError(f"can't read {path} ({printable(str(error))}): restore it") from error
+        raise PgOutputError(
+            f"can't read {path} ({printable(str(error))})", hint="Restore it"
+        ) from error
 
 
 def metadata_of(directory: Path) -> SegmentMetadata | None:
@@ -362,8 +366,8 @@ def _list_files(paths: list[Path]) -> list[Segment]:
     for path in paths:
         if path.is_dir():
             raise PgOutputError(
-                f"{path} is a directory, and a list may hold files of segments only; give one "
-                f"directory by itself, or the files of several that follow each other"
+                f"{path} is a directory, and a list may hold files of segments only",
+                hint="Give one directory by itself, or the files of several that follow each other",
             )
     segments = sorted(Segment.from_path(path) for path in paths)
     _check_files(segments)

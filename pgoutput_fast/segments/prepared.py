@@ -272,6 +272,7 @@ def _read(path: Path, spill_directory: Path | None) -> Prepared:
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise PgOutputError(
             f"can't read {path} ({printable(str(error))}), which has a prepared transaction that "
-            f"the server does not send again: restore it from a copy; without one, begin with a "
-            f"new slot, a new copy of the tables and an empty directory"
+            f"the server does not send again",
+            hint="Restore it from a copy; without one, begin with a "
+            "new slot, a new copy of the tables and an empty directory",
         ) from error

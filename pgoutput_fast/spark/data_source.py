@@ -656,7 +656,8 @@ class _Planner:
             f"the checkpoint has read the transaction that was committed at "
             f"{format_lsn(newest.lsn)}, and {directory} does not have it: an earlier state of the "
             "directory was put back, and of the server, so that what was read since did not happen "
-            "there; begin with a new checkpoint, and a new target"
+            "there",
+            hint="Begin with a new checkpoint, and a new target",
         )
 
     def _check_left(
@@ -682,13 +683,15 @@ class _Planner:
             raise PgOutputError(
                 f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
                 f"ends at {format_lsn(source.seen.contents.end)}: it is not the directory that the "
-                "query has read before, or has been restored; begin with a new checkpoint"
+                "query has read before, or has been restored",
+                hint="Begin with a new checkpoint",
             )
         if source.seen.contents.begin > position.lsn:
             raise PgOutputError(
                 f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
                 f"begins at {format_lsn(source.seen.contents.begin)}: what was committed between "
-                "them is not there; begin with a new checkpoint, and a new target"
+                "them is not there",
+                hint="Begin with a new checkpoint, and a new target",
             )
         if self._consumer is None:
             # Its name is new where the query has another one than its checkpoint was made under.

@@ -605,7 +605,8 @@ def check_session(spark: SparkSession) -> None:
     codec = spark.conf.get("spark.sql.execution.arrow.compression.codec", "none")
     if codec == "lz4":
         raise PgOutputError(
-            "spark.sql.execution.arrow.compression.codec=lz4 hangs in PySpark's workers; set none"
+            "spark.sql.execution.arrow.compression.codec=lz4 hangs in PySpark's workers",
+            hint="Set none",
         )
 
 

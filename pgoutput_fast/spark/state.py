@@ -114,7 +114,7 @@ def current_state(
     row = changes.schema["after"].dataType
     if not isinstance(row, T.StructType):
         raise PgOutputError(
-            f"{qualified(table)}: the column after is no struct; give changes of one table"
+            f"{qualified(table)}: the column after is no struct", hint="Give changes of one table"
         )
     key = tuple(shown_name(name) for name in table.key)
     for name in key:

@@ -20,7 +20,7 @@ try:
     from hypothesis import strategies as st
 except ImportError as error:
     raise PgOutputError(
-        f"strategies need Hypothesis ({error}); install the extra pgoutput-fast[testing]"
+        f"strategies need Hypothesis ({error})", hint="Install the extra pgoutput-fast[testing]"
     ) from error
 
 if TYPE_CHECKING:

@@ -177,7 +177,9 @@ def _type_of(given: TypeSpec) -> tuple[int, int]:
     matched = _WITH_MODIFIER.fullmatch(given)
     name = matched[1] if matched else given
     if name not in _OIDS:
-        raise PgOutputError(f"no built-in type has the name {given!r}; give its OID, or a UserType")
+        raise PgOutputError(
+            f"no built-in type has the name {given!r}", hint="Give its OID, or a UserType"
+        )
     if matched is None:
         return _OIDS[name], -1
     first, second = int(matched[2]), int(matched[3] or 0)

@@ -49,7 +49,7 @@ class Database:
             import duckdb
         except ImportError as error:
             raise PgOutputError(
-                f"duckdb is not installed ({error}); install the extra pgoutput-fast[duckdb]"
+                f"duckdb is not installed ({error})", hint="Install the extra pgoutput-fast[duckdb]"
             ) from error
         self._duckdb = duckdb
         self.path = path

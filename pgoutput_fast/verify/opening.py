@@ -114,8 +114,8 @@ def _opened(
         return DirectoryTarget(path, types)
     if any((path / name).is_dir() for name in ("changes", "state")):
         raise PgOutputError(
-            f"{path} has tables of a sync, and not _progress, which says how far they are: "
-            "restore that",
+            f"{path} has tables of a sync, and not _progress, which says how far they are",
+            hint="Restore that",
             path=str(path),
         )
     raise PgOutputError(

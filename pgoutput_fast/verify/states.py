@@ -127,8 +127,8 @@ class States:
     def _check_format(self, found: int) -> None:
         if found != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self._path} has format {found}, and this version knows {TARGET_FORMAT}: use "
-                "the version that wrote it"
+                f"{self._path} has format {found}, and this version knows {TARGET_FORMAT}",
+                hint="Use the version that wrote it",
             )
 
     # --- the target ------------------------------------------------------------------------------

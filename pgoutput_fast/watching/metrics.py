@@ -18,7 +18,7 @@ try:
     )
 except ImportError as error:
     raise PgOutputError(
-        f"metrics need prometheus-client ({error}); install the extra pgoutput-fast[metrics]"
+        f"metrics need prometheus-client ({error})", hint="Install the extra pgoutput-fast[metrics]"
     ) from error
 
 if TYPE_CHECKING:

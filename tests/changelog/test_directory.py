@@ -245,7 +245,7 @@ def test_a_mark_that_was_changed_is_refused(tmp_path: Path, content: str, why: s
     copy = tables.wait(16384, 100, {"table": ["public", "t"]}, first=True)
     path = tmp_path / "tables" / copy.name
     path.write_text(content)
-    with pytest.raises(PgOutputError, match=rf"can't read {path} \(.*{why}.*: restore it"):
+    with pytest.raises(PgOutputError, match=rf"can't read {path} \(.*{why}.*. Restore it"):
         tables.fields(copy)
 
 

@@ -99,7 +99,7 @@ READERS = [export, inspect, stats, convert, spark, consumer]
     [
         (lambda lake: snapshot(lake, 1).unlink(), "00004006-00001-00000001.arrow is not there"),
         (lambda lake: snapshot(lake, 3).unlink(), "00004006-00001-00000003.arrow is not there"),
-        (lambda lake: mark(lake).write_text("{x"), "says what there is of a table: restore it"),
+        (lambda lake: mark(lake).write_text("{x"), "says what there is of a table. Restore it"),
         (lambda lake: mark(lake).write_text('{"files": ["2"]}'), r"files\[0\] is '2', expected"),
     ],
 )
@@ -116,7 +116,7 @@ def test_readers_refuse_a_snapshot_without_a_file(
     with pytest.raises(pf.PgOutputError) as raised:
         reader(made.directory)
     assert why.replace("\\", "") in str(raised.value)
-    if "restore it" not in why and "expected" not in why:
+    if "Restore it" not in why and "expected" not in why:
         command = f"pgoutput-fast snapshot --dir {made.directory} --table public.orders"
         assert command in str(raised.value)
     assert not made.directory.with_name("out").exists()
@@ -126,7 +126,7 @@ def test_a_mark_without_files_is_refused(made: MadeDirectory) -> None:
     fields = json.loads(mark(made.directory).read_text())
     del fields["files"]
     mark(made.directory).write_text(json.dumps(fields))
-    with pytest.raises(pf.PgOutputError, match=r"can't read .*lacks 'files'.*: restore it"):
+    with pytest.raises(pf.PgOutputError, match=r"can't read .*lacks 'files'.*. Restore it"):
         export(made.directory)
 
 

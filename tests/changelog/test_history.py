@@ -313,7 +313,7 @@ def test_a_snapshot_whose_types_are_damaged(tmp_path: Path, types: object) -> No
     captured(directory, 1000)
     copied(directory, 100, types, "(1)")
     written(directory, read(60, 70))
-    with pytest.raises(PgOutputError, match=r"-snapshot-0000000000000064\.json .*: restore it"):
+    with pytest.raises(PgOutputError, match=r"-snapshot-0000000000000064\.json .*. Restore it"):
         files.export(directory, tmp_path / "out")
 
 
@@ -396,10 +396,10 @@ def test_frames_of_any_length_have_tags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("seen.json", "{", "of the history of types and tables: restore it"),
+        ("seen.json", "{", "of the history of types and tables. Restore it"),
         ("seen.json", '{"format_version": 2}', "format version .* is 2, .* reads 1; update"),
         ("seen.json", '{"format_version": 1, "entry": 7}', "entry is 7"),
-        ("seen.json", "[]", "restore it"),
+        ("seen.json", "[]", "Restore it"),
         (Entry(0, 110).name, '{"format_version": 1}', "lacks 'exact'"),
         ("seen.json", "{}", "format version .* is None"),
         (Entry(0, 110).name, "{}", "format version .* is None"),

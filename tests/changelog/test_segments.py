@@ -423,7 +423,7 @@ def test_list_of_files_is_checked_as_a_directory(
     for paths, match in [
         ([first, second, first], f"{first} is given twice"),
         ([second, copy], f"{second} is given twice, once as {copy}"),
-        ([first, *parts], "is missing between .* from 0/6E to 0/D2; restore it, or leave out"),
+        ([first, *parts], "is missing between .* from 0/6E to 0/D2. Restore it, or leave out"),
         ([first, other.path], "does not go together with .*: slot 'other' is not 's'"),
         ([second, other.path], "does not go together with .*: slot"),
         (parts[:-1], "is not complete: .* a list of files needs all of them"),

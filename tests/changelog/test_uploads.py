@@ -381,7 +381,7 @@ def test_the_history_is_copied_and_its_last_file_again(
     [
         ("s3://user:hush@bucket/lake", None, "the URL of the object storage has a user or pass"),
         ("s3://bucket/lake", "https://user:hush@host", "the endpoint of the object storage has a"),
-        ("https://bucket/lake", None, "no place for copies: give s3://bucket/prefix"),
+        ("https://bucket/lake", None, "no place for copies. Give s3://bucket/prefix"),
         ("s3://Bucket/lake", None, "no place for copies"),
         ("s3://bucket:80/lake", None, "no place for copies"),
         ("s3:///lake", None, "no place for copies"),
@@ -389,7 +389,7 @@ def test_the_history_is_copied_and_its_last_file_again(
         ("s3://bucket/a//b", None, "needs a prefix"),
         ("s3://bucket/../b", None, "needs a prefix"),
         ("s3://bucket/b?endpoint_override=x", None, "needs a prefix"),
-        ("s3://bucket/lake", "localhost:9000", "is no endpoint: give http://host:port"),
+        ("s3://bucket/lake", "localhost:9000", "is no endpoint. Give http://host:port"),
         ("s3://bucket/lake", "http://host/path", "is no endpoint"),
         ("s3://bucket/lake", "http://host:none", "is no endpoint"),
     ],
@@ -485,7 +485,7 @@ def test_places_that_have_something_else(
     insert(made, ORDERS, 1200, 1)
     with storage.s3.open_output_stream(f"{storage.root}/other") as stream:
         stream.write(b"x")
-    with pytest.raises(PgOutputError, match="has other objects: give a prefix of its own"):
+    with pytest.raises(PgOutputError, match="has other objects"):
         upload_of(made, storage)
     storage.s3.delete_file(f"{storage.root}/other")
     whole(upload_of(made, storage))
@@ -508,7 +508,7 @@ def test_places_that_have_something_else(
     insert(made, ORDERS, 1300, 2)
     insert(made, ORDERS, 1400, 3)
     retain(made.directory, Keep(bytes=1), made.writer.store_position)
-    with pytest.raises(PgOutputError, match=r"ends at 0/4BA, and .* from 0/51E to 0/582: give a"):
+    with pytest.raises(PgOutputError, match=r"ends at 0/4BA, and .* from 0/51E to 0/582. Give a"):
         upload_of(made, storage)
 
 
@@ -517,7 +517,7 @@ def test_a_copy_that_is_gone(made: MadeDirectory, storage: Storage, tmp_path: Pa
         download(storage.url, tmp_path / "a", endpoint=storage.endpoint)
     whole(upload_of(made, storage))
     storage.s3.delete_dir(storage.root)
-    with pytest.raises(PgOutputError, match="is not there any more: restore it, or remove the"):
+    with pytest.raises(PgOutputError, match="is not there any more"):
         upload_of(made, storage)
 
 
@@ -538,7 +538,7 @@ def test_download_refuses_a_directory_with_files(
     made: MadeDirectory, storage: Storage, tmp_path: Path
 ) -> None:
     whole(upload_of(made, storage))
-    with pytest.raises(PgOutputError, match="has files: give an empty directory"):
+    with pytest.raises(PgOutputError, match="has files"):
         download(storage.url, tmp_path, endpoint=storage.endpoint)
 
 

@@ -74,12 +74,12 @@ def test_errors_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (config(upload_keep="local"), "upload_keep: it goes with upload alone"),
         (config(upload_endpoint="http://x"), "upload_endpoint: it goes with upload alone"),
-        (["--upload", "http://bucket/lake"], "http://bucket/lake is no place for copies: give s3:"),
+        (["--upload", "http://bucket/lake"], "http://bucket/lake is no place for copies. Give s3:"),
         (["--upload", "s3://bucket"], "s3://bucket needs a prefix behind the bucket"),
         (["--upload", "s3://u:geheim@bucket/lake"], "the URL of the object storage has a user or "),
         (
             ["--upload", "s3://bucket/lake", *config(upload_endpoint="x")],
-            "x is no endpoint: give http",
+            "x is no endpoint. Give http",
         ),
         (["--out", "s3://bucket/lake"], "and for a copy in object storage --upload s3://bucket/pr"),
         (["--out", ""], "--out: it is empty"),

@@ -128,7 +128,7 @@ def test_what_a_decoder_shows_is_refused_while_another_thread_decodes() -> None:
     decoder = pf.ColumnarDecoder(registry=registry)
     (batch,) = decoder.decode([R, begin(7), i(1), commit()])
     assert refused == dict.fromkeys(
-        calls, "another thread decodes with this decoder; give each its own"
+        calls, "another thread decodes with this decoder. Give each its own"
     )
     assert rows(batch)[0]["after"] == {"id": 1, "name": "a"}
     assert [event.tag for event in decoder.events] == ["R", "C"]
@@ -205,7 +205,7 @@ def test_a_call_that_is_closed_takes_no_frames_from_another_threads_call(
     )
     assert (process.returncode, process.stdout.splitlines()) == (
         0,
-        ["another thread decodes with this decoder; give each its own", "20000"],
+        ["another thread decodes with this decoder. Give each its own", "20000"],
     ), process.stderr
 
 
@@ -226,7 +226,7 @@ def test_a_finalizer_of_the_frames_may_call_the_decoder() -> None:
     offsets = np.cumsum([0, *map(len, frames)])
     (batch,) = decoder.decode(Data(b"".join(frames)), offsets)
     assert rows(batch)[0]["after"] == {"id": 1, "name": "a"}
-    assert refused == ["another thread decodes with this decoder; give each its own"] * 2
+    assert refused == ["another thread decodes with this decoder. Give each its own"] * 2
 
 
 def test_frames_that_wait_for_another_thread_do_not_let_it_wait() -> None:
@@ -248,7 +248,7 @@ def test_frames_that_wait_for_another_thread_do_not_let_it_wait() -> None:
     decoder = pf.ColumnarDecoder()
     (batch,) = decoder.decode(frames())
     assert batch.num_rows == 1
-    assert refused == ["another thread decodes with this decoder; give each its own"]
+    assert refused == ["another thread decodes with this decoder. Give each its own"]
 
 
 def known_layouts() -> int:

@@ -631,7 +631,7 @@ def test_two_queries_as_one_consumer(
 @pytest.mark.parametrize(
     ("begin", "text"),
     [
-        (1000, r"is at 0/4E2, and .* ends at 0/456: .* begin with a new checkpoint"),
+        (1000, r"is at 0/4E2, and .* ends at 0/456: .* Begin with a new checkpoint"),
         (4000, r"is at 0/4E2, and .* begins at 0/FA0: .* with a new checkpoint, and a new target"),
     ],
 )

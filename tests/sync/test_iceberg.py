@@ -151,5 +151,5 @@ def test_arguments_that_are_refused(
     with pytest.raises(PgOutputError, match="iceberg: it is for Delta tables, and 'duckdb:"):
         sync(made, tables, target=f"duckdb:{tmp_path / 'tables.duckdb'}")
     monkeypatch.setitem(sys.modules, "pyiceberg", None)
-    with pytest.raises(PgOutputError, match=r"install the extra pgoutput-fast\[iceberg\]"):
+    with pytest.raises(PgOutputError, match=r"Install the extra pgoutput-fast\[iceberg\]"):
         sync(made, tables)

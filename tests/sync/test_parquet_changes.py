@@ -386,7 +386,7 @@ def test_what_is_something_elses(made: MadeDirectory, tables: ParquetTables) -> 
     [
         ("", "Expecting value"),
         ("[]", "it is "),
-        ('{"format": 2}', "has format 2, and this version knows 1: use a newer one"),
+        ('{"format": 2}', "has format 2, and this version knows 1. Use a newer one"),
         ({"lsn": "1210"}, "lsn is '1210', expected int"),
         ({"schema": "AAAA"}, "is damaged"),
         ({"schema": "?"}, "is damaged"),

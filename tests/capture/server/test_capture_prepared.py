@@ -231,7 +231,7 @@ def test_damaged_it_is_refused(site: Site) -> None:
             assert (kept.gid, frames) == ("d", content)
     assert refused > len(sound) // 14
     path.write_bytes(sound[:-20])
-    with pytest.raises(pf.PgOutputError, match=r"can't read .*restore it from a copy"):
+    with pytest.raises(pf.PgOutputError, match=r"can't read .*Restore it from a copy"):
         site.capture()
     path.write_bytes(sound)
     site.execute("COMMIT PREPARED 'd'")

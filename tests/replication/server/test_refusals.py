@@ -68,7 +68,7 @@ def test_words_of_a_server(code: str, words: str, passes: bool | None) -> None:
         ReplicationConnection(port=port, **given)
     assert isinstance(caught.value, RetryableError) == (passes is not False)
     assert getattr(caught.value, "retry_for", None) == (60.0 if passes is None else None)
-    assert ("set lc_messages to C" in str(caught.value)) == (passes is None)
+    assert ("Set lc_messages to C" in str(caught.value)) == (passes is None)
     assert words in str(caught.value)
 
 

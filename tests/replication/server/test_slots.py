@@ -90,7 +90,7 @@ def frames(stream: Any, count: int) -> list[bytes]:
 
 def test_temporary_slots_and_snapshots_belong_to_a_connection(shop: Any) -> None:
     for option in ("temporary", "snapshot"):
-        with pytest.raises(pf.PgOutputError, match="give a ReplicationConnection"):
+        with pytest.raises(pf.PgOutputError, match="Give a ReplicationConnection"):
             slots.create(shop.dsn, shop.slot, **{option: True})
     shop.execute("INSERT INTO t VALUES (1)")
     with ReplicationConnection(shop.dsn) as connection:

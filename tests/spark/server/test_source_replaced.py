@@ -230,7 +230,7 @@ def test_an_old_checkpoint_and_a_slot_of_another_name(
     name = f"slot_{shop.name}_2"
     with pytest.raises(StreamingQueryException, match=f"slot_{shop.name}"):
         queries.run(slot=name)  # the directory is of the other one
-    with pytest.raises(StreamingQueryException, match="begin with a new checkpoint, and a new tar"):
+    with pytest.raises(StreamingQueryException, match="Begin with a new checkpoint, and a new tar"):
         queries.run(slot=name, segments=str(tmp_path / "other"))
     assert queries.changes() == before
     assert replay(queries.run()) == rows(shop)

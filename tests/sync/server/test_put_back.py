@@ -189,7 +189,7 @@ def test_a_target_that_is_not_there(synced: Synced, caplog: pytest.LogCaptureFix
 def test_tables_without_their_progress(synced: Synced) -> None:
     synced.sync()
     shutil.rmtree(synced.tables.path / "_progress")
-    with pytest.raises(pf.PgOutputError, match=r"has tables, and not _progress, .*: restore that"):
+    with pytest.raises(pf.PgOutputError, match=r"has tables, and not _progress, .*. Restore that"):
         synced.sync()
     assert not (synced.tables.path / "_progress").exists()
 
