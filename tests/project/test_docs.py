@@ -120,3 +120,16 @@ def test_the_parts_have_everything(made: ModuleType) -> None:
     names = [field.name for kind, _ in made.CLASSES for field in kind.options()]
     listed = re.findall(r"^`(\w+)`$", made.options(), re.MULTILINE)
     assert sorted(listed) == sorted(set(names))
+
+
+def test_the_versions_of_libraries_are_those_required() -> None:
+    page = (DOCS / "reference" / "versions.md").read_text()
+    named = dict(
+        re.findall(r"^\| (\w+).*? \| ([\d.]+) and newer \| the newest \|$", page, re.MULTILINE)
+    )
+    required = re.findall(
+        r'"(\w+)(?:\[[\w-]+\])?>=([\d.]+)"', (ROOT / "pyproject.toml").read_text()
+    )
+    libraries = {name.lower(): version for name, version in named.items()}
+    assert len(libraries) == 6
+    assert libraries.items() <= set(required)
