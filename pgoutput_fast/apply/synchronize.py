@@ -72,8 +72,8 @@ def sync(
 ) -> SyncProgress:
     """Keep tables up to date with a server's, each change exactly once.
 
-    Either a slot is captured, into a directory beside the target; or the directory of another
-    capture is followed. However a call ends, even by a kill, the next one goes on.
+    The call captures a slot into a directory beside the target, or it follows the directory of
+    another capture. However a call ends, even by a kill, the next call goes on.
 
     Parameters
     ----------
@@ -82,45 +82,47 @@ def sync(
     target : str or path
         ``duckdb:FILE``; or a directory, or ``s3://bucket/prefix``, for Delta tables.
     slot : str
-        It is made if it does not exist.
+        The replication slot. It is made if it does not exist.
     publications : list or tuple of str
+        Names of publications, without quotes.
     segments : path
         The directory of another capture, in place of `slot` and `publications`.
     directory : path
-        Where the slot's changes are captured; by default beside the target, whose name with
-        ``.segments`` behind it it has.
+        Where the slot's changes are captured. The default is the target's name with ``.segments``
+        behind it.
     until : int or "now", optional
-        End when the tables have what was committed before this LSN, or by now.
+        End when the tables have everything that was committed before this LSN, or by now.
     sync_options : SyncOptions, optional
         How the tables are kept up to date.
     target_options : TargetOptions, optional
-        How they are kept in the target.
+        How the target stores the tables.
     capture_options : CaptureOptions, optional
-        How the slot's changes are captured. By default the slot is made if it does not exist, each
-        table gets a snapshot, and what was read stays 10 minutes.
+        How the slot is captured. By default the slot is made if it does not exist, each table gets
+        a snapshot, and segments that were read stay for 10 minutes.
     progress : callable
-        Called with a :class:`SyncProgress` before the first window, after each, and each second
-        meanwhile.
+        Called with a :class:`SyncProgress` before the first window, after each window, and each
+        second in between.
     stop : threading.Event
-        Ends it after the window that is being written.
+        Set it to end the sync after the window that is being written.
     engine : Engine
-        What writes the tables, such as a :class:`pgoutput_fast.spark.SparkEngine`; by default this
-        process.
+        What writes the tables, such as a :class:`pgoutput_fast.spark.SparkEngine`. The default is
+        this process.
     **keywords
-        Fields of :class:`SyncOptions`, :class:`TargetOptions` and :class:`CaptureOptions`, which go
-        before those of the objects; and parameters of libpq by name, which go before those of
+        Fields of :class:`SyncOptions`, :class:`TargetOptions` and :class:`CaptureOptions`, which
+        override those of the objects. Also parameters of libpq by name, which override those of
         `dsn`.
 
     Returns
     -------
     SyncProgress
+        The numbers at the end.
 
     Raises
     ------
     PgOutputError
-        An option is wrong; the target is something else's, or has tables of another database;
-        changes that it lacks are deleted; the rows of a table are not known; another sync writes
-        it; or as of :func:`pgoutput_fast.replication.capture`.
+        An option is wrong. The target belongs to something else, has tables of another database, or
+        is written by another sync. Changes that the target lacks are deleted, or the rows of a
+        table are not known. All reasons of :func:`pgoutput_fast.replication.capture` apply too.
     TypeError
         An argument has a wrong type.
     """

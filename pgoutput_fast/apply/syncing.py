@@ -74,44 +74,43 @@ class SyncProgress(NamedTuple):
     Attributes
     ----------
     lsn : int
-        The tables have what was committed before this LSN, but for those that wait for a snapshot.
+        The tables have everything that was committed before this LSN. Tables that wait for a
+        snapshot are the exception.
     commit_time : int or None
-        When the newest change was committed that is in the tables, in microseconds since 1970;
-        None before the first one.
+        Commit time of the newest change in the tables, in microseconds since 1970; None before the
+        first change.
     changes, windows : int
-        Changes that this call has written, and windows.
+        Changes and windows that this call has written.
     write_seconds : float
-        How long the last window took to be written.
+        Seconds that the last window took.
     tables : dict of str to int
         Changes by table.
     stale : dict of str to str
-        Tables whose rows are not kept up to date, and why.
+        Stale tables, and why they are stale.
     waiting : tuple of str
-        Tables whose changes are held back until the capture has copied them.
+        Tables that wait for their snapshot.
     seconds : dict of str to float
-        How long each table took to be written, in all windows of this call.
+        Seconds spent on each table, in all windows of this call.
     held : tuple of Held
         What the target has of each table.
     end_lsn : int
-        Where the directory ended when it was last looked at.
+        The newest known end of the directory, an LSN.
     capture : CaptureProgress or None
-        How far the capture is, if the slot is captured by this call, and once it streams.
+        How far the capture has come. None while it does not stream, and if this call captures no
+        slot.
     left : tuple of str
-        Tables that are dropped, or not published any more, and stay as they are: their names in
-        the target, as of `names`.
+        Tables that are dropped or not published any more, by their names in the target. They stay
+        as they are.
     change_seconds, state_seconds : float
-        How long it took until the changes of windows stood in their tables, and from then until the
-        state tables had them, in all windows of this call.
+        Seconds spent on change tables, and then on state tables, in all windows of this call.
     names : dict of int to str
-        By relation id, the name under which each of these tables is found in the target: of a table
-        of DuckDB, or of a directory.
+        Relation id to the table's name in the target: of a DuckDB table, or of a directory.
     asked : tuple of str
-        Those of the stale tables that the capture is asked to copy again.
+        Stale tables for which a new snapshot is requested.
     paused : dict of str to str
-        Tables whose changes wait in the directory until somebody has acted, and why.
+        Paused tables, and why they are paused.
     over_limit : tuple of str
-        Those of the stale tables that got so many snapshots within a day that the capture is asked
-        for no other one yet.
+        Stale tables that got so many snapshots within a day that no other one is requested yet.
     """
 
     lsn: int

@@ -53,40 +53,41 @@ def capture(
     capture_options: CaptureOptions | None = None,
     **keywords: object,
 ) -> CaptureProgress:
-    """Write a slot's changes to segments, from where the directory ends.
+    """Write the changes of a slot to segments, from where the directory ends.
 
-    It goes on until `until_lsn` or `stop`, or until Ctrl-C or an error. A connection that is lost,
-    as when the server restarts, is made again. A segment ends with the first commit after
-    `segment_bytes`, or when its oldest commit is `max_delay` old. Every version of the protocol
-    lands in the form of version 1. However a call ends, even by a kill, the next one goes on, and
-    no change is lost or written twice.
+    The call goes on until `until_lsn`, `stop`, Ctrl-C or an error. It makes a lost connection
+    again, for example after the server restarts. A segment ends with the first commit after
+    `segment_bytes`, or when its oldest commit is `max_delay` old. Segments have the form of
+    protocol version 1, whichever version the server speaks. However a call ends, even by a kill,
+    the next call goes on, and no change is lost or written twice.
 
     Parameters
     ----------
     dsn : str, optional
         Connection string of libpq, or URL; by default as libpq's variables say.
     slot : str
+        The replication slot.
     publications : list or tuple of str
         Names of publications, without quotes.
     directory : path
-        The directory of segments (`pgoutput_fast.segments`), which is made if it does not exist.
+        The change log. The directory is made if it does not exist.
     until_lsn : int
-        Capture exactly what was committed before this LSN, then end. `pg_current_wal_lsn()` gives
-        the LSN for all that is committed, and on the server's disk, by now. A transaction is before
-        it if its commit record begins before it, a non-transactional message if its record ends
-        there or before. What comes after stays in the slot. Tables that wait are copied before the
-        capture ends, and where a copy is of a later point, it goes on up to there.
+        Capture exactly what was committed before this LSN, then end. `pg_current_wal_lsn()` is the
+        LSN of everything that is committed and on the server's disk now. A transaction counts if
+        its commit record begins before the LSN. A non-transactional message counts if its record
+        ends at the LSN or before. The rest stays in the slot. Tables that wait get their snapshots
+        before the capture ends. If a snapshot is of a later point, the capture goes on up to there.
     progress : callable
-        Called with a `CaptureProgress` after each batch of frames that came, and each second
-        while none come, or while a large transaction is written.
+        Called with a `CaptureProgress` after each batch of frames. Also called each second while no
+        frames come, and while a large transaction is written.
     stop : threading.Event
-        Ends the capture within some tenths of a second after it is set by another thread. Whole
-        transactions that were received are made durable before.
+        Set it in another thread to end the capture within some tenths of a second. Whole
+        transactions that were received are durable then.
     capture_options : CaptureOptions, optional
         How the changes are captured.
     **keywords
-        Fields of :class:`CaptureOptions`, which go before those of that object; and parameters
-        of libpq by name, which go before those of `dsn`.
+        Fields of :class:`CaptureOptions`, which override those of the object. Also parameters of
+        libpq by name, which override those of `dsn`.
 
     Returns
     -------
@@ -96,18 +97,18 @@ def capture(
     Raises
     ------
     RetryableError
-        The slot is in use, or the server can't be reached now; or a connection was lost; and it was
-        not made within `retry_for`, or before `stop` was set: call again to go on.
+        The slot is in use, the server can't be reached, or the connection was lost, and no
+        connection was made within `retry_for`, or before `stop` was set. Call again to go on.
     PgOutputError
-        The server refuses; there is no such publication, or no such slot; the slot is beyond the
-        end of the directory; no capture has begun in the directory, and the slot is there already;
-        the directory is another slot's or another capture's, or damaged; the server's log goes
-        another way than when the directory was written; the disk or the object storage refuses; or
-        pyarrow or NumPy is not installed. No message has the password.
+        The server refuses, or there is no such publication or slot. The slot is beyond the end of
+        the directory, or exists already while the directory is new. The directory is damaged, or
+        belongs to another slot or capture. The server's log took another way than when the
+        directory was written. The disk or the object storage refuses. pyarrow or NumPy is not
+        installed. No message has the password.
     TypeError
         An argument has a wrong type. Nothing was made.
     KeyboardInterrupt
-        Ctrl-C was pressed. What was acknowledged is durable, and the slot has the rest: call again
+        Ctrl-C was pressed. What was acknowledged is durable, and the slot has the rest. Call again
         to go on.
     """
     options = options_of(CaptureOptions, capture_options, keywords)

@@ -89,10 +89,9 @@ def connect(
     stream_options: StreamOptions | None = None,
     **keywords: object,
 ) -> ReplicationStream:
-    """Begin to receive a slot's changes.
+    """Begin to receive the changes of a slot.
 
-    ``docs/how-to/stream-in-python.md`` says what the stream gives, and what may be acknowledged
-    when.
+    ``docs/how-to/stream-in-python.md`` says what the stream gives, and when to acknowledge it.
 
     Parameters
     ----------
@@ -100,6 +99,7 @@ def connect(
         Connection string of libpq, or URL. What it leaves out is taken from libpq's variables
         (PGHOST …), service files and password files.
     slot : str
+        The replication slot.
     publications : list or tuple of str
         Names of publications, without quotes.
     create_slot : bool
@@ -107,39 +107,37 @@ def connect(
     temporary : bool
         Make a slot that ends with the connection. There must be no slot of this name.
     start_lsn : int
-        Where to go on: the end LSN of the last transaction that is durable. By default it is the
-        LSN up to which the slot was acknowledged. With `two_phase`, frames come from that LSN on in
-        any case.
+        Where to go on: the end LSN of the last durable transaction. The default is the LSN up to
+        which the slot was acknowledged. With `two_phase`, frames come from that LSN on in any case.
     start_timeline : int
-        The stream's `timeline` when that transaction came, if it was stored with the LSN. A server
-        on whose timeline that transaction did not happen is refused then.
+        The stream's `timeline` when the transaction of `start_lsn` came, if you stored it. A server
+        on whose timeline that transaction did not happen is then refused.
     on_idle : callable
-        For programs that store their position with their data. `transactions` calls it with an LSN,
-        once a second at most, while the server's log moves on without a change for the slot: store
-        that LSN as the position. Only then it is acknowledged. Without it such LSNs are
-        acknowledged at once, and a position that was stored before is behind the slot; but if
-        `start_lsn` is given they are not acknowledged at all, and the server keeps its log until
-        the next transaction.
+        For programs that store their position with their data. The server's log also moves on
+        without a change for the slot. `transactions` then calls this function with an LSN, at most
+        once a second. Store that LSN as the position: it is acknowledged after the call. Without
+        this function such LSNs are acknowledged at once, and a position that was stored before is
+        behind the slot. With `start_lsn` and without this function, they are not acknowledged: the
+        server keeps its log until the next transaction.
     spill_directory, prepared
-        See :class:`pgoutput_fast.transactions.Assembler`, which makes the transactions.
+        See :class:`pgoutput_fast.transactions.Assembler`.
     policies, registry, target, tables, columns, fill_unchanged
-        See :class:`pgoutput_fast.ColumnarDecoder`; these are for the columns and values of
-        transactions.
+        How transactions become columns and values: see :class:`pgoutput_fast.ColumnarDecoder`.
     stream_options : StreamOptions, optional
         How the changes come.
     **keywords
-        Fields of :class:`StreamOptions`, which go before those of `stream_options`; and parameters
-        of libpq by name, which go before those of `dsn`: ``host="…", sslmode="verify-full"``.
+        Fields of :class:`StreamOptions`, which override those of `stream_options`. Also parameters
+        of libpq by name, which override those of `dsn`: ``host="…", sslmode="verify-full"``.
 
     Raises
     ------
     RetryableError
-        The server can't be reached now, or the slot is in use; and this has not passed within
+        The server can't be reached now, or the slot is in use, and this has not passed within
         `retry_for`.
     PgOutputError
-        The server refuses, or does not know an option; there is no such slot or publication; the
-        slot is invalidated, or is beyond `start_lsn`, so that changes are lost; or the server's log
-        does not go as far as `start_lsn`. No message has the password.
+        The server refuses, or does not know an option. There is no such slot or publication. The
+        slot is invalidated, or is beyond `start_lsn`, so that changes are lost. The server's log
+        does not reach `start_lsn`. No message has the password.
     TypeError
         An argument is of another type.
     """

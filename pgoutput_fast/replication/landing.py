@@ -38,36 +38,36 @@ class CaptureProgress(NamedTuple):
     Attributes
     ----------
     frames, transactions, bytes : int
-        Frames that this run has taken, whole transactions, and bytes of the frames.
+        Frames, whole transactions, and bytes of frames that this call has received.
     received_lsn : int
-        The end of the last transaction that was taken; or a later LSN, before which the server has
-        said that nothing more comes.
+        End of the last transaction that was received, or a later LSN if the server has said that
+        nothing more comes before it.
     durable_lsn : int
         Everything before this LSN is in segments, and acknowledged.
     captured_lsn : int
         Everything that was committed before this LSN is in segments. It is beyond `durable_lsn` if
-        the server has said that between the two there is nothing for the slot.
+        the server has said that there is nothing for the slot between the two.
     commit_time : int or None
-        When the last transaction was committed that is in segments, by the server's clock, in
-        microseconds since 2000-01-01 UTC; None before this run has written one.
+        Commit time of the last transaction in segments, by the server's clock, in microseconds
+        since 2000-01-01 UTC; None before this call has written one.
     changes, segments : int
-        Insert, Update, Delete and Truncate messages that this run has taken; segments it has
-        completed.
+        Insert, Update, Delete and Truncate messages that this call has received, and segments that
+        it has completed.
     open_transactions : int
-        Transactions of which something came and that have not ended; prepared ones are among them.
+        Transactions that came in part and have not ended, with prepared ones.
     spilled_bytes : int
-        Bytes of the files to which their frames were moved, as `max_memory` says.
+        Bytes of these transactions that are in files, because of `max_memory`.
     connected : bool
         Whether there is a connection that is not known to be lost.
     reconnects : int
-        Connections that this run has made after one was lost.
+        Connections that this call has made after one was lost.
     waiting_tables : int
-        Tables that wait for their copy; their changes are held back until it is there.
+        Tables that wait for their snapshot.
     copying : CopyProgress or None
-        How far the copies are that are being made; None if none is.
+        How far the running snapshots have come; None if there are none.
     uploaded_lsn : int or None
-        Everything before this LSN is in the copy in object storage, 0 while the storage was not
-        reached; None if there is no such copy.
+        Everything before this LSN is in object storage. 0 while the storage was not reached; None
+        without a copy there.
     """
 
     frames: int

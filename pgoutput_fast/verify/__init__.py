@@ -92,39 +92,40 @@ def verify(
     Parameters
     ----------
     dsn : str, optional
-        Connection string of libpq, or URL; by default as libpq's variables say. The role must be
-        allowed to replicate, and to read the tables.
+        Connection string of libpq, or URL; by default as libpq's variables say. The role needs the
+        right to replicate, and to read the tables.
     publications : list or tuple of str
-        Those of the target's slot.
+        The publications of the target's slot.
     target : str
-        A directory of segments, or of a sync's Delta tables, which may be a URL such as
-        ``s3://bucket/lake``; or ``duckdb:`` and the database of a sync.
+        A directory of segments, ``duckdb:`` and the file of a sync, or the Delta tables of a sync: a
+        directory, or a URL such as ``s3://bucket/lake``.
     segments : str, optional
-        The directory of segments from which a sync keeps the target, which alone tells that nothing
-        was committed since the target's last transaction. One beside the target is found, where it
-        is by default.
+        The directory of segments from which a sync keeps the target up to date. Only the directory
+        tells that nothing was committed since the target's last transaction. A directory beside the
+        target is found if it has the default name.
     tables : iterable of str, optional
-        Names with their schemas, as SQL has them: ``public.orders``, ``public."My Table"``; by
-        default all published tables for which the target was made.
+        Names with their schemas, as SQL writes them: ``public.orders``, ``public."My Table"``. The
+        default is all published tables for which the target was made.
     exclude : iterable of str
-        Columns that are not compared, as ``schema.table.column``, as SQL has them too.
+        Columns that are not compared: ``schema.table.column``, as SQL writes them.
     timeout : float
-        Seconds to wait until the target comes to the position where the server was read; and for
-        the server's stream.
+        Seconds to wait until the target reaches the position at which the server was read, and to
+        wait for the server's stream.
     rounds : int
-        How often rows are looked at that changed while they were compared.
+        How often to compare rows again that changed while they were compared.
     shown : int
-        Rows that differ and are described, for each table.
+        How many rows that differ are described, for each table.
     storage_options : mapping of str to str, optional
-        What delta-rs has to know of the storage of Delta tables, as of `sync`.
+        What delta-rs needs for the storage of Delta tables, as for `sync`.
     engine : Engine, optional
-        What reads the rows of Delta tables, such as a :class:`pgoutput_fast.spark.SparkEngine`,
-        whose executors do; by default this process.
+        What reads the rows of Delta tables, such as a :class:`pgoutput_fast.spark.SparkEngine`. The
+        default is this process.
     policies : Policies, optional
-        Those of the sync that keeps the target: the server's values are changed as they say.
+        The policies of the sync that keeps the target. They apply to the server's values too.
     duckdb_memory : int, optional
-        The bytes of memory that DuckDB may take in this process, by default as of `sync`.
+        Bytes of memory that DuckDB may take in this process. The default is that of `sync`.
     progress : callable, optional
+        Called with a :class:`VerifyProgress`.
     **keywords
         Parameters of libpq by name.
 
@@ -135,8 +136,8 @@ def verify(
     Raises
     ------
     PgOutputError
-        The server can't be reached or refuses; the target can't be read, is of another cluster or
-        database, or does not come to the position in time; there is no such table or column. No
+        The server can't be reached or refuses. The target can't be read, is of another cluster or
+        database, or does not reach the position in time. There is no such table or column. No
         message has the password.
     TypeError
         An argument is of another type.
