@@ -97,8 +97,8 @@ def verify(
     publications : list or tuple of str
         The publications of the target's slot.
     target : str
-        A directory of segments, ``duckdb:`` and the file of a sync, or the Delta tables of a sync: a
-        directory, or a URL such as ``s3://bucket/lake``.
+        A directory of segments, ``duckdb:`` and the file of a sync, or the Delta tables of a sync:
+        a directory, or a URL such as ``s3://bucket/lake``.
     segments : str, optional
         The directory of segments from which a sync keeps the target up to date. Only the directory
         tells that nothing was committed since the target's last transaction. A directory beside the
