@@ -16,6 +16,8 @@ REUSED = (
     "ALTER TABLE t DROP v; ALTER TABLE t ADD v text",
     "ALTER TABLE t DROP d; ALTER TABLE t ADD d varchar(5)",
     "ALTER TABLE t RENAME d TO e; ALTER TABLE t ADD d varchar(5) DEFAULT 'q'",
+    "ALTER TABLE t RENAME v TO x; ALTER TABLE t RENAME d TO v; ALTER TABLE t RENAME x TO d",
+    "ALTER TABLE t DROP COLUMN n; ALTER TABLE t ADD n int DEFAULT 3",
     f"{_ADDED} 5; INSERT INTO t (id) VALUES (201); ALTER TABLE t DROP c; {_ADDED} 7",
 )
 """Another column gets a name that there was, among changes of which none tells it."""
@@ -26,11 +28,8 @@ EVOLVED = (
     ("ALTER TABLE t ADD c int", "id, v, n, d, c"),
     ("ALTER TABLE t DROP COLUMN n", "id, v, d"),
     ("ALTER TABLE t RENAME v TO w", "id, w, n, d"),
-    ("ALTER TABLE t RENAME v TO x; ALTER TABLE t RENAME d TO v; ALTER TABLE t RENAME x TO d",
-     "id, v, n, d"),
     ("ALTER TABLE t ALTER d TYPE varchar(9)", "id, v, n, d"),
     ("ALTER TABLE t ALTER n TYPE numeric(9, 2)", "id, v, n, d"),
-    ("ALTER TABLE t DROP COLUMN n; ALTER TABLE t ADD n int DEFAULT 3", "id, v, n, d"),
     ('ALTER TABLE t ADD "ID" text DEFAULT \'q"\'', 'id, v, n, d'),
     ("ALTER TABLE t RENAME TO t2", "id, v, n, d"),
     ("ALTER TABLE t ADD c int GENERATED ALWAYS AS IDENTITY", None),

@@ -58,7 +58,7 @@ def test_a_name_that_another_column_gets(synced: Synced, statements: str, is_one
     assert synced.compare("t", ", ".join(name for (name,) in names)) in (52, 53)
 
 
-QUICK = (0, 3, 12)
+QUICK = (0, 3, 10)
 """Of these cases, into DuckDB."""
 
 
