@@ -212,6 +212,8 @@ class _FileRuns:
                 given = tuple(task.partition_by.get(f"{relation.namespace}.{relation.name}", ()))
                 stored = {one.name: one.stored for one in columns}
                 given = tuple(stored.get(one, one) for one in given)
+            else:  # a column that the server dropped is no partition any more
+                given = tuple(one for one in given if one in row.names)
             table = Table(place, f"state/{directory_of(expected.stored)}", "", task.retention_hours)
             self._state = _Files(table, stored_schema(row), given)
         self._rows = 0
