@@ -185,9 +185,9 @@ class Syncing(Simulation):
 # Other kinds of change tables differ in these alone.
 SEEDS = [
     pytest.param(seed, kind, marks=[pytest.mark.slow] * (seed > 0))
-    for seed in range(30)
+    for seed in range(10)
     for kind in TABLES
-    if seed < 8 or kind in ("duckdb", "delta", "distributed")
+    if seed < 3 or kind in ("duckdb", "delta", "distributed")
 ]
 
 

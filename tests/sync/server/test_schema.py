@@ -180,7 +180,7 @@ class Renaming:
 @pytest.mark.parametrize("kind", ["duckdb", *(pytest.param(k, marks=pytest.mark.slow)
                                               for k in EVERY_PLACE[1:]), STORED])  # fmt: skip
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 4))]
 )
 def test_names_by_chance(synced: Synced, seed: int) -> None:
     chance = random.Random(f"{seed}")
@@ -342,7 +342,7 @@ class Altering:
 @pytest.mark.parametrize("kind", ["duckdb", *(pytest.param(k, marks=pytest.mark.slow)
                                               for k in EVERY_PLACE[1:])])  # fmt: skip
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 4))]
 )
 def test_columns_by_chance(synced: Synced, seed: int) -> None:
     chance = random.Random(f"{seed}")
