@@ -433,7 +433,7 @@ class Upkeep:
                 # A copy may take long, and did not move before this process began.
                 silent = self._uploader.failing_for
             kept = self._writer.position - consumer.position.least
-            if silent >= most and self._options.give_up:
+            if silent >= most and kept > 0 and self._options.give_up:
                 self._give_up(consumer.name, silent)
             elif kept < _MUCH_KEPT and (silent < most or kept <= 0):
                 self._warned.pop(consumer.name, None)
