@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PGBENCH_RATE = 250
 """Transactions a second: as many as two cores do beside everything else."""
-_PAUSE = 1.0  # seconds between two steps of the live load
+_PAUSES = {"spark": 1.0, "local": 0.3}  # seconds between two steps of the live load
 _BEFORE_KILL = 0.7  # seconds after a large change at which the kill comes in the middle of its work
 _READY = 120.0  # seconds that Spark may take to start, and the snapshot to be written
 _CAUGHT_UP = 300.0  # seconds that a backlog may take
@@ -173,6 +173,7 @@ class _Demonstration:
     def __init__(self, changes: int, directory: Path, engine: str, progress: DemoProgress) -> None:
         self.directory = directory
         self.engine = engine
+        self.pause = _PAUSES[engine]
         path = directory / ("tables" if engine == "spark" else "tables.duckdb")
         self.target = str(path) if engine == "spark" else f"duckdb:{path}"
         self.progress = progress
@@ -306,7 +307,7 @@ class _Demonstration:
                     self.do(step)
                     if step.title in ("truncate", "new columns"):
                         self.mark(step.title)
-                    time.sleep(_PAUSE)
+                    time.sleep(self.pause)
                     driver.check()
                 self.execute("UPDATE demo.accounts SET branch = branch + 1")
                 time.sleep(_BEFORE_KILL)
@@ -322,7 +323,7 @@ class _Demonstration:
                 self.catch_up(driver)
                 self.result.caught_up_seconds = self.now() - begin
                 self.mark("the tables have caught up")
-                time.sleep(2 * _PAUSE)
+                time.sleep(2 * self.pause)
                 if load.poll() is not None:
                     raise PgOutputError(f"pgbench ended by itself: {reason(load.communicate()[1])}")
                 load.send_signal(signal.SIGTERM)
