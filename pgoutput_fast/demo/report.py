@@ -27,19 +27,20 @@ def make_report(result: Result) -> str:
         html.figures(
             (f"{result.changes:,}", "changes in the tables"),
             (f"{sum(one.rows for one in result.tables):,}", "rows compared with the server's"),
-            (f"{result.backlog:,}", "changes waited while nobody read"),
-            (f"{result.caught_up_seconds:.1f} s", "from the restart until they were in the tables"),
-            (f"{result.seconds:.0f} s", "in all"),
+            (f"{result.backlog:,}", "changes made while the sync was down"),
+            (f"{result.caught_up_seconds:.1f} s", "to catch up after the restart"),
+            (f"{result.seconds:.0f} s", "from start to end"),
         ),
         html.section(
-            "How far the tables were behind",
-            "In seconds, from the start of the run to its end. Where there is no bar, nobody read.",
+            "Lag: how far the tables were behind the server",
+            "Seconds of lag, from the start of the run to its end. The highest bar is "
+            f"{_most(result):.1f} s. There is no bar where no sync ran.",
             html.bars("Seconds behind", _lags(result)),
         ),
         html.section("What happened", "", html.table((), marks)),
         html.section(
             "Tables",
-            "Each row of the server's tables was compared with the row of the target.",
+            "verify compared each row of the server with the row in the target.",
             html.table(
                 (
                     html.cell("table", "left", "th"),
@@ -60,6 +61,10 @@ def _lags(result: Result) -> list[tuple[float | None, str]]:
             i = min(int(at / slot), _SLOTS - 1)
             most[i] = max(most[i] or 0.0, lag)
     return [(lag, f"{i * slot:.0f} s: {lag or 0.0:.1f} s behind") for i, lag in enumerate(most)]
+
+
+def _most(result: Result) -> float:
+    return max((lag for _, lag in result.lags if lag is not None), default=0.0)
 
 
 def _row(table: TableRun) -> str:
