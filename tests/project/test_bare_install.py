@@ -50,7 +50,7 @@ def test_import_brings_no_third_party_along(impl: str, tmp_path: Path) -> None:
         (["-c", "import pgoutput_fast.spark"], "spark"),
         (["-c", "from pgoutput_fast.apply import sync"], "arrow"),
         (["-c", "import pgoutput_fast.doctor"], "replication"),
-        (["-c", "from pgoutput_fast.demo.run import run; run(5000, directory=None)"], "demo"),
+        (["-c", "from pgoutput_fast.demo.run import *; run(5000, directory=Path())"], "demo"),
         (["-c", "import pgoutput_fast.testing.strategies"], "testing"),
     ],
 )

@@ -88,8 +88,8 @@ def test_metadata_of_a_wheel(pure_wheel: Path) -> None:
     assert [line for line in required if "extra ==" not in line] == ["Requires-Dist: numpy>=1.22"]
     extras = {line.removeprefix("Provides-Extra: ") for line in metadata if "Provides-E" in line}
     assert extras == {
-        "replication", "arrow", "spark", "cli", "metrics", "demo", "delta", "duckdb", "iceberg",
-        "testing", "all",
+        "replication", "arrow", "spark", "cli", "metrics", "demo", "demo-local", "delta", "duckdb",
+        "iceberg", "testing", "all",
     }  # fmt: skip
 
 

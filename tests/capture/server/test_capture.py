@@ -705,7 +705,7 @@ def test_what_happens_is_logged_without_secrets(
         pass
     found = [(one.name, one.levelname, one.getMessage().split(" ")[0]) for one in caplog.records]
     assert found == [
-        ("pgoutput_fast.replication.walsender", "INFO", "connected"),
+        ("pgoutput_fast.replication.walsender", "DEBUG", "connected"),
         ("pgoutput_fast.replication.walsender", "INFO", "made"),
         ("pgoutput_fast.replication.walsender", "DEBUG", "START_REPLICATION"),
     ]
