@@ -79,6 +79,9 @@ class PgOutputError(Exception):
     ----------
     message : str
         What happened, with the table, the file or the position, and why. It names no option.
+    code : str, optional
+        What kind of error it is, as listed in the reference; by default that of the class. Codes
+        are stable, texts may change.
     parameter : str, optional
         The option that is wrong.
     hint : str or sequence of (str or Argument), optional
@@ -87,14 +90,14 @@ class PgOutputError(Exception):
 
     Attributes
     ----------
-    parameter, hint
+    code, parameter, hint
         The parameters; the hint is a tuple. Each front end puts the text together, see
-        :meth:`text`.
+        :meth:`text`. An error about a frame has the code of its :class:`DecodeError`.
     table : str or None
         The table that the error is about, ``namespace.name``.
     path : str or None
         The file that the error is about, or from which the refused frame comes.
-    code, offset, tag
+    offset, tag
         Of the frame that was refused, as of :class:`DecodeError`.
     frame : int or None
         Index of the frame in the batch of frames that was decoded.
@@ -116,12 +119,15 @@ class PgOutputError(Exception):
         self,
         message: str = "",
         *,
+        code: str | None = None,
         parameter: str | None = None,
         hint: str | Sequence[str | Argument] = (),
         table: str | None = None,
         path: str | None = None,
     ) -> None:
         super().__init__(message)
+        if code is not None:
+            self.code = code
         if parameter is not None:
             self.parameter = parameter
         if hint:
@@ -149,6 +155,7 @@ class PgOutputError(Exception):
         wrong = "" if self.parameter is None else shown(Argument(self.parameter))
         hint = "".join(one if isinstance(one, str) else shown(one) for one in self.hint)
         text = f"{wrong.removesuffix('=')}: {self.message}" if wrong else self.message
+        text = f"{text.removesuffix('.')} [{self.code}]" if self.code else text
         return f"{text.removesuffix('.')}. {hint}" if hint else text
 
     def __str__(self) -> str:
@@ -225,8 +232,7 @@ class DecodeError(PgOutputError, ValueError):
     def __init__(
         self, message: str, *, code: str, offset: int, tag: str | None, frame: int | None = None
     ) -> None:
-        super().__init__(message)
-        self.code = code
+        super().__init__(message, code=code)
         self.offset = offset
         self.tag = tag
         self.frame = frame
@@ -288,6 +294,39 @@ SENTENCES: dict[str, str] = {
 }
 """Error code → sentence. Each says what was expected, and what was found."""
 
+CODES: dict[str, str] = {
+    "bad_option": "an option, or options together, that cannot be",
+    "missing_package": "a package is not installed that the call needs, or it is too old",
+    "missing_path": "a file or a directory that does not exist",
+    "not_ours": "a file, directory, table or slot that something else has made",
+    "damaged": "a file or a table whose content is not what was written",
+    "io_failed": "the operating system, the object storage or the catalogue refused an operation",
+    "in_use": "another process has the slot, the directory, the file or the table",
+    "connection_lost": "the connection to the server failed or was closed",
+    "server_refused": "the server refused a statement",
+    "server_setting": "a setting of the server, the database or the role does not allow it",
+    "no_slot": "the slot does not exist",
+    "no_publication": "the publication does not exist",
+    "no_table": "the table does not exist or is not published",
+    "another_history": "the source is another one than before: server, timeline, slot, change log",
+    "changes_missing": "changes are no longer there that would have to be read",
+    "schema_unknown": "no schema history tells a table's or a type's columns at that moment",
+    "unfit_schema": "a type, a column or an alteration that the target cannot have",
+    "unfit_row": "a change that does not fit the row that the target has",
+    "null_key": "a key that a policy makes NULL",
+    "paused": "a table is paused; the reason says why",
+    "stale": "a table is stale and needs a new snapshot",
+    "conflict": "another writer has committed meanwhile",
+    "incomplete": "a transaction, a window or a snapshot is not whole",
+    "unfit_input": "an object of the wrong type or shape, or calls in a wrong order",
+    "out_of_memory": "a limit of memory or size is reached",
+    "process_failed": "a process that was started has ended",
+    "stopped": "the call was asked to stop",
+    "not_supported": "something that this version, this platform or this target does not do",
+    "not_comparable": "a table, column or value that verify cannot compare",
+}
+"""Error code → its meaning, for the errors that are not about a frame."""
+
 VALUE_CODES = frozenset({"bad_encoding", "bad_value", "out_of_range", "no_text_form"})
 """The codes of values that are refused in frames that are whole."""
 
@@ -323,7 +362,7 @@ def fail(code: str, frame: bytes, offset: int, *, hint: Hint = (), **details: ob
     name = f"{tag!r} frame" if tag is not None else "frame"
     sentence = SENTENCES[code].format_map(details)
     error = DecodeError(
-        f"{name} of {len(frame)} bytes, byte {offset}: {sentence} [{code}]",
+        f"{name} of {len(frame)} bytes, byte {offset}: {sentence}",
         code=code,
         offset=offset,
         tag=tag,

@@ -195,7 +195,7 @@ class Fake:
                 "code": ("truncated", error.offset, error.tag, str(error.args[0])),
                 "offset": (error.code, error.offset + 1, error.tag, str(error.args[0])),
                 "tag": (error.code, error.offset, "?", str(error.args[0])),
-                "sentence": (error.code, error.offset, error.tag, error.args[0] + "."),
+                "sentence": (error.code, error.offset, error.tag, error.args[0] + "?"),
             }
             if self.plant in planted:
                 code, offset, tag, sentence = planted[self.plant]
