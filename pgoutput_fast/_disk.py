@@ -190,7 +190,9 @@ class Folder:
         if self.name and path.is_symlink():
             raise PgOutputError(
                 f"{path} is a symbolic link, and this package only uses a directory there: move "
-                f"the directory itself to {path}"
+                f"the directory itself to {path}",
+                code="not_ours",
+                path=str(path),
             )
         return path
 
@@ -225,7 +227,11 @@ class Folder:
         """
         path = self.path(directory) / name
         if not self.is_own(name):
-            raise PgOutputError(f"{path} is not of this package, and is not deleted")
+            raise PgOutputError(
+                f"{path} is not of this package, and is not deleted",
+                code="not_ours",
+                path=str(path),
+            )
         path.unlink(missing_ok=missing_ok)
 
     def delete_unfinished(self, directory: Path, age: float = 0.0) -> None:
@@ -298,7 +304,11 @@ def claim_directory(directory: Path, writer: str, contents: str, name: str | Non
         fsync_path(directory.parent)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise PgOutputError(f"can't use {directory} for {contents}: {error.strerror}") from error
+        raise PgOutputError(
+            f"can't use {directory} for {contents}: {error.strerror}",
+            code="io_failed",
+            path=str(directory),
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -306,14 +316,20 @@ def claim_directory(directory: Path, writer: str, contents: str, name: str | Non
         if error.errno in (errno.EAGAIN, errno.EACCES):
             if name is not None:
                 raise PgOutputError(
-                    f"another {writer} writes {name}: wait for its end or stop it"
+                    f"another {writer} writes {name}: wait for its end or stop it",
+                    code="in_use",
+                    path=str(directory),
                 ) from None
             raise PgOutputError(
                 f"another {writer} writes into {directory}; wait for its end or stop it, or give "
-                f"another directory"
+                f"another directory",
+                code="in_use",
+                path=str(directory),
             ) from None
         raise PgOutputError(
-            f"can't lock {directory} ({error.strerror}); {contents} need a local directory"
+            f"can't lock {directory} ({error.strerror}); {contents} need a local directory",
+            code="io_failed",
+            path=str(directory),
         ) from error
     if not _is_at(descriptor, directory):
         # Another writer was refused meanwhile, and deleted what it had made.

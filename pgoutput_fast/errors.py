@@ -296,7 +296,7 @@ SENTENCES: dict[str, str] = {
 
 CODES: dict[str, str] = {
     "bad_option": "an option, or options together, that cannot be",
-    "missing_package": "a package is not installed that the call needs, or it is too old",
+    "missing_package": "a package or program is not there that the call needs, or it is too old",
     "missing_path": "a file or a directory that does not exist",
     "not_ours": "a file, directory, table or slot that something else has made",
     "damaged": "a file or a table whose content is not what was written",
@@ -310,12 +310,16 @@ CODES: dict[str, str] = {
     "no_table": "the table, or a column of it, does not exist or is not published",
     "no_key": "a table has no key, or its changes do not bring it",
     "no_snapshot": "a table has no snapshot, so that nobody knows its rows before its first change",
-    "another_history": "the source is another one than before: server, timeline, slot, change log",
+    "no_consumer": "the change log has no such consumer",
+    "not_begun": "no capture has begun in the directory, or nothing of a table is there yet",
+    "another_history": "the source is another one than before: server, timeline, slot, change log, "
+    "or a table that was made again",
     "changes_missing": "changes are no longer there that would have to be read",
     "schema_unknown": "no schema history tells a table's or a type's columns at that moment",
     "unfit_schema": "a type, a column or an alteration that the target cannot have",
     "unfit_value": "a value that the target, or a type of Python's, cannot have",
     "unfit_row": "a change that does not fit the row that the target has",
+    "unfit_stream": "a message of the server that cannot follow those before it",
     "null_key": "a key without a value: a policy makes NULL of it, or it was not sent",
     "paused": "a table is paused; the reason says why",
     "stale": "a table is stale and needs a new snapshot",

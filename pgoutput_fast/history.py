@@ -259,6 +259,8 @@ class History:
             raise PgOutputError(
                 f"{self._directory} has no history of types and tables: captures of earlier "
                 f"versions wrote none, and others were told to keep none",
+                code="schema_unknown",
+                path=str(self._directory),
                 hint="Give a registry",
             )
         one = np.array([lsn], np.uint64)
@@ -676,6 +678,7 @@ class HistoryFollower:
                     f"{where}: relation {relation_id} has a column of the type with OID {oid}, "
                     "which the history does not have: the type was made, and perhaps dropped, "
                     "between two reads of the catalogue",
+                    code="schema_unknown",
                     parameter="history",
                     hint=(
                         "Read again later, or have the type's values as text with ",
@@ -710,6 +713,7 @@ def _refused(where: object, name: str, relation_id: int, lower: int, upper: int)
     if upper == _END:
         return PgOutputError(
             f"{has} altered after {format_lsn(lower)}, where the catalogue was read last",
+            code="schema_unknown",
             parameter="history",
             hint=(
                 (
@@ -722,6 +726,7 @@ def _refused(where: object, name: str, relation_id: int, lower: int, upper: int)
     since = "before" if lower == 0 else f"between {format_lsn(lower)} and"
     return PgOutputError(
         f"{has} altered {since} {format_lsn(upper)}, where a value was written",
+        code="schema_unknown",
         parameter="history",
         hint=(
             "Choose how to read such values: ", newer, " or ", older,

@@ -1,7 +1,7 @@
 """List the package's error codes and their texts, from the calls that make the errors.
 
-``python tools/error_texts.py`` writes ``tests/data/error_texts.txt``, which a test compares with the
-code: a change of it shows each text that was changed.
+``python tools/error_texts.py`` writes ``tests/data/error_codes.txt``, which a test compares with
+the code: a change of it shows each text that was changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTED = ROOT / "tests" / "data" / "error_texts.txt"
+LISTED = ROOT / "tests" / "data" / "error_codes.txt"
 
 
 def error_texts() -> dict[str, list[str]]:
@@ -43,9 +43,9 @@ def error_texts() -> dict[str, list[str]]:
             if name not in family or id(call) in located:
                 continue
             code = next((one.value for one in call.keywords if one.arg == "code"), None)
-            if isinstance(code, ast.Constant):
-                found.setdefault(str(code.value), set()).add(_text(call))
-            elif code is None and family[name] is not None:
+            for one in _constants(code):
+                found.setdefault(one, set()).add(_text(call))
+            if code is None and family[name] is not None:
                 found.setdefault(str(family[name]), set()).add(_text(call))
             elif code is None:
                 without.append(f"{path.relative_to(ROOT)}:{call.lineno}: {name} without a code")
@@ -76,6 +76,13 @@ def _class_code(node: ast.ClassDef) -> str | None:
             assert isinstance(one.value, ast.Constant)
             return str(one.value.value)
     return None
+
+
+def _constants(code: ast.expr | None) -> list[str]:
+    """The codes that an argument can be. That of another error stands for none."""
+    if isinstance(code, ast.IfExp):
+        return [*_constants(code.body), *_constants(code.orelse)]
+    return [str(code.value)] if isinstance(code, ast.Constant) else []
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:

@@ -177,5 +177,5 @@ def _located(
     if chunk.lsns is not None and error.frame is not None:
         lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
     hints = (*error.hint, ". ", *hint) if error.hint and hint else (*error.hint, *hint)
-    located = PgOutputError(f"{chunk.path}{lsn}: {error.message}", hint=hints)
-    return located.locate(error, error.frame, str(chunk.path))
+    text = f"{chunk.path}{lsn}: {error.message}"
+    return PgOutputError(text, hint=hints).locate(error, error.frame, str(chunk.path))

@@ -62,7 +62,7 @@ def stored_type(type_: Any) -> Any:
         return pa.large_list(after[0])
     if pa.types.is_list(type_):
         return pa.list_(after[0])
-    raise PgOutputError(f"no file can have columns of the Arrow type {type_}")
+    raise PgOutputError(f"no file can have columns of the Arrow type {type_}", code="unfit_schema")
 
 
 def stored(array: Any) -> Any:

@@ -160,7 +160,9 @@ class SegmentSource:
         if (Path(self._where) / BEGIN_NAME).exists():
             raise PgOutputError(
                 f"what was committed from {format_lsn(lsn)} on, and before {format_lsn(begin)}, is "
-                f"deleted from {self._where}"
+                f"deleted from {self._where}",
+                code="changes_missing",
+                path=self._where,
             )
         # The rows of a first copy have the LSN before the first segment's.
         copied = (one for one, state in self.seen.states.items() if state.snapshots)
@@ -181,7 +183,9 @@ class SegmentSource:
         if missing:
             raise PgOutputError(
                 f"of {counted(len(missing), 'table')} the changes since their snapshots are "
-                f"deleted from {self._where}: {how_to_copy(Path(self._where), missing)}"
+                f"deleted from {self._where}: {how_to_copy(Path(self._where), missing)}",
+                code="changes_missing",
+                path=self._where,
             )
         return Progress(position)
 
@@ -220,7 +224,10 @@ class SegmentSource:
             Something that is needed is deleted or missing, or comes before what was read first.
         """
         if progress is None:
-            raise PgOutputError("an export of segments has the end of a recording as its position")
+            raise PgOutputError(
+                "an export of segments has the end of a recording as its position",
+                code="another_history",
+            )
         found = self._look()
         position = progress.position
         self._check(found, manifest["start"], position)
@@ -282,13 +289,17 @@ class SegmentSource:
         if begun is not None and segments and segments[0].end_lsn <= parse_lsn(begun):
             raise PgOutputError(
                 f"the directory has everything from {begun} up to {at}, and {segments[0].path} "
-                f"comes before that; export what is earlier to a directory of its own"
+                f"comes before that; export what is earlier to a directory of its own",
+                code="bad_option",
+                path=str(segments[0].path),
             )
         if begin > position.lsn:
             raise PgOutputError(
                 f"the directory has everything up to {at}, and {self._where} goes on at "
                 f"{format_lsn(begin)}: a segment between them is missing, give it too; if it was "
                 f"deleted, begin with a new directory",
+                code="changes_missing",
+                path=self._where,
                 hint=("A ", Argument("consumer"), " has kept what is needed"),
             )
         missing = lacking(position, found.states, begin)
@@ -296,6 +307,8 @@ class SegmentSource:
             raise PgOutputError(
                 f"of {counted(len(missing), 'table')} changes that the directory lacks are deleted "
                 f"from {self._where}: {how_to_copy(Path(self._where), missing)}",
+                code="changes_missing",
+                path=self._where,
                 hint=("A ", Argument("consumer"), " keeps what is needed"),
             )
 
@@ -455,7 +468,7 @@ def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
     """
     given = [Path(path) for path in paths]
     if not given:
-        raise PgOutputError("no file and no directory was given to read")
+        raise PgOutputError("no file and no directory was given to read", code="bad_option")
     if len(given) == 1 and given[0].is_dir():
         directory = given[0]
         metadata = metadata_of(directory)
@@ -468,6 +481,8 @@ def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
             raise PgOutputError(
                 f"{path} has snapshots of tables, and nothing says how they go together with other "
                 f"files",
+                code="bad_option",
+                path=str(path),
                 hint="Give it by itself",
             )
         files += [one.path for one in list_segments(path)] if path.is_dir() else [path]
@@ -476,6 +491,8 @@ def open_source(paths: Iterable[str | os.PathLike[str]]) -> Source | None:
         raise PgOutputError(
             f"{recordings[0]} is a recorded stream, and nothing says how it goes together with "
             f"other files",
+            code="bad_option",
+            path=str(recordings[0]),
             hint="Give it by itself, and a directory of its own for its tables",
         )
     if recordings:

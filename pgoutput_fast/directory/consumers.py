@@ -64,7 +64,11 @@ def consumers(directory: Path) -> list[ConsumerState]:
     try:
         names = CONSUMERS.names(directory)
     except OSError as error:
-        raise PgOutputError(f"can't read consumers of {directory}: {error.strerror}") from error
+        raise PgOutputError(
+            f"can't read consumers of {directory}: {error.strerror}",
+            code="io_failed",
+            path=str(directory),
+        ) from error
     return [_read(CONSUMERS.path(directory) / name) for name in names]
 
 
@@ -78,7 +82,9 @@ def check_consumer_name(name: str) -> str:
     """
     if CONSUMERS.match(f"{name}.json") is None:
         raise PgOutputError(
-            f"{name!r} can't be a consumer's name", hint="Give letters, digits, '_', '-' and '.'"
+            f"{name!r} can't be a consumer's name",
+            code="bad_option",
+            hint="Give letters, digits, '_', '-' and '.'",
         )
     return name
 
@@ -130,6 +136,8 @@ def _read(path: Path) -> ConsumerState:
     except (OSError, *MALFORMED) as error:
         raise PgOutputError(
             f"can't read {path} ({printable(str(error))}), which says how far a consumer has read",
+            code="io_failed" if isinstance(error, OSError) else "damaged",
+            path=str(path),
             hint="Restore it, or remove the consumer and add it anew",
         ) from error
 
@@ -176,7 +184,9 @@ class Consumer:
                 raise PgOutputError(
                     f"a new consumer of {self.directory} needs the changes since each table's "
                     f"snapshot, and for {counted(len(missing), 'table')} they are deleted: "
-                    f"{how_to_copy(self.directory, missing)}"
+                    f"{how_to_copy(self.directory, missing)}",
+                    code="changes_missing",
+                    path=str(self.directory),
                 )
             self._store(self.position)
 
@@ -197,7 +207,9 @@ class Consumer:
             raise PgOutputError(
                 f"consumer {self.name!r} of {self.directory} is at {format_lsn(reading.start)}, "
                 f"and segments before {format_lsn(found.begin)} are deleted: remove it, "
-                f"and begin anew with new copies of the tables"
+                f"and begin anew with new copies of the tables",
+                code="changes_missing",
+                path=str(self.directory),
             )
         for stretch in reading.tables.values():
             for copy in stretch.snapshots:
@@ -217,7 +229,9 @@ class Consumer:
         if not self._path.exists():
             raise PgOutputError(
                 f"consumer {self.name!r} was removed from {self.directory} while it was reading: "
-                f"add it anew"
+                f"add it anew",
+                code="no_consumer",
+                path=str(self.directory),
             )
         self._store(position)
         self.position = position
@@ -231,7 +245,11 @@ class Consumer:
         try:
             write_whole(self._path, [json.dumps(fields)])
         except OSError as error:
-            raise PgOutputError(f"can't write {self._path}: {error.strerror or error}") from error
+            raise PgOutputError(
+                f"can't write {self._path}: {error.strerror or error}",
+                code="io_failed",
+                path=str(self._path),
+            ) from error
 
 
 def remove_consumer(directory: Path, name: str) -> None:
@@ -246,4 +264,8 @@ def remove_consumer(directory: Path, name: str) -> None:
         CONSUMERS.delete(directory, _path(directory, name).name)
     except FileNotFoundError:
         names = ", ".join(one.name for one in consumers(directory)) or "none"
-        raise PgOutputError(f"{directory} has no consumer {name!r}; it has {names}") from None
+        raise PgOutputError(
+            f"{directory} has no consumer {name!r}; it has {names}",
+            code="no_consumer",
+            path=str(directory),
+        ) from None

@@ -152,7 +152,11 @@ class Tables:
         try:
             names = TABLES.names(self._of)
         except OSError as error:
-            raise PgOutputError(f"can't read {self._directory}: {error.strerror}") from error
+            raise PgOutputError(
+                f"can't read {self._directory}: {error.strerror}",
+                code="io_failed",
+                path=str(self._directory),
+            ) from error
         for name in names:
             copy = Copy.named(name)
             if copy is None:
@@ -207,6 +211,8 @@ class Tables:
         return PgOutputError(
             f"can't read {self._directory / copy.name} ({printable(str(error))}), which says what "
             f"there is of a table",
+            code="io_failed" if isinstance(error, OSError) else "damaged",
+            path=str(self._directory / copy.name),
             hint="Restore it",
         )
 
@@ -244,7 +250,8 @@ class Tables:
         if lsn <= copy.lsn:
             raise PgOutputError(
                 f"the snapshot of relation {copy.relation_id} is of {lsn:X}, which is not behind "
-                f"{copy.lsn:X}, where its changes began to wait for it"
+                f"{copy.lsn:X}, where its changes began to wait for it",
+                code="another_history",
             )
         return self._replace(copy, copy._replace(state="snapshot", lsn=lsn), fields)
 
@@ -285,6 +292,8 @@ class Tables:
             write_whole(self._directory / copy.name, [json.dumps(fields)])
         except OSError as error:
             raise PgOutputError(
-                f"can't write {self._directory / copy.name}: {error.strerror or error}"
+                f"can't write {self._directory / copy.name}: {error.strerror or error}",
+                code="io_failed",
+                path=str(self._directory / copy.name),
             ) from error
         return copy

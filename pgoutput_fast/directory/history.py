@@ -211,7 +211,9 @@ def _names(directory: Path) -> list[str]:
         return HISTORY.names(directory)
     except OSError as error:
         path = HISTORY.path(directory)
-        raise PgOutputError(f"can't read {path}: {error.strerror}") from error
+        raise PgOutputError(
+            f"can't read {path}: {error.strerror}", code="io_failed", path=str(path)
+        ) from error
 
 
 def read_entry(directory: Path, entry: Entry) -> Stored:
@@ -251,11 +253,15 @@ def _read(path: Path, form: type) -> Any:
         why = error.strerror if isinstance(error, OSError) else printable(str(error))
         raise PgOutputError(
             f"can't read {path} ({why}), which is of the history of types and tables",
+            code="io_failed" if isinstance(error, OSError) else "damaged",
+            path=str(path),
             hint="Restore it",
         ) from error
     raise PgOutputError(
         f"the format version of {path} is {version!r:.40}, this version of pgoutput_fast reads "
-        f"{FORMAT_VERSION}; update pgoutput_fast"
+        f"{FORMAT_VERSION}; update pgoutput_fast",
+        code="not_supported",
+        path=str(path),
     )
 
 
@@ -269,7 +275,11 @@ def _write(directory: Path, name: str, content: dict[str, Any]) -> None:
         HISTORY.make(directory)
         write_whole(path / name, [json.dumps(content)])
     except OSError as error:
-        raise PgOutputError(f"can't write {path / name}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't write {path / name}: {error.strerror or error}",
+            code="io_failed",
+            path=str(path / name),
+        ) from error
 
 
 class HistoryWriter:

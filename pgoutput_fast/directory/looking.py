@@ -74,6 +74,8 @@ class Look(NamedTuple):
             raise _deleted(copy.relation_id, str(directory))
         raise PgOutputError(
             f"{lost} is not there, a file of a snapshot",
+            code="missing_path",
+            path=str(lost),
             hint=f"Restore it, or {how_to_copy(directory, [copy.relation_id])}",
         )
 
@@ -91,7 +93,11 @@ def look(directory: Path) -> Look:
     try:
         copies = snapshot_files(directory)
     except OSError as error:
-        raise PgOutputError(f"can't read snapshots of {directory}: {error.strerror}") from error
+        raise PgOutputError(
+            f"can't read snapshots of {directory}: {error.strerror}",
+            code="io_failed",
+            path=str(directory),
+        ) from error
     # Of a copy that is deleted the Truncate goes first.
     begins = {
         (copy.relation_id, copy.generation): snapshot_path(directory, copy, 0)
@@ -137,7 +143,9 @@ def readable(reading: Reading, found: Look, where: str) -> Reading:
 def _deleted(relation_id: int, where: str) -> PgOutputError:
     return PgOutputError(
         f"the files of the snapshot of relation {relation_id} are deleted from {where}: "
-        f"{how_to_copy(Path(where), [relation_id])}"
+        f"{how_to_copy(Path(where), [relation_id])}",
+        code="changes_missing",
+        path=where,
     )
 
 
@@ -162,5 +170,7 @@ def check_file(reader: SegmentReader, metadata: SegmentMetadata) -> None:
     differences = metadata.differences(reader.metadata)
     if differences:
         raise PgOutputError(
-            f"{reader.path} does not go together with the other files: {'; '.join(differences)}"
+            f"{reader.path} does not go together with the other files: {'; '.join(differences)}",
+            code="another_history",
+            path=str(reader.path),
         )

@@ -65,6 +65,8 @@ class RemoteError(PgOutputError):
         Whether the same may succeed later.
     """
 
+    code = "io_failed"
+
     def __init__(
         self, message: str, *, passes: bool, hint: str | Sequence[str | Argument] = ()
     ) -> None:
@@ -110,13 +112,15 @@ def parse_place(url: str, endpoint: str | None = None) -> Place:
     if scheme != "s3" or not _BUCKET.fullmatch(bucket):
         raise PgOutputError(
             f"{printable(url)} is no place for copies",
+            code="bad_option",
             hint="Give s3://bucket/prefix, with the name of a "
             "bucket in lower-case letters, digits, '-' and '.'",
         )
     if not prefix or not all(map(_STEP.fullmatch, prefix.split("/"))):
         raise PgOutputError(
             f"{printable(url)} needs a prefix behind the bucket, of names with letters, digits, "
-            f"'_', '-', '=' and '.' and '/' between them, such as s3://bucket/lake"
+            f"'_', '-', '=' and '.' and '/' between them, such as s3://bucket/lake",
+            code="bad_option",
         )
     if endpoint is None:
         endpoint = next((os.environ[one] for one in _ENDPOINT_VARIABLES if os.environ.get(one)), "")
@@ -130,6 +134,7 @@ def parse_place(url: str, endpoint: str | None = None) -> Place:
         if not is_url or parts.path not in ("", "/") or parts.query or parts.fragment:
             raise PgOutputError(
                 f"{printable(endpoint)} is no endpoint",
+                code="bad_option",
                 hint="Give http://host:port or https://host",
             )
     return Place(bucket, prefix, endpoint.removesuffix("/") or None)
@@ -163,7 +168,9 @@ def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
         query = unquote(rest.partition("?")[2])
         if "@" in query or _SECRET.search(query):
             raise PgOutputError(
-                "the URL of the object storage has a secret behind its '?'", hint=_OPTIONS
+                "the URL of the object storage has a secret behind its '?'",
+                code="bad_option",
+                hint=_OPTIONS,
             )
         for name, value in os.environ.items():
             if name.startswith("AWS_ENDPOINT"):
@@ -184,6 +191,7 @@ def _refuse_user(url: str, what: str, *, takes_options: bool = False) -> None:
     if "@" in url:
         raise PgOutputError(
             f"{what} of the object storage has a user or password before an '@'",
+            code="bad_option",
             hint=_OPTIONS if takes_options else f"Leave it out. {_CREDENTIALS}",
         )
 
@@ -209,10 +217,13 @@ class Remote:
         try:
             from pyarrow import fs
         except ImportError as error:  # pragma: no cover
-            raise PgOutputError(f"object storage needs pyarrow with S3 ({error})") from error
+            raise PgOutputError(
+                f"object storage needs pyarrow with S3 ({error})", code="missing_package"
+            ) from error
         if not hasattr(fs, "S3FileSystem"):
             raise PgOutputError(
                 "this pyarrow is built without S3",
+                code="missing_package",
                 hint="Install the one of the Python Package Index",
             )
         self._fs = fs
@@ -332,7 +343,9 @@ class Remote:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+            raise PgOutputError(
+                f"can't read {path}: {error.strerror or error}", code="io_failed", path=str(path)
+            ) from error
         size = self.size(name)
         if size is None:
             self.write(name, content)
@@ -340,6 +353,8 @@ class Remote:
             raise PgOutputError(
                 f"{self.url}/{name} has {size} bytes, and {path} has {content.size}: another "
                 f"program has written there",
+                code="not_ours",
+                path=f"{self.url}/{name}",
                 hint="Give another prefix",
             )
         return size is None
@@ -359,6 +374,8 @@ class Remote:
         except FileNotFoundError:
             raise PgOutputError(
                 f"{self.url}/{name} was deleted meanwhile",
+                code="changes_missing",
+                path=f"{self.url}/{name}",
                 hint="Begin again with an empty directory",
             ) from None
         except OSError as error:

@@ -48,7 +48,9 @@ def request_copy(directory: Path, relation_id: int, table: Sequence[str], why: s
         fields = {"table": [*table], "why": why}
         write_whole(path / f"{relation_id}.json", [json.dumps(fields)])
     except OSError as error:
-        raise PgOutputError(f"can't write into {path}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't write into {path}: {error.strerror or error}", code="io_failed", path=str(path)
+        ) from error
 
 
 def requested(directory: Path) -> dict[int, Request]:
@@ -64,7 +66,9 @@ def requested(directory: Path) -> dict[int, Request]:
     try:
         paths = [path / name for name in REQUESTS.names(directory)]
     except OSError as error:
-        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't read {path}: {error.strerror or error}", code="io_failed", path=str(path)
+        ) from error
     for one in paths:
         relation_id = int(one.stem)
         try:
@@ -78,6 +82,8 @@ def requested(directory: Path) -> dict[int, Request]:
         except (OSError, *MALFORMED) as error:
             raise PgOutputError(
                 f"can't read {one} ({printable(str(error))}), which asks for a copy of a table",
+                code="io_failed" if isinstance(error, OSError) else "damaged",
+                path=str(one),
                 hint="Delete it, and ask anew",
             ) from error
     return found
@@ -96,4 +102,6 @@ def forget_request(directory: Path, relation_id: int) -> None:
         REQUESTS.delete(directory, path.name, missing_ok=True)
         fsync_path(path.parent)
     except OSError as error:
-        raise PgOutputError(f"can't delete {path}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't delete {path}: {error.strerror or error}", code="io_failed", path=str(path)
+        ) from error

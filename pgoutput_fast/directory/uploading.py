@@ -108,23 +108,34 @@ class Upload:
         if registered and own is not None and own["url"] != self.url:
             raise PgOutputError(
                 f"{self._directory} is copied to {own['url']}, not to {self.url}: go on there, or "
-                f"remove its consumer {CONSUMER_NAME}, and what is there by now is copied anew"
+                f"remove its consumer {CONSUMER_NAME}, and what is there by now is copied anew",
+                code="bad_option",
+                path=str(self._directory),
             )
         there = self._remote.read(UPLOAD_NAME)
         if there is None and registered:
             raise PgOutputError(
                 f"what was copied to {self.url} is not there any more",
+                code="missing_path",
+                path=self.url,
                 hint="Restore it, or remove the "
                 f"consumer {CONSUMER_NAME} of {self._directory}, and what is there by now is "
                 f"copied anew",
             )
         if there is None and self._remote.has_any():
-            raise PgOutputError(f"{self.url} has other objects", hint="Give a prefix of its own")
+            raise PgOutputError(
+                f"{self.url} has other objects",
+                code="not_ours",
+                path=self.url,
+                hint="Give a prefix of its own",
+            )
         if there is not None and (
             own is None or _fields(there, self.url, "id") != {"id": own["id"]}
         ):
             raise PgOutputError(
                 f"{self.url} has the copy of another directory than {self._directory}",
+                code="another_history",
+                path=self.url,
                 hint="Give a prefix of its own",
             )
 
@@ -155,6 +166,8 @@ class Upload:
                     f"the copy at {self.url} ends at {format_lsn(there)}, and {self._directory} "
                     f"has what was committed from {format_lsn(found.begin)} to "
                     f"{format_lsn(found.end)}",
+                    code="another_history",
+                    path=self.url,
                     hint="Give a new prefix, and copy it anew",
                 )
         self._consumer = Consumer(self._directory, CONSUMER_NAME)
@@ -174,7 +187,9 @@ class Upload:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise PgOutputError(f"can't read {path}: {error.strerror}") from error
+            raise PgOutputError(
+                f"can't read {path}: {error.strerror}", code="io_failed", path=str(path)
+            ) from error
 
     def round(self, stop: Event) -> bool:
         """Copy what there is, for some seconds at most, and tell readers of it.
@@ -342,13 +357,22 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
     remote.check()
     stored = remote.read(POSITION_NAME)
     if stored is None:
-        raise PgOutputError(f"{remote.url} has no copy of a directory, or none that is whole yet")
+        raise PgOutputError(
+            f"{remote.url} has no copy of a directory, or none that is whole yet",
+            code="missing_path",
+            path=remote.url,
+        )
     position = _fields(stored, f"{remote.url}/{POSITION_NAME}", "position", "begin")
     end = parse_lsn(position["position"])
     try:
         target.mkdir(parents=True, exist_ok=True)
         if next(target.iterdir(), None) is not None:
-            raise PgOutputError(f"{target} has files", hint="Give an empty directory")
+            raise PgOutputError(
+                f"{target} has files",
+                code="not_ours",
+                path=str(target),
+                hint="Give an empty directory",
+            )
         write_whole(target / DOWNLOAD_NAME, [json.dumps({"url": remote.url})])
         for name in _names_to_read(remote, target, end):
             path = target / name
@@ -359,7 +383,11 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
         write_whole(target / BEGIN_NAME, [json.dumps(begin)])
         write_whole(target / POSITION_NAME, [json.dumps(position)])
     except OSError as error:
-        raise PgOutputError(f"can't write to {target}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't write to {target}: {error.strerror or error}",
+            code="io_failed",
+            path=str(target),
+        ) from error
     return end
 
 
@@ -377,7 +405,9 @@ def downloaded_from(directory: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise PgOutputError(f"can't read {path}: {error.strerror}") from error
+        raise PgOutputError(
+            f"can't read {path}: {error.strerror}", code="io_failed", path=str(path)
+        ) from error
 
 
 def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
@@ -416,6 +446,8 @@ def _fields(content: bytes, where: str, *keys: str) -> dict[str, Any]:
         raise PgOutputError(
             f"can't read {where} ({printable(str(error))}), which describes the copy of a "
             f"directory",
+            code="damaged",
+            path=str(where),
             hint="Restore it",
         ) from error
     return fields

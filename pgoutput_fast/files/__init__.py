@@ -231,7 +231,11 @@ def _claimed(directory: Path) -> Iterator[None]:
     try:
         made = not directory.exists()
     except OSError as error:
-        raise PgOutputError(f"can't use {directory} for files: {error.strerror}") from error
+        raise PgOutputError(
+            f"can't use {directory} for files: {error.strerror}",
+            code="io_failed",
+            path=str(directory),
+        ) from error
     lock = claim_directory(directory, "export", "files")
     try:
         yield
@@ -286,6 +290,7 @@ class _Export:
             shown = ", ".join(sorted(found)[:3]) + (", …" if len(found) > 3 else "")
             raise PgOutputError(
                 f"{self._directory} has other things in it ({shown})",
+                code="not_ours",
                 hint="Give a new or empty directory, or one that an export has made",
                 path=str(self._directory),
             )
@@ -296,7 +301,7 @@ class _Export:
         def differs(message: str, parameter: str | None = None) -> PgOutputError:
             hint = "Give another directory, or remove this one to begin again"
             return PgOutputError(
-                f"{self._directory} {message}",
+                f"{self._directory} {message}", code="another_history",
                 parameter=parameter, hint=hint, path=str(self._directory),
             )  # fmt: skip
 

@@ -38,6 +38,7 @@ class Registered:
         if len(paths) != 1 or not Path(paths[0]).is_dir():
             raise PgOutputError(
                 "it needs one directory of segments, which then keeps what was not read",
+                code="bad_option",
                 parameter="consumer",
             )
         self._directory = Path(paths[0])
@@ -59,6 +60,8 @@ class Registered:
             raise PgOutputError(
                 f"consumer {self._consumer.name!r} of {self._directory} is at {format_lsn(at)}, "
                 f"and this export at {format_lsn(first)}",
+                code="bad_option",
+                path=str(self._directory),
                 hint="Give the name of no other reader, or "
                 "remove the consumer if it has none any more",
             )

@@ -165,9 +165,13 @@ def checked(text: str | bytes, where: str) -> dict[str, Any]:
                 _check_file_name(name)
             return manifest
     except (ValueError, KeyError, TypeError, RecursionError, PgOutputError) as error:
-        raise PgOutputError(f"{where} is damaged, or no manifest ({error!r})") from error
+        raise PgOutputError(
+            f"{where} is damaged, or no manifest ({error!r})", code="damaged", path=str(where)
+        ) from error
     raise PgOutputError(
         f"{where} is of version {version!r}, and this pgoutput_fast reads {FORMAT_VERSION}",
+        code="not_supported",
+        path=str(where),
         hint="Begin again with a new directory",
     )
 
@@ -341,6 +345,8 @@ def give_names(directory: Path, names: list[str]) -> None:
         elif not (directory / name).exists():
             raise PgOutputError(
                 f"{directory / name} is missing, which {NAME} has",
+                code="missing_path",
+                path=str(directory / name),
                 hint="Begin again with a new directory",
             )
     fsync_path(directory)

@@ -173,7 +173,9 @@ class Step:
                     if found != number:
                         raise PgOutputError(
                             f"{chunk.path} has rows of another form than the files of its copy "
-                            f"before it: {RESTORE}"
+                            f"before it: {RESTORE}",
+                            code="damaged",
+                            path=str(chunk.path),
                         )
                     yield rows
 

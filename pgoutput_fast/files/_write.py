@@ -113,10 +113,14 @@ def refusals(what: str) -> Iterator[None]:
     except OSError as error:
         raise PgOutputError(
             f"can't write {what}: {error.strerror or error}; what was finished before is kept, and "
-            f"the same call goes on from there"
+            f"the same call goes on from there",
+            code="io_failed",
+            path=what,
         ) from error
     except pa.ArrowException as error:
-        raise PgOutputError(f"can't write {what}: {error}") from error
+        raise PgOutputError(
+            f"can't write {what}: {error}", code="unfit_value", path=what
+        ) from error
 
 
 class _Counted:

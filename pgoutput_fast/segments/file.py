@@ -78,7 +78,9 @@ class SegmentFile:
         more = b"" if mark is None else self._metadata + mark
         crc = checksum(self._batches, batch, more)
         if crc is None:
-            raise PgOutputError("a record batch of the segment has buffers that are too short")
+            raise PgOutputError(
+                "a record batch of the segment has buffers that are too short", code="damaged"
+            )
         self._structure.check(batch)
         custom = {CRC_KEY: crc.encode()} | ({} if mark is None else {END_KEY: mark})
         self._arrow.write_batch(batch, custom_metadata=custom)

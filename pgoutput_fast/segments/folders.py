@@ -108,7 +108,9 @@ def report_others(directory: Path) -> None:
             others = others_in(folder, directory)
         except OSError as error:
             where = folder.path(directory)
-            raise PgOutputError(f"can't read {where}: {error.strerror}") from error
+            raise PgOutputError(
+                f"can't read {where}: {error.strerror}", code="io_failed", path=str(where)
+            ) from error
         if others:
             shown = ", ".join(map(printable, others[:_NAMED]))
             _log.warning(

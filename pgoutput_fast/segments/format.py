@@ -64,7 +64,9 @@ def require_pyarrow() -> Any:
         import pyarrow.ipc
     except ImportError as error:
         raise PgOutputError(
-            f"segments need pyarrow ({error})", hint="Install the extra pgoutput-fast[arrow]"
+            f"segments need pyarrow ({error})",
+            code="missing_package",
+            hint="Install the extra pgoutput-fast[arrow]",
         ) from error
     return pa
 
@@ -171,10 +173,13 @@ class SegmentMetadata:
                 metadata: SegmentMetadata = of_form(fields, cls)
                 return metadata
         except MALFORMED as error:
-            raise PgOutputError(f"its metadata are not a segment's ({error!r})") from error
+            raise PgOutputError(
+                f"its metadata are not a segment's ({error!r})", code="damaged"
+            ) from error
         raise PgOutputError(
             f"its format version is {version!r} with checksum {checksum!r}, this version of "
-            f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'; update pgoutput_fast"
+            f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'; update pgoutput_fast",
+            code="not_supported",
         )
 
     @property
@@ -248,7 +253,9 @@ class Segment(NamedTuple):
             raise PgOutputError(
                 f"{path} is no name of a segment, which is "
                 f"{{start LSN}}-{{end LSN}}-{{part}}-of-{{parts}}.arrow with 16, 16, 5 and 5 "
-                "digits: if it is one, give it its name back, else move it away"
+                "digits: if it is one, give it its name back, else move it away",
+                code="not_ours",
+                path=str(path),
             )
         return segment
 

@@ -26,7 +26,9 @@ def _names(directory: Path) -> list[str]:
         return os.listdir(directory)  # noqa: PTH208 - names are enough
     except OSError as error:
         raise PgOutputError(
-            f"can't read directory {directory} of segments: {error.strerror}"
+            f"can't read directory {directory} of segments: {error.strerror}",
+            code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
+            path=str(directory),
         ) from error
 
 
@@ -86,7 +88,9 @@ def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
     differences = before.metadata.differences(reader.metadata)
     if differences:
         raise PgOutputError(
-            f"{reader.path} does not go together with {before.path}: {'; '.join(differences)}"
+            f"{reader.path} does not go together with {before.path}: {'; '.join(differences)}",
+            code="another_history",
+            path=str(reader.path),
         )
 
 
@@ -111,7 +115,9 @@ def _group(parts: list[Segment]) -> SegmentGroup:
     for before, segment in itertools.pairwise(parts):
         if segment.part == before.part:
             once = f", once as {before.path}" if before.path != segment.path else ""
-            raise PgOutputError(f"{segment.path} is given twice{once}")
+            raise PgOutputError(
+                f"{segment.path} is given twice{once}", code="bad_option", path=str(segment.path)
+            )
     numbers = [segment.part for segment in parts]
     count = parts[0].parts
     return SegmentGroup(parts, numbers == list(range(count)), numbers[-1] == count - 1)
@@ -159,12 +165,16 @@ def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | N
         if group.start_lsn < end:
             raise PgOutputError(
                 f"{group.name} overlaps with {before.parts[0].path}: they are of two captures, "
-                f"which can't be read as one; move the files of one away"
+                f"which can't be read as one; move the files of one away",
+                code="another_history",
+                path=str(group.parts[0].path),
             )
         if group.start_lsn > end:
             raise PgOutputError(
                 f"a segment is missing between {before.parts[0].path} and {group.parts[0].path}: "
                 f"from {format_lsn(end)} to {format_lsn(group.start_lsn)}",
+                code="changes_missing",
+                path=str(group.parts[0].path),
                 hint="Restore it, or leave out the segments before it",
             )
     unfinished = groups.pop() if groups and not groups[-1].has_last else None
@@ -178,7 +188,9 @@ def _incomplete(group: SegmentGroup) -> PgOutputError:
     """The error for a segment of which a part is missing."""
     return PgOutputError(
         f"{group.name} is not complete: there are its parts {group.numbers}, and the last or one "
-        f"before it is missing; a list of files needs all of them; if it is gone, {RESTORE}"
+        f"before it is missing; a list of files needs all of them; if it is gone, {RESTORE}",
+        code="incomplete",
+        path=str(group.parts[0].path),
     )
 
 
@@ -259,7 +271,10 @@ def _stored(path: Path, key: str) -> int:
         return 0
     except (OSError, *MALFORMED) as error:
         raise PgOutputError(
-            f"can't read {path} ({printable(str(error))})", hint="Restore it"
+            f"can't read {path} ({printable(str(error))})",
+            code="io_failed" if isinstance(error, OSError) else "damaged",
+            path=str(path),
+            hint="Restore it",
         ) from error
 
 
@@ -284,7 +299,10 @@ def stored_metadata(directory: Path) -> SegmentMetadata | None:
         return None
     except (OSError, *MALFORMED) as error:
         raise PgOutputError(
-            f"can't read {path} ({printable(str(error))})", hint="Restore it"
+            f"can't read {path} ({printable(str(error))})",
+            code="io_failed" if isinstance(error, OSError) else "damaged",
+            path=str(path),
+            hint="Restore it",
         ) from error
 
 
@@ -367,6 +385,8 @@ def _list_files(paths: list[Path]) -> list[Segment]:
         if path.is_dir():
             raise PgOutputError(
                 f"{path} is a directory, and a list may hold files of segments only",
+                code="bad_option",
+                path=str(path),
                 hint="Give one directory by itself, or the files of several that follow each other",
             )
     segments = sorted(Segment.from_path(path) for path in paths)
@@ -399,4 +419,6 @@ def not_begun(directory: str | os.PathLike[str]) -> PgOutputError:
         message = f"there is no directory {path}"
     elif not path.is_dir():
         message = f"{path} is not a directory"
-    return PgOutputError(message, path=str(path))
+    return PgOutputError(
+        message, code="not_begun" if path.is_dir() else "missing_path", path=str(path)
+    )

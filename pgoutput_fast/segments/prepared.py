@@ -79,7 +79,9 @@ class PreparedTransactions:
     def _refused(self, error: OSError) -> PgOutputError:
         return PgOutputError(
             f"can't keep prepared transactions in {self._directory}: {error.strerror or error}; "
-            f"nothing is lost, the slot keeps what is not acknowledged"
+            f"nothing is lost, the slot keeps what is not acknowledged",
+            code="io_failed",
+            path=str(self._directory),
         )
 
     def load(self, spill_directory: Path | None) -> Iterator[Prepared]:
@@ -273,6 +275,8 @@ def _read(path: Path, spill_directory: Path | None) -> Prepared:
         raise PgOutputError(
             f"can't read {path} ({printable(str(error))}), which has a prepared transaction that "
             f"the server does not send again",
+            code="damaged",
+            path=str(path),
             hint="Restore it from a copy; without one, begin with a "
             "new slot, a new copy of the tables and an empty directory",
         ) from error

@@ -76,7 +76,9 @@ class SegmentReader:
             self._file = pa.OSFile(str(self.path))
         except OSError as error:
             raise PgOutputError(
-                f"can't open segment {self.path}: {error.strerror or error}"
+                f"can't open segment {self.path}: {error.strerror or error}",
+                code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
+                path=str(self.path),
             ) from error
         try:
             with self._errors():
@@ -87,12 +89,18 @@ class SegmentReader:
                 raise PgOutputError(
                     f"{self.path} is an Arrow file, but no segment, or a damaged one: its schema "
                     f"or metadata are others",
+                    code="not_ours",
+                    path=str(self.path),
                     hint="Give a file that a capture wrote",
                 )
             try:
                 self.metadata = SegmentMetadata.from_json(found)
             except PgOutputError as error:
-                raise PgOutputError(f"can't read segment {self.path}: {error}") from error
+                raise PgOutputError(
+                    f"can't read segment {self.path}: {error.message}",
+                    code=error.code,
+                    path=str(self.path),
+                ) from error
             self._batches, self.is_last_part = self._check_end(found)
             named = Segment.named(self.path.parent, self.path.name)
             self._part = None if named is None else named.part
@@ -100,6 +108,8 @@ class SegmentReader:
                 raise PgOutputError(
                     f"{self.path} begins at {format_lsn(self.metadata.start_lsn)}, as its metadata "
                     f"say: it has the name of another segment",
+                    code="damaged",
+                    path=str(self.path),
                     hint="Give it its own",
                 )
         except BaseException:
@@ -114,11 +124,15 @@ class SegmentReader:
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise PgOutputError(
                 f"{self.path} is no segment, or is cut short or damaged "
-                f"({printable(str(error))}); {RESTORE}"
+                f"({printable(str(error))}); {RESTORE}",
+                code="damaged",
+                path=str(self.path),
             ) from error
 
     def _damaged(self, what: str) -> PgOutputError:
-        return PgOutputError(f"{self.path} is damaged: {what}; {RESTORE}")
+        return PgOutputError(
+            f"{self.path} is damaged: {what}; {RESTORE}", code="damaged", path=str(self.path)
+        )
 
     def _batch(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         with self._errors():
@@ -207,8 +221,14 @@ def is_segment(path: Path) -> bool:
         with path.open("rb"), pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
             return METADATA_KEY in (reader.schema.metadata or {})
     except OSError as error:
-        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't read {path}: {error.strerror or error}",
+            code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
+            path=str(path),
+        ) from error
     except (ValueError, pa.ArrowException) as error:
         raise PgOutputError(
-            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})"
+            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})",
+            code="damaged",
+            path=str(path),
         ) from error

@@ -51,7 +51,11 @@ class Recording:
         try:
             self._file = pa.OSFile(str(path))
         except OSError as error:
-            raise PgOutputError(f"can't open {path}: {error.strerror or error}") from error
+            raise PgOutputError(
+                f"can't open {path}: {error.strerror or error}",
+                code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
+                path=str(path),
+            ) from error
         try:
             self._reader = pa.ipc.open_file(self._file)
             schema = self._reader.schema
@@ -72,7 +76,9 @@ class Recording:
             self._file.close()
             why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise PgOutputError(
-                f"{path} is neither a segment nor a recorded stream ({why})"
+                f"{path} is neither a segment nor a recorded stream ({why})",
+                code="not_ours",
+                path=str(path),
             ) from error
 
     def close(self) -> None:
@@ -95,10 +101,16 @@ class Recording:
                     for name in ("start_lsn", "server_time", "payload")
                 ]
             except self._arrow_errors as error:
-                raise PgOutputError(f"{self._path} is damaged ({error})") from error
+                raise PgOutputError(
+                    f"{self._path} is damaged ({error})", code="damaged", path=str(self._path)
+                ) from error
             for lsn, time, payload in zip(*columns, strict=True):
                 if payload is None:
-                    raise PgOutputError(f"{self._path} has a row without a payload")
+                    raise PgOutputError(
+                        f"{self._path} has a row without a payload",
+                        code="damaged",
+                        path=str(self._path),
+                    )
                 yield self._unwrap(payload) if self._is_copy_data else Frame(lsn, time, payload)
 
     def _unwrap(self, payload: bytes) -> Frame | Keepalive:
@@ -109,4 +121,6 @@ class Recording:
         try:
             return parse_keepalive(payload)
         except PgOutputError as error:
-            raise PgOutputError(f"{self._path} has {error}") from error
+            raise PgOutputError(
+                f"{self._path} has {error.message}", code="damaged", path=str(self._path)
+            ) from error

@@ -100,7 +100,11 @@ class Structure:
             )
 
     def _error(self, what: str) -> PgOutputError:
-        return PgOutputError(f"{self._path} can't be read as a segment: {what}; {self._advice}")
+        return PgOutputError(
+            f"{self._path} can't be read as a segment: {what}; {self._advice}",
+            code="damaged",
+            path=str(self._path),
+        )
 
 
 def tags_of(data: Any) -> Any:

@@ -72,7 +72,9 @@ def _require_numpy() -> None:
         import numpy  # noqa: F401
     except ImportError as error:
         raise PgOutputError(
-            f"segments are written with numpy ({error})", hint="Install numpy"
+            f"segments are written with numpy ({error})",
+            code="missing_package",
+            hint="Install numpy",
         ) from error
 
 
@@ -97,7 +99,8 @@ def _guarded(
 
 
 def _malformed(lsn: int, error: DecodeError) -> PgOutputError:
-    return PgOutputError(f"the server sent a malformed frame at LSN {format_lsn(lsn)}: {error}")
+    text = f"the server sent a malformed frame at LSN {format_lsn(lsn)}: {error.message}"
+    return PgOutputError(text, hint=error.hint).locate(error, None)
 
 
 class _Piece(NamedTuple):
@@ -289,7 +292,9 @@ class SegmentWriter:
         if isinstance(error, OSError):
             raise PgOutputError(
                 f"can't write a segment in {self.directory}: {error.strerror or error}; nothing is "
-                f"lost, the slot keeps what is not acknowledged"
+                f"lost, the slot keeps what is not acknowledged",
+                code="io_failed",
+                path=str(self.directory),
             ) from error
 
     def _check_usable(self) -> None:
@@ -297,6 +302,8 @@ class SegmentWriter:
         if self._unusable is not None:
             raise PgOutputError(
                 f"this writer of {self.directory} can't be used any more: {self._unusable}",
+                code="unfit_input",
+                path=str(self.directory),
                 hint="Make a new one, which goes on where the directory ends",
             )
 
@@ -325,7 +332,9 @@ class SegmentWriter:
             raise PgOutputError(
                 f"{unfinished.name} is not complete: there are its parts {unfinished.numbers}, "
                 f"without the last, and the server does not send it again: {slot}, beyond its "
-                f"start {format_lsn(unfinished.start_lsn)}; {RESTORE}"
+                f"start {format_lsn(unfinished.start_lsn)}; {RESTORE}",
+                code="changes_missing",
+                path=str(self.directory),
             )
         if confirmed_flush_lsn > self.position:
             raise PgOutputError(
@@ -333,6 +342,8 @@ class SegmentWriter:
                 f"{self.directory}: the changes between them are not in it: a capture into another "
                 f"directory may have them, someone else has read the slot, or segments were "
                 f"deleted",
+                code="changes_missing",
+                path=str(self.directory),
                 hint="Bring the segments from there, or begin with a new copy of the "
                 "tables and an empty directory",
             )
@@ -376,6 +387,8 @@ class SegmentWriter:
         except (OSError, *MALFORMED) as error:
             raise PgOutputError(
                 f"can't read {path} ({error}); it says how far the slot was acknowledged",
+                code="io_failed" if isinstance(error, OSError) else "damaged",
+                path=str(path),
                 hint="Restore it, or begin with a new slot and directory",
             ) from error
         self._check_origin(found, path)
@@ -389,6 +402,7 @@ class SegmentWriter:
             go_on = (", or go on here with ", Argument("slot", found.slot)) if is_other else ()
             raise PgOutputError(
                 f"{path} is not of this slot: {'; '.join(differences)}",
+                code="another_history",
                 parameter="directory",
                 hint=(
                     "Give another directory",
@@ -481,18 +495,21 @@ class SegmentWriter:
                 return PgOutputError(
                     f"the server sent the transaction {xid} that was committed at "
                     f"{format_lsn(commit_lsn)}, before {format_lsn(end_lsn)} up to where it has "
-                    f"sent everything"
+                    f"sent everything",
+                    code="unfit_stream",
                 )
             elif why == _OTHER_COMMIT and self._open is not None:
                 return PgOutputError(
                     f"Commit at {format_lsn(_read_commit(frame)[0])} follows the Begin of the "
-                    f"transaction that commits at {format_lsn(self._open[0])}"
+                    f"transaction that commits at {format_lsn(self._open[0])}",
+                    code="unfit_stream",
                 )
         except DecodeError as error:
             return _malformed(lsn, error)
         return PgOutputError(
             f"the server sent a frame with tag {frame[:1].decode('latin-1')!r} {why}, after LSN "
-            f"{format_lsn(end_lsn)}; segments are of protocol version 1"
+            f"{format_lsn(end_lsn)}; segments are of protocol version 1",
+            code="unfit_stream",
         )
 
     def _take(self, piece: _Piece, start: int, end: int) -> int | None:
@@ -729,6 +746,7 @@ class SegmentWriter:
         if part > MAX_PART:
             raise PgOutputError(
                 f"a transaction needs more than {MAX_PART + 1} parts",
+                code="out_of_memory",
                 hint=("Give larger ", Argument("segment_bytes")),
                 path=str(self.directory),
             )

@@ -18,6 +18,7 @@ except ImportError as error:
 
     raise PgOutputError(
         f"this needs PySpark, pyarrow and pandas ({error})",
+        code="missing_package",
         hint="Install the extra pgoutput-fast[spark]",
     ) from error
 

@@ -176,7 +176,9 @@ def write_changes(
             fs.LocalFileSystem(), output
         )  # fmt: skip
     except (ValueError, OSError, pa.ArrowException) as error:
-        raise PgOutputError(f"can't write into {output}: {error}") from error
+        raise PgOutputError(
+            f"can't write into {output}: {error}", code="io_failed", path=str(output)
+        ) from error
     known = history_of([directory])
     follower = None if known is None or known.is_empty else HistoryFollower(known, history)
     decoding: dict[str, Any] = {
@@ -206,6 +208,8 @@ def write_changes(
         for file, _ in made.values():
             file.discard()
         if isinstance(error, (OSError, pa.ArrowException)):
-            raise PgOutputError(f"can't write into {output}: {error}") from error
+            raise PgOutputError(
+                f"can't write into {output}: {error}", code="io_failed", path=str(output)
+            ) from error
         raise
     yield pa.RecordBatch.from_pylist(told, schema=SCHEMA)

@@ -65,6 +65,7 @@ def parsed(name: str, ddl: str) -> DataType:
             raise
         raise PgOutputError(
             f"column {name} is of the type time, for which Spark has a type from 4.1 on",
+            code="not_supported",
             hint=("Give ", Argument("schema"), " with string for the column"),
         ) from error
 

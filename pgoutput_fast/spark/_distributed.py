@@ -306,7 +306,7 @@ class DistributedWindow(WindowWriter):
         try:
             one.merge(merger, net)
         except IncompleteError as error:
-            one.fail(str(error))
+            one.fail(error.message)
             return
         self.seconds[qualified(one.held)] += time.perf_counter() - begin
 
@@ -351,6 +351,7 @@ def checked_target(target: Any) -> DeltaTarget:
     if not isinstance(target, DeltaTarget):
         raise PgOutputError(
             f"{target!r} is a file that one process writes: Spark's engine keeps Delta tables, so "
-            "give a directory or a URL as target"
+            "give a directory or a URL as target",
+            code="bad_option",
         )
     return target

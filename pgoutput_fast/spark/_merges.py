@@ -255,7 +255,9 @@ def merge(merger: Merger, state: Any, net: NetFile) -> None:
     if state.table.position[0] < net.lsn:
         raise PgOutputError(
             f"Spark has merged changes into {net.directory}, and its position is not "
-            f"{format_lsn(net.lsn)}: the session has another connector than Delta's"
+            f"{format_lsn(net.lsn)}: the session has another connector than Delta's",
+            code="not_supported",
+            path=str(net.directory),
         )
     with state.table.refusals():
         _have_on_disk(state.table, net.version)

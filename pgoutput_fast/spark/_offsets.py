@@ -53,7 +53,8 @@ def newest_of(offset: Mapping[str, Any]) -> CommitRecord | None:
 def is_no_offset(offset: Mapping[str, Any]) -> PgOutputError:
     """The error for an offset of another form."""
     return PgOutputError(
-        f"the checkpoint has an offset that this source does not write: {dict(offset)}"
+        f"the checkpoint has an offset that this source does not write: {dict(offset)}",
+        code="not_ours",
     )
 
 
@@ -78,6 +79,7 @@ def position_of(offset: Mapping[str, Any], source: SegmentSource) -> Position:
             raise PgOutputError(
                 f"the checkpoint is of {name} {value!r}, and the segments are of "
                 f"{source.identity[name]!r}",
+                code="another_history",
                 hint="Begin with a new checkpoint, and a new target",
             )
     return position

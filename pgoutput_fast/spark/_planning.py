@@ -96,7 +96,9 @@ class Planned:
         if not files:
             known = None if self._directory is None else metadata_of(self._directory)
             if known is None:
-                raise PgOutputError(f"there are no segments in {path}")
+                raise PgOutputError(
+                    f"there are no segments in {path}", code="not_begun", path=str(path)
+                )
             self.metadata = known
             return
         with SegmentReader(files[-1]) as reader:
@@ -252,11 +254,15 @@ class Planned:
             if start is not None and start < begin:
                 raise PgOutputError(
                     f"what was committed from {format_lsn(start)} on, and before "
-                    f"{format_lsn(begin)}, is deleted from {self._where}"
+                    f"{format_lsn(begin)}, is deleted from {self._where}",
+                    code="changes_missing",
+                    path=self._where,
                 )
             raise PgOutputError(
                 f"the changes since the snapshot of relation {relation_id} are deleted from "
-                f"{self._where}: {how_to_copy(Path(self._where), [relation_id])}"
+                f"{self._where}: {how_to_copy(Path(self._where), [relation_id])}",
+                code="changes_missing",
+                path=self._where,
             )
         reading = next_reading(position, found.states, last if end is None else min(last, end))
         if relation_id is None:

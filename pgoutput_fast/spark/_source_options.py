@@ -106,7 +106,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     table, tables = found.text("table"), found.names("tables")
     if mode == "table" and (table is None or tables is not None):
         raise PgOutputError(
-            "one table is read",
+            "one table is read", code="bad_option",
             parameter="mode",
             hint=(
                 "Give a schema.name as ", Argument("table"), ", or ", Argument("mode", "manifest"),
@@ -116,6 +116,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     if mode != "table" and table is not None:
         raise PgOutputError(
             f"{mode!r} reads all tables, or some",
+            code="bad_option",
             parameter="mode",
             hint=("Give ", Argument("tables"), " in place of ", Argument("table")),
         )
@@ -123,6 +124,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     if output is None and mode == "manifest":
         raise PgOutputError(
             "'manifest' writes files",
+            code="bad_option",
             parameter="mode",
             hint=("Give the directory of the files as ", Argument("output")),
         )
@@ -132,6 +134,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     if registry is not None and mode != "table":
         raise PgOutputError(
             f"{mode!r} has the types of the directory",
+            code="bad_option",
             parameter="mode",
             hint=("Leave out ", Argument("registry")),
         )
@@ -140,6 +143,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     if capture == "embedded" and not (slot and publications):
         raise PgOutputError(
             "'embedded' reads a slot",
+            code="bad_option",
             parameter="capture",
             hint=("Give ", Argument("slot"), " and ", Argument("publications")),
         )
@@ -188,6 +192,7 @@ def _style(found: _Options, mode: str) -> Style:
     if omitted and placeholder is not None:
         raise PgOutputError(
             "there is none if unchanged values are omitted",
+            code="bad_option",
             parameter="placeholder",
             hint=("Leave out it or ", Argument("omitUnchanged")),
         )
@@ -237,6 +242,7 @@ class _Options:
                 close = difflib.get_close_matches(name.lower(), known, 1)
                 raise PgOutputError(
                     f"the source pgoutput has no option {name!r}",
+                    code="bad_option",
                     hint=("Did you mean ", Argument(known[close[0]]), "?") if close else (),
                 )
 
@@ -244,7 +250,7 @@ class _Options:
         assert name in _NAMES, name  # noqa: S101
         value = self._given.get(name.lower())
         if value is not None and not value.strip():
-            raise PgOutputError("it is empty", parameter=name)
+            raise PgOutputError("it is empty", code="bad_option", parameter=name)
         return value
 
     def names(self, name: str) -> tuple[str, ...] | None:
@@ -252,7 +258,7 @@ class _Options:
         text = self.text(name)
         found = None if text is None else tuple(one.strip() for one in text.split(","))
         if found is not None and not all(found):
-            raise PgOutputError(f"{text!r} has an empty name", parameter=name)
+            raise PgOutputError(f"{text!r} has an empty name", code="bad_option", parameter=name)
         return found
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> Any:
@@ -272,7 +278,9 @@ class _Options:
             # Spark shows errors in plans and logs, and a URL or a list may have a secret in it.
             why = error.message if isinstance(error, PgOutputError) else str(error)
             hint = error.hint if isinstance(error, PgOutputError) else ()
-            raise PgOutputError(_EXPECTED.get(name, why), parameter=name, hint=hint) from None
+            raise PgOutputError(
+                _EXPECTED.get(name, why), code="bad_option", parameter=name, hint=hint
+            ) from None
 
 
 _EXPECTED = {
@@ -287,14 +295,17 @@ def _directory(found: _Options) -> Path:
     checkpoint = found.text("checkpointLocation")
     if given and path:
         raise PgOutputError(
-            "the directory is given as the path too", parameter="segments", hint="Give one of them"
+            "the directory is given as the path too",
+            code="bad_option",
+            parameter="segments",
+            hint="Give one of them",
         )
     where = given or path
     if where is None and checkpoint is not None:
         where = f"{checkpoint.rstrip('/')}.{_SEGMENTS}"
     if where is None:
         raise PgOutputError(
-            "nothing says where the directory of the capture is",
+            "nothing says where the directory of the capture is", code="bad_option",
             hint=(
                 "Give ", Argument("segments"), "; or ", Argument("checkpointLocation"), (" here as "
                 "for the query, so that the directory lies beside the checkpoint"),
@@ -304,7 +315,9 @@ def _directory(found: _Options) -> Path:
     if re.match("[A-Za-z][A-Za-z0-9+.-]*:", local):
         shown = without_secrets(local)
         raise PgOutputError(
-            f"{shown} is not a local directory", parameter="segments" if given else "path"
+            f"{shown} is not a local directory",
+            code="bad_option",
+            parameter="segments" if given else "path",
         )
     return Path(local).absolute()
 
@@ -322,6 +335,7 @@ def _dsn(text: str | None) -> str | None:
     if ConnectionParameters(text).has_secret:
         raise PgOutputError(
             "it has a password, which Spark would show in plans and logs",
+            code="bad_option",
             parameter="dsn",
             hint="Have libpq take the password from ~/.pgpass, a service file or PGPASSWORD, where "
             "the driver runs",
@@ -355,14 +369,17 @@ def _capture_options(found: _Options, capture: str) -> CaptureOptions | None:
 
 def _is_of_capture(name: str) -> PgOutputError:
     return PgOutputError(
-        "another process captures", parameter=name,
+        "another process captures", code="bad_option", parameter=name,
         hint=("Give it there, or ", Argument("capture", "embedded"), " here"),
     )  # fmt: skip
 
 
 def _goes_with(name: str, mode: str) -> PgOutputError:
     return PgOutputError(
-        "another mode is chosen", parameter=name, hint=("It goes with ", Argument("mode", mode))
+        "another mode is chosen",
+        code="bad_option",
+        parameter=name,
+        hint=("It goes with ", Argument("mode", mode)),
     )
 
 

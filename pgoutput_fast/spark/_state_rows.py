@@ -163,6 +163,7 @@ class _Rows:
             raise PgOutputError(
                 f"{self._state.table}, {_shown(names, [row[name] for name in names])} and other "
                 f"rows were there before this: {one.reason}",
+                code="unfit_row",
                 hint=one.hint,
                 table=self._state.table,
             )
@@ -209,7 +210,11 @@ def _shown(names: Sequence[str], values: Sequence[Any]) -> str:
 def _lost(state: State, name: str, fields: Mapping[str, pa.Array], at: int) -> PgOutputError:
     key = state.key or [one for one in state.columns if one != name]
     values = [fields[one][at].as_py() for one in key]
-    return PgOutputError(f"{state.table}, {_shown(key, values)}, column {name}: {_UNSENT}")
+    return PgOutputError(
+        f"{state.table}, {_shown(key, values)}, column {name}: {_UNSENT}",
+        code="unfit_row",
+        table=state.table,
+    )
 
 
 def _is_before(batch: pa.RecordBatch, place: Position) -> Any:

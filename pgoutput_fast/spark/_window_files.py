@@ -283,7 +283,7 @@ class _Files:
     def write(self, rows: pa.RecordBatch) -> None:
         """Write rows behind those before."""
         if self._writer is None:
-            raise PgOutputError("begin() was not called")
+            raise PgOutputError("begin() was not called", code="unfit_input")
         with self._table.refusals():
             self._writer.write(conformed(rows, self._schema))
 

@@ -46,12 +46,15 @@ def frames_dataframe(
     table = frames if isinstance(frames, pa.Table) else pa.Table.from_batches(frames)
     if "data" not in table.schema.names:
         raise PgOutputError(
-            "the frames must be in a column named data; there are " + ", ".join(table.schema.names)
+            "the frames must be in a column named data; there are " + ", ".join(table.schema.names),
+            code="unfit_input",
         )
     try:
         taken = table.cast(pa.schema([(one.name, _type(one)) for one in table.schema]))
     except pa.ArrowException as error:
-        raise PgOutputError(f"Spark has no type for what is beside the frames: {error}") from error
+        raise PgOutputError(
+            f"Spark has no type for what is beside the frames: {error}", code="unfit_input"
+        ) from error
     return spark.createDataFrame(taken).coalesce(1)
 
 

@@ -44,7 +44,8 @@ except ImportError as error:
 
     raise PgOutputError(
         f"the source pgoutput needs PySpark 4.2 or newer, and this is {__version__}; "
-        "decode_frames, decode_udf and read_segments work with it"
+        "decode_frames, decode_udf and read_segments work with it",
+        code="missing_package",
     ) from error
 
 from pgoutput_fast.apply.departures import mistaken
@@ -146,7 +147,7 @@ class PgOutputDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a streaming query."""
         if self._options.ending_lsn is not None:
-            raise PgOutputError("the option endingLsn goes with a batch query")
+            raise PgOutputError("the option endingLsn goes with a batch query", code="bad_option")
         return _StreamReader(self._options, schema)
 
 
@@ -279,7 +280,8 @@ def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> Ch
             return chosen
     raise PgOutputError(
         "a schema of the source pgoutput has all columns of a change, of which before and after "
-        "have those of the table; leave .schema() out to get it"
+        "have those of the table; leave .schema() out to get it",
+        code="bad_option",
     )
 
 
@@ -453,6 +455,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None and slot is not None and before not in (None, slot):
             raise PgOutputError(
                 f"the checkpoint is of slot {before!r}, not of {slot!r}",
+                code="another_history",
                 parameter="slot",
                 hint=(
                     "Begin with a new checkpoint, and a new target, or give ",
@@ -584,7 +587,9 @@ class _Planner:
             if position.lsn > source.seen.contents.end:
                 raise PgOutputError(
                     f"the option startingLsn is {format_lsn(position.lsn)}, and "
-                    f"{self._options.segments} ends at {format_lsn(source.seen.contents.end)}"
+                    f"{self._options.segments} ends at {format_lsn(source.seen.contents.end)}",
+                    code="bad_option",
+                    path=str(self._options.segments),
                 )
         else:
             position = source.begin().position
@@ -636,6 +641,7 @@ class _Planner:
             raise PgOutputError(
                 f"the checkpoint is of a query with {before}, and this one has "
                 f"{self._options.mode}",
+                code="bad_option",
                 parameter="mode",
                 hint="Begin with a new checkpoint, and a new target",
             )
@@ -657,6 +663,7 @@ class _Planner:
             f"{format_lsn(newest.lsn)}, and {directory} does not have it: an earlier state of the "
             "directory was put back, and of the server, so that what was read since did not happen "
             "there",
+            code="another_history",
             hint="Begin with a new checkpoint, and a new target",
         )
 
@@ -674,7 +681,9 @@ class _Planner:
                 f"{format_lsn(lsn)}: all that came of it has been read, and nothing more comes. If "
                 "it is published again, it is copied anew, and the query goes on; if its rows come "
                 "by the table above it now (publish_via_partition_root), or by its partitions, "
-                "read those"
+                "read those",
+                code="no_table",
+                table=self._options.table,
             )
 
     def _acknowledge(self, source: SegmentSource, position: Position) -> None:
@@ -684,6 +693,8 @@ class _Planner:
                 f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
                 f"ends at {format_lsn(source.seen.contents.end)}: it is not the directory that the "
                 "query has read before, or has been restored",
+                code="another_history",
+                path=str(self._options.segments),
                 hint="Begin with a new checkpoint",
             )
         if source.seen.contents.begin > position.lsn:
@@ -691,6 +702,8 @@ class _Planner:
                 f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
                 f"begins at {format_lsn(source.seen.contents.begin)}: what was committed between "
                 "them is not there",
+                code="changes_missing",
+                path=str(self._options.segments),
                 hint="Begin with a new checkpoint, and a new target",
             )
         if self._consumer is None:
@@ -748,7 +761,9 @@ class _Planner:
                     f"{self._options.table} is the one with the OID {now} by now: the former was "
                     "renamed or dropped, or the checkpoint is another query's. Give the option "
                     "table the name that it has, and its changes go on; or begin with a new "
-                    "checkpoint, and a new target"
+                    "checkpoint, and a new target",
+                    code="another_history",
+                    table=self._options.table,
                 )
             chosen = _choose(self._options, self._schema, found)
             version = chosen.target.version

@@ -157,6 +157,7 @@ def read_segments(
         if schema is not None or partitions is not None:
             raise PgOutputError(
                 "it is for one table",
+                code="bad_option",
                 parameter="partitions" if schema is None else "schema",
                 hint=("Give ", Argument("table"), " too"),
             )
@@ -231,13 +232,17 @@ class FoundTable(NamedTuple):
                 raise PgOutputError(
                     f"the segments have no change of {self.name} any more, nor its snapshot, as "
                     "they were deleted, or it waits for its first one: have it copied "
-                    "(pgoutput-fast snapshot)"
+                    "(pgoutput-fast snapshot)",
+                    code="changes_missing",
+                    table=self.name,
                 )
             there = ", ".join(self.others()) or "none"
             raise PgOutputError(
                 f"no Relation of {self.name} is in the segments; is the table published, has it "
                 "changed since the slot was made, and is its name right (namespace.name, case "
-                f"included)? There are: {there}"
+                f"included)? There are: {there}",
+                code="no_table",
+                table=self.name,
             )
         return [*column_types(self.plan, binary=self.binary)]
 
@@ -294,7 +299,11 @@ class ChosenTable(NamedTuple):
     def metadata(self) -> SegmentMetadata:
         """That of the segments."""
         if self.planned is None:
-            raise PgOutputError(f"there are no segments of {self.target.table} yet")
+            raise PgOutputError(
+                f"there are no segments of {self.target.table} yet",
+                code="not_begun",
+                table=self.target.table,
+            )
         return self.planned.metadata
 
     def items(self, start: int | None = None, end: int | None = None) -> list[Item]:
@@ -378,7 +387,9 @@ def published_table(
     if plan is None:
         raise PgOutputError(
             f"the publications have no table {table}; its name is namespace.name, as the catalogue "
-            f"has it (case included){did_you_mean(table, [*map(shown_table, catalog.tables)])}"
+            f"has it (case included){did_you_mean(table, [*map(shown_table, catalog.tables)])}",
+            code="no_table",
+            table=table,
         )
     return FoundTable(table, plan, settings, binary)
 
@@ -470,7 +481,8 @@ def decode_frames(
             "the frames must be in a binary column named data; there are "
             + ", ".join(
                 f"{field.name} ({field.dataType.simpleString()})" for field in frames.schema
-            )
+            ),
+            code="unfit_input",
         )
     settings = settings_of(registry, policies, encoding)
     changes, target = frames_target(
@@ -523,6 +535,7 @@ def frames_target(
         if plan is None:
             raise PgOutputError(
                 f"neither the given relations nor the frames have a Relation of {table}",
+                code="bad_option",
                 parameter="relations",
                 hint=(
                     "Give ", Argument("relations"), " or ", Argument("schema"),
@@ -578,11 +591,15 @@ def _target(
     """The schema of the changes, and what the executors need to know."""
     columns = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(columns, T.StructType):
-        raise PgOutputError(f"{schema!r} is not a StructType or its DDL", parameter="schema")
+        raise PgOutputError(
+            f"{schema!r} is not a StructType or its DDL", code="bad_option", parameter="schema"
+        )
     columns = T.StructType([T.StructField(field.name, field.dataType) for field in columns])
     for name, count in Counter(columns.fieldNames()).items():
         if count > 1:
-            raise PgOutputError(f"it has the column {name} {count} times", parameter="schema")
+            raise PgOutputError(
+                f"it has the column {name} {count} times", code="bad_option", parameter="schema"
+            )
     changes = T.StructType(
         [T.StructField(name, type_ or columns) for name, type_ in _CHANGE_COLUMNS.items()]
     )
@@ -606,6 +623,7 @@ def check_session(spark: SparkSession) -> None:
     if codec == "lz4":
         raise PgOutputError(
             "spark.sql.execution.arrow.compression.codec=lz4 hangs in PySpark's workers",
+            code="not_supported",
             hint="Set none",
         )
 
@@ -669,6 +687,7 @@ def _check_known(target: Target, planned: Planned) -> None:
         raise PgOutputError(
             f"in the segments {target.table} never had the columns {', '.join(sorted(missing))}; "
             f"it had {', '.join(sorted(known))} (case counts)",
+            code="bad_option",
             parameter="schema",
             table=target.table,
         )
@@ -697,7 +716,9 @@ def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
         message = pf.decode(item) if isinstance(item, bytes) else item
         if not isinstance(message, (Relation, Type)):
             raise PgOutputError(
-                f"{message!r} is not a Relation or Type message", parameter="relations"
+                f"{message!r} is not a Relation or Type message",
+                code="unfit_input",
+                parameter="relations",
             )
         if message.in_stream:
             message = published(message)
@@ -707,6 +728,7 @@ def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
             raise PgOutputError(
                 f"{shown_table(message)} has two versions there, and a row does not tell which of "
                 "them it is of",
+                code="unfit_input",
                 parameter="relations",
                 hint="Give one Relation for each table, and decode the frames before and after the "
                 "alteration in two calls; or, for decode_frames, keep the Relations before the "

@@ -95,6 +95,7 @@ def decode_udf(
     if target.version is None:
         raise PgOutputError(
             f"none of them is a Relation of {table}",
+            code="bad_option",
             parameter="relations",
             hint="Check the table's name",
             table=table,
@@ -174,6 +175,7 @@ class _Decoding:
             error = PgOutputError(
                 f"{self._target.table}: {partition()}, frame {frame} is a Relation of the table "
                 "with other columns than the one that was given: the table was altered",
+                code="unfit_schema",
                 parameter="relations",
                 hint="Decode the frames before and after the alteration in two columns, each with "
                 "its own relations",

@@ -114,12 +114,19 @@ def current_state(
     row = changes.schema["after"].dataType
     if not isinstance(row, T.StructType):
         raise PgOutputError(
-            f"{qualified(table)}: the column after is no struct", hint="Give changes of one table"
+            f"{qualified(table)}: the column after is no struct",
+            code="unfit_input",
+            table=qualified(table),
+            hint="Give changes of one table",
         )
     key = tuple(shown_name(name) for name in table.key)
     for name in key:
         if name not in row.fieldNames():
-            raise PgOutputError(f"{qualified(table)} has no column {name!r} in its changes")
+            raise PgOutputError(
+                f"{qualified(table)} has no column {name!r} in its changes",
+                code="unfit_input",
+                table=qualified(table),
+            )
     seen = _look(changes, table, _Keys(changes, row, key))
     told = _Told(seen.relations, table, seen.truncated)
     told.check_columns(row.fieldNames())
@@ -233,7 +240,9 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
         raise PgOutputError(
             f"{qualified(table)}: {found.unplaced} changes are without their commit LSN, or "
             "without their position in its transaction; changes must come from segments, or from "
-            "frames with the columns commit_lsn and seq"
+            "frames with the columns commit_lsn and seq",
+            code="unfit_input",
+            table=qualified(table),
         )
     return _Seen(
         found.number,
@@ -305,7 +314,9 @@ class _Told:
                 f"{', '.join(map(str, sorted(filter(None, ids))))}, and {qualified(table)} in the "
                 f"catalogue is {table.relation_id}: the catalogue is of another table, or of the "
                 "table before or after it was dropped and made again. Give one that was read after "
-                "the last of the changes"
+                "the last of the changes",
+                code="another_history",
+                table=qualified(table),
             )
         self._others = stretches if len(ids) > 1 else []
         self.versions: list[_Since] = []
@@ -354,7 +365,9 @@ class _Told:
                 f"the changes have the columns {', '.join(sorted(gone))}, which {name} has not, "
                 f"and lack its {', '.join(sorted(come))}: they are not of {name}, or columns were "
                 "renamed after the last of the changes, or the catalogue is not of the time after "
-                "them"
+                "them",
+                code="unfit_schema",
+                table=name,
             )
 
     def born(self) -> dict[str, Position]:
@@ -451,6 +464,8 @@ def _check_files(
             raise PgOutputError(
                 f"the type of column {column.name} was altered, and the table's rows may have been "
                 "rewritten with other values (USING)",
+                code="unfit_schema",
+                table=qualified(table),
                 hint=(
                     "Take a new copy of the table after that, or give the table of before in ",
                     Argument("before"),
@@ -621,6 +636,7 @@ class _Planned:
             if not isinstance(field.dataType, T.AtomicType):
                 raise PgOutputError(
                     f"{where}: its type is not known to be {wanted}",
+                    code="schema_unknown",
                     hint=("Give ", Argument("registry")),
                     table=qualified(self.table),
                 )
@@ -634,5 +650,7 @@ class _Planned:
             stored_as = column_field(type_, used, wanted, binary=fitting[1])
             stored = stored_as.text(text.encode()) if stored_as.text is not None else None
         except ValueError as error:
-            raise PgOutputError(f"{where}: {error}") from error
+            raise PgOutputError(
+                f"{where}: {error}", code="unfit_value", table=qualified(self.table)
+            ) from error
         return arrow_array(stored_as, column_of(stored_as, [stored]))

@@ -83,11 +83,16 @@ class SparkEngine:
             if type(driver_bytes) is not int:
                 raise TypeError(f"driver_bytes must be an int, not {type(driver_bytes).__name__}")
             if driver_bytes < 0:
-                raise PgOutputError(f"driver_bytes must be 0 at least, not {driver_bytes}")
+                raise PgOutputError(
+                    f"driver_bytes must be 0 at least, not {driver_bytes}", code="bad_option"
+                )
         if stage is not None and type(stage) is not bool:
             raise TypeError(f"stage must be a bool, not {type(stage).__name__}")
         if merge_by not in MERGE_BY:
-            raise PgOutputError(f"merge_by must be one of {', '.join(MERGE_BY)}, not {merge_by!r}")
+            raise PgOutputError(
+                f"merge_by must be one of {', '.join(MERGE_BY)}, not {merge_by!r}",
+                code="bad_option",
+            )
         self._spark = spark
         self._stage = stage
         self._merge_by = merge_by
@@ -139,7 +144,9 @@ class SparkEngine:
         )
         if self._merge_by == "spark":
             if lacks is not None:
-                raise PgOutputError(f"'spark' can't be: {lacks}", parameter="merge_by")
+                raise PgOutputError(
+                    f"'spark' can't be: {lacks}", code="bad_option", parameter="merge_by"
+                )
             return SparkMerger(self._spark, place, 0)
         least = bytes_for_spark(self.jobs.cores)
         return None if lacks or least is None else SparkMerger(self._spark, place, least)
