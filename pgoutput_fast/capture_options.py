@@ -182,10 +182,11 @@ class CaptureOptions(StreamOptions):
         if self.give_up and self.silent_after is None:
             raise PgOutputError(
                 "it needs the time after which a consumer that has not moved is removed",
-                parameter="give_up", hint=("Give ", Argument("silent_after"), " too"),
+                code="bad_option", parameter="give_up",
+                hint=("Give ", Argument("silent_after"), " too"),
             )  # fmt: skip
         if self.upload is not None:
             parse_place(self.upload, self.upload_endpoint)  # refuses a wrong one
         elif self.upload_endpoint is not None or self.upload_keep != "all":
             wrong = "upload_endpoint" if self.upload_endpoint is not None else "upload_keep"
-            raise PgOutputError("it goes with upload alone", parameter=wrong)
+            raise PgOutputError("it goes with upload alone", code="bad_option", parameter=wrong)

@@ -170,7 +170,9 @@ class Catalog:
         raise PgOutputError(
             f"table {name!r} is not in the catalogue of database {self.database!r}, publications "
             f"{', '.join(self.publications)}; it has "
-            f"{', '.join(map(qualified, self.tables)) or 'none'}"
+            f"{', '.join(map(qualified, self.tables)) or 'none'}",
+            code="no_table",
+            table=name,
         )
 
     def by_id(self) -> dict[int, CatalogTable]:
@@ -197,10 +199,13 @@ class Catalog:
                 catalog: Catalog = of_form(fields, cls)
                 return catalog
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise PgOutputError(f"this is no catalogue ({error!r}); read it again") from error
+            raise PgOutputError(
+                f"this is no catalogue ({error!r}); read it again", code="damaged"
+            ) from error
         raise PgOutputError(
             f"the catalogue's format version is {version!r}, this version of pgoutput_fast reads "
-            f"{FORMAT_VERSION}; update pgoutput_fast"
+            f"{FORMAT_VERSION}; update pgoutput_fast",
+            code="not_supported",
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -215,7 +220,9 @@ class Catalog:
         try:
             write_whole(path, [self.to_json()])
         except OSError as error:
-            raise PgOutputError(f"can't write catalogue {path}: {error.strerror}") from error
+            raise PgOutputError(
+                f"can't write catalogue {path}: {error.strerror}", code="io_failed", path=str(path)
+            ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Catalog:
@@ -229,11 +236,17 @@ class Catalog:
         try:
             content = read_json_file(Path(path))
         except OSError as error:
-            raise PgOutputError(f"can't read catalogue {path}: {error.strerror}") from error
+            raise PgOutputError(
+                f"can't read catalogue {path}: {error.strerror}",
+                code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
+                path=str(path),
+            ) from error
         try:
             return cls.from_json(content)
         except PgOutputError as error:
-            raise PgOutputError(f"{path}: {error}") from error
+            raise PgOutputError(
+                f"{path}: {error.message}", code=error.code, path=str(path)
+            ) from error
 
 
 # Deferrable keys are left out: within a transaction two rows may have the same key.

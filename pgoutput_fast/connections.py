@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import threading
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .errors import CUT, PgOutputError, ReplicationError, RetryableError, printable, shortened
@@ -22,6 +23,7 @@ try:
 except ImportError as error:
     raise PgOutputError(
         f"a connection to a server needs psycopg 3 ({error})",
+        code="missing_package",
         hint="Install the extra pgoutput-fast[replication]",
     ) from error
 
@@ -60,7 +62,7 @@ _LIVELINESS = {
 _ANSWER_TIMEOUT = 60.0
 
 # Advice by SQLSTATE, which errors append to the server's own words.
-_ADVICE = {
+ADVICE = {
     "28000": "the role may need the attribute REPLICATION, or a line in pg_hba.conf",
     "28P01": "check the password and the user",
     "3D000": "check the database's name",
@@ -103,14 +105,14 @@ _POOLER_ADVICE = (
     "a connection pooler seems to be in between, which does not pass on replication connections: "
     "give host and port of the server itself"
 )
-IDENTIFY_ADVICE = _ADVICE | {"42601": _POOLER_ADVICE}
+IDENTIFY_ADVICE = ADVICE | {"42601": _POOLER_ADVICE}
 """Advice by SQLSTATE for IDENTIFY_SYSTEM, which is a syntax error only outside of replication."""
 
 # While a connection is made, libpq gives no SQLSTATE. Servers that speak another language than
 # English get no advice.
 _CONNECTING_ADVICE = (
-    (re.compile(r"password authentication failed|no password supplied"), _ADVICE["28P01"]),
-    (re.compile(r'database "[^"\n]*" does not exist'), _ADVICE["3D000"]),
+    (re.compile(r"password authentication failed|no password supplied"), ADVICE["28P01"]),
+    (re.compile(r'database "[^"\n]*" does not exist'), ADVICE["3D000"]),
     (re.compile(r'role "[^"\n]*" does not exist'), "check the user's name"),
     (
         re.compile(r"no pg_hba\.conf entry|pg_hba\.conf rejects"),
@@ -129,8 +131,29 @@ PUBLICATION_ADVICE = (
     "make it first, then a new slot, and copy the tables anew"
 )
 _SHOWN = 8  # publications that an error names
-STREAM_ADVICE = _ADVICE | {"42704": PUBLICATION_ADVICE}
+STREAM_ADVICE = ADVICE | {"42704": PUBLICATION_ADVICE}
 """Advice by SQLSTATE for errors that end a stream. Its publications were there when it began."""
+
+# The code of an error by its SQLSTATE, or by the first two characters of it.
+_CODES = {
+    "08": "connection_lost",
+    "0A000": "not_supported",
+    "28": "connection_refused",
+    "3D000": "connection_refused",
+    "42501": "no_rights",
+    "42710": "already_exists",
+    "42P01": "no_table",
+    "53400": "server_setting",
+    "55006": "in_use",
+    "57P": "connection_lost",
+    "58P01": "changes_missing",
+}
+SLOT_CODES = {"42704": "no_slot"}
+"""More codes by SQLSTATE, for commands that name a slot."""
+START_CODES = SLOT_CODES | {"55000": "changes_missing"}
+"""The same for the command that starts a stream."""
+STREAM_CODES = {"42704": "no_publication", "55000": "changes_missing"}
+"""The same for errors that end a stream."""
 
 
 # SQLSTATEs, or their first two characters, of errors that pass: lost connections, lacking
@@ -188,8 +211,25 @@ def _is_unclear(text: str, given: str) -> bool:
     return pq.PGconn.ping(asked.encode()) == pq.Ping.OK
 
 
+def _code_of(text: str, sqlstate: str | None, codes: Mapping[str, str]) -> str:
+    if any(name in text for name in _SETTINGS_ADVICE):
+        return "server_setting"
+    if _ROLE.search(text):
+        return "no_rights"
+    if sqlstate is None:
+        return "connection_lost" if _is_retryable(text, None) else "connection_refused"
+    known = {**_CODES, **codes}
+    found = (known[one] for one in (sqlstate, sqlstate[:3], sqlstate[:2]) if one in known)
+    return next(found, "server_refused")
+
+
 def server_error(
-    doing: str, text: str, sqlstate: str | None, advice: Mapping[str, str] = _ADVICE
+    doing: str,
+    text: str,
+    sqlstate: str | None,
+    advice: Mapping[str, str] = ADVICE,
+    codes: Mapping[str, str] = MappingProxyType({}),
+    table: str | None = None,
 ) -> ReplicationError:
     """Make the error for something that the server refused, with advice.
 
@@ -202,7 +242,11 @@ def server_error(
     sqlstate : str or None
         The error's code, if it has one.
     advice : mapping of str to str
-        Advice by code; by default the usual one.
+        Advice by SQLSTATE; by default the usual one.
+    codes : mapping of str to str
+        Codes of this package by SQLSTATE, in addition to the usual ones.
+    table : str, optional
+        The table that it is about, ``namespace.name``.
     """
     text = shortened(text)
     named = next((told for name, told in _SETTINGS_ADVICE.items() if name in text), None)
@@ -212,7 +256,11 @@ def server_error(
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
     said = _in_one_line(_EXCERPT.sub("", text))
     kind = RetryableError if _is_retryable(text, sqlstate) else ReplicationError
-    error = kind(f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""))
+    error = kind(
+        f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""),
+        code=_code_of(text, sqlstate, codes),
+        table=table,
+    )
     error.sqlstate = sqlstate
     return error
 
@@ -227,7 +275,11 @@ def _in_one_line(text: str) -> str:
 
 
 def result_error(
-    doing: str, result: pq.abc.PGresult, advice: Mapping[str, str] = _ADVICE
+    doing: str,
+    result: pq.abc.PGresult,
+    advice: Mapping[str, str] = ADVICE,
+    codes: Mapping[str, str] = MappingProxyType({}),
+    table: str | None = None,
 ) -> ReplicationError:
     """Make the error for a failed result; other arguments are those of `server_error`."""
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
@@ -236,7 +288,8 @@ def result_error(
     text = primary.decode("utf-8", "replace")
     if detail:
         text += f" ({detail.decode('utf-8', 'replace')})"
-    return server_error(doing, text, state.decode("ascii", "replace") if state else None, advice)
+    sqlstate = state.decode("ascii", "replace") if state else None
+    return server_error(doing, text, sqlstate, advice, codes, table)
 
 
 @contextlib.contextmanager
@@ -274,7 +327,8 @@ def answered(pgconn: pq.abc.PGconn, works: float = 0.0) -> Iterator[None]:
             if silent.is_set():
                 raise RetryableError(
                     f"the server has not answered for {_ANSWER_TIMEOUT + works:.0f} s: it or the "
-                    f"network hangs; connect again"
+                    f"network hangs; connect again",
+                    code="connection_lost",
                 ) from None
             raise
         finally:
@@ -365,7 +419,8 @@ class ConnectionParameters:
             # Raised here, as libpq's error, which shows the string, would be its context else.
             raise PgOutputError(
                 f"the connection string can't be read{why}; write it as 'host=… dbname=…' or "
-                f"'postgresql://user@host/dbname', special characters in a URL as %XX"
+                f"'postgresql://user@host/dbname', special characters in a URL as %XX",
+                code="bad_option",
             )
         _check_shown(dsn or "", parameters)
         # Secrets are removed from messages. Very short ones are not, as they are parts of ordinary
@@ -442,8 +497,9 @@ class ConnectionParameters:
             refused = server_error("can't connect", text, error.sqlstate)
             if isinstance(refused, RetryableError) and _is_unclear(text, given):
                 refused = RetryableError(
-                    f"{refused}; whether this passes is not known, as words of the server can be "
-                    f"told apart in English only",
+                    f"{refused.message}; whether this passes is not known, as words of the server "
+                    f"can be told apart in English only",
+                    code="connection_lost",
                     hint="Set lc_messages to C in its configuration",
                 )
                 refused.retry_for = _UNCLEAR_FOR
@@ -510,13 +566,15 @@ def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
         raise PgOutputError(
             "the connection string has a host, port or database that can't be one; special "
             "characters in a URL's user and password are written as %XX, and outside of a URL, "
-            "spaces stand between parameters, not semicolons"
+            "spaces stand between parameters, not semicolons",
+            code="bad_option",
         )
     for name in ("host", "hostaddr", "user", "dbname", "service"):
         value = str(parameters.get(name) or "")
         if "://" in value or re.search(r";\s*\w+\s*=|\bpassword\s*=", value):
             raise PgOutputError(
                 f"the parameter {name!r} has others in it",
+                code="bad_option",
                 hint="Give a connection string as `dsn`, with spaces between its parameters",
             )
 
@@ -539,10 +597,12 @@ def check_publication_names(publications: object) -> None:
             raise TypeError(f"{expected}, and one of them is {type(name).__name__}")
         if not name or "\0" in name:
             raise PgOutputError(
-                f"{name!r} can't be the name of a publication", parameter="publications"
+                f"{name!r} can't be the name of a publication",
+                code="bad_option",
+                parameter="publications",
             )
     if not publications:
-        raise PgOutputError("it names none", parameter="publications")
+        raise PgOutputError("it names none", code="bad_option", parameter="publications")
 
 
 def check_publications(
@@ -568,6 +628,7 @@ def check_publications(
         raise PgOutputError(
             f"no publication {', '.join(map(repr, missing))} in database "
             f"{connection.info.dbname!r}, which has {_some(known)}",
+            code="no_publication",
             parameter="publications",
             hint="CREATE PUBLICATION, or give another name"
             + (", without the quotes that SQL needs" if quoted else ""),

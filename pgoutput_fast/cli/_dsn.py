@@ -150,17 +150,25 @@ def _read(path: Path) -> str:
             if found.st_mode & refused:
                 raise PgOutputError(
                     f"others can read or write {path}, which may have a password in it: "
-                    f"chmod 600 {path}"
+                    f"chmod 600 {path}",
+                    code="bad_option",
+                    path=str(path),
                 )
             text = file.read(_MOST + 1)
     except OSError as error:
-        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't read {path}: {error.strerror or error}",
+            code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
+            path=str(path),
+        ) from error
     try:
         dsn = text.decode().strip()
     except UnicodeDecodeError:
         dsn = ""
     if not dsn or "\0" in dsn or len(text) > _MOST:
         raise PgOutputError(
-            f"{path} has no DSN: expected one as text, such as 'host=… dbname=…', and nothing else"
+            f"{path} has no DSN: expected one as text, such as 'host=… dbname=…', and nothing else",
+            code="bad_option",
+            path=str(path),
         )
     return dsn

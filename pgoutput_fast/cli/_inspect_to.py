@@ -33,9 +33,15 @@ def types_option(_: click.Context, __: click.Parameter, path: Path | None) -> Ty
     try:
         return TypeRegistry.from_json(read_json_file(path))
     except PgOutputError as error:
-        raise PgOutputError(f"{path}: {error}") from error
+        raise PgOutputError(
+            f"{path}: {error.message}", code=error.code, hint=error.hint, path=str(path)
+        ) from error
     except OSError as error:
-        raise PgOutputError(f"can't read {path}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't read {path}: {error.strerror or error}",
+            code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
+            path=str(path),
+        ) from error
 
 
 def run_export(
@@ -58,12 +64,13 @@ def run_export(
                 **options,
             )
         except PgOutputError as error:
-            if isinstance(error.__cause__, DecodeError):
-                raise PgOutputError(
-                    f"{error}; the options for these are --policy NAME=VALUE, --types FILE and "
-                    "--on-error collect"
-                ) from error
-            raise
+            if not isinstance(error.__cause__, DecodeError):
+                raise
+            raise PgOutputError(
+                f"{error.message}; the options for these are --policy NAME=VALUE, --types FILE and "
+                "--on-error collect",
+                hint=error.hint,
+            ).locate(error.__cause__, error.frame, error.path) from error
     if result.position is None and not tables and all(path.is_dir() for path in paths):
         # If there were segments, there would be a position.
         print(f"nothing was captured yet, as there is no segment in {', '.join(map(str, paths))}")
@@ -73,11 +80,16 @@ def run_export(
             print(one)
     if result.errors:
         frames = "1 frame was" if result.errors == 1 else f"{result.errors} frames were"
-        raise PgOutputError(f"{frames} refused, and put in the table of errors in {directory}")
+        raise PgOutputError(
+            f"{frames} refused, and put in the table of errors in {directory}",
+            code="frames_refused",
+            path=str(directory),
+        )
     if tables and not result.tables:
         raise PgOutputError(
             "there are no changes of the tables that were asked for, and nothing was made; without "
-            "--to and --table, inspect shows which there are"
+            "--to and --table, inspect shows which there are",
+            code="no_table",
         )
     return 0
 

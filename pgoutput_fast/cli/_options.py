@@ -75,7 +75,7 @@ def value_of(name: str, kind: OptionKind, given: Any) -> Any:
         kind.check(name, given)
     except TypeError as error:
         raise PgOutputError(
-            f"it {str(error).removeprefix(name).lstrip()}", parameter=name
+            f"it {str(error).removeprefix(name).lstrip()}", code="bad_option", parameter=name
         ) from None
     return given
 
@@ -231,7 +231,9 @@ def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
                     context.default_map[name] = value
                 else:
                     known = {*by_name, *(one for one in flags if one)} - {"dsn", "dsn_file"}
-                    raise PgOutputError(f"there is no such option. {near(name, known)}".strip())
+                    raise PgOutputError(
+                        f"there is no such option. {near(name, known)}".strip(), code="bad_option"
+                    )
             except PgOutputError as error:
                 raise click.BadParameter(f"{path}: {name}: {error.message}") from error
         context.meta[_FROM_FILE] = values

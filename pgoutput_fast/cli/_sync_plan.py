@@ -129,7 +129,9 @@ def call_of(
         wrong = [one for one in ("dsn", "dsn_file", "slot", "publications", "directory")
                  if context.get_parameter_source(one) in named]  # fmt: skip
         for name in (*wrong, *given[2]):
-            raise PgOutputError("it does not go together with --segments", parameter=name)
+            raise PgOutputError(
+                "it does not go together with --segments", code="bad_option", parameter=name
+            )
     return SyncCall(
         target, slot, publications or None, segments, directory, until, SyncOptions(**given[0]),
         TargetOptions(**given[1]), capture_options,

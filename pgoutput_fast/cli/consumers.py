@@ -85,7 +85,11 @@ def list_(directory: Path, as_objects: bool) -> int:
 def add(directory: Path, name: str) -> int:
     """Add a consumer. It begins with the newest snapshot of each table, else with all changes."""
     if any(state.name == name for state in consumers(directory)):
-        raise PgOutputError(f"{directory} has a consumer {name!r} already")
+        raise PgOutputError(
+            f"{directory} has a consumer {name!r} already",
+            code="already_exists",
+            path=str(directory),
+        )
     added = Consumer(directory, name)
     (position,) = described_positions(directory, [added.position])
     tables = tables_elsewhere(position)

@@ -85,7 +85,10 @@ def _directory(out: Path | None) -> Iterator[Path]:
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PgOutputError(
-            f"{out} is there already, and not an empty directory", hint="Give another"
+            f"{out} is there already, and not an empty directory",
+            code="already_exists",
+            path=str(out),
+            hint="Give another",
         )
     out.mkdir(parents=True, exist_ok=True)
     yield out
@@ -155,7 +158,9 @@ def command(engine: str, changes: int | None, out: Path | None, report: Path) ->
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under nohup
         signal.signal(signal.SIGHUP, _end)
     if not report.absolute().parent.is_dir():
-        raise PgOutputError(f"there is no directory for the report {report}")
+        raise PgOutputError(
+            f"there is no directory for the report {report}", code="missing_path", path=str(report)
+        )
     try:
         return _demo(engine, changes or _CHANGES[engine], out, report)
     except _Ended as ended:

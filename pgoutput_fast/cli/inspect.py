@@ -70,7 +70,9 @@ def _files(paths: tuple[Path, ...]) -> list[Path]:
         if is_segment(path) and not _is_of_snapshot(path):
             segments.append(path)
         elif (before := others.setdefault(path.resolve(), path)) is not path:
-            raise PgOutputError(f"{path} is given twice, once as {before}")
+            raise PgOutputError(
+                f"{path} is given twice, once as {before}", code="bad_option", path=str(path)
+            )
     return [*others.values(), *(segment.path for segment in list_segments(segments))]
 
 
@@ -393,7 +395,9 @@ def command(
             else:
                 print(as_json(shown, typed=values == "typed") if as_objects else lines(shown))
     if counts.files == 0:
-        raise PgOutputError(f"there is no segment in {', '.join(map(str, paths))}")
+        raise PgOutputError(
+            f"there is no segment in {', '.join(map(str, paths))}", code="missing_path"
+        )
     if stats:
         directories = [described(path) for path in paths if path.is_dir()]
         if as_objects:
@@ -402,9 +406,11 @@ def command(
             told = (line for one in directories for line in lines_of(one, paint))
             print("\n".join([*counts.lines(paint), *told]))
     if errors:
-        raise PgOutputError(f"{errors} frame{'s' * (errors != 1)} could not be decoded")
+        raise PgOutputError(
+            f"{errors} frame{'s' * (errors != 1)} could not be decoded", code="frames_refused"
+        )
     if not wanted.is_empty and not wanted.matches:
-        raise PgOutputError(wanted.nothing())
+        raise PgOutputError(wanted.nothing(), code="no_table")
     return 0
 
 

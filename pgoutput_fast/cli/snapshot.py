@@ -80,7 +80,8 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
             why = f"no capture has seen the request for {', '.join(unheard)}; does one run?"
             raise PgOutputError(
                 f"after {wait:g} s not all tables are copied: "
-                f"{why if unheard else 'the log of the capture tells more'}"
+                f"{why if unheard else 'the log of the capture tells more'}",
+                code="timed_out",
             )
         time.sleep(_POLL)
     after = Tables(directory).read()
@@ -111,11 +112,15 @@ def _find(directory: Path, table: str) -> int:
         name = "'" + sql_name(*known[found[0]]).replace("'", "''") + "'"
         raise PgOutputError(
             f"{directory} has several tables that were called {table!r}",
+            code="bad_option",
+            table=table,
             hint="Give one of the relation "
             f"ids {ids} instead; SELECT {name}::regclass::oid tells which one it is now",
         )
     names = ", ".join(sorted(printable(sql_name(*name)) for name in known.values())) or "none"
-    raise PgOutputError(f"{directory} has no table {table!r}; it has {names}")
+    raise PgOutputError(
+        f"{directory} has no table {table!r}; it has {names}", code="no_table", table=table
+    )
 
 
 def _known(directory: Path) -> dict[int, tuple[str, str]]:

@@ -228,11 +228,13 @@ def command(
         call = call_of(context, given, **flags)
         spark, service_options = SparkOptions(**given[-2]), ServiceOptions(**given[-1])
         if engine != "spark" and spark != SparkOptions():
-            raise PgOutputError("it is for --engine spark", parameter=next(iter(given[-2])))
+            raise PgOutputError(
+                "it is for --engine spark", code="bad_option", parameter=next(iter(given[-2]))
+            )
         if engine == "spark" and call.target.startswith("duckdb:"):
             raise PgOutputError(
                 "--engine spark keeps Delta tables, and one process writes a DuckDB file",
-                parameter="target", hint="Give a directory or a URL",
+                code="bad_option", parameter="target", hint="Give a directory or a URL",
             )  # fmt: skip
         opened = call.open()
     except PgOutputError as error:

@@ -128,7 +128,11 @@ class Driver:
         code = self._process.poll()
         if code is not None:
             told = self._error or f"it ended with exit code {code}"
-            raise PgOutputError(f"the sync failed: {told}; its log is {self._log}")
+            raise PgOutputError(
+                f"the sync failed: {told}; its log is {self._log}",
+                code="process_failed",
+                path=str(self._log),
+            )
 
     def wait_until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
         """Wait for something that the process brings about.
@@ -144,7 +148,9 @@ class Driver:
             if time.monotonic() > end:
                 raise PgOutputError(
                     f"{what} within {seconds:.0f} seconds, which did not happen; the sync's log is "
-                    f"{self._log}"
+                    f"{self._log}",
+                    code="timed_out",
+                    path=str(self._log),
                 )
             time.sleep(_POLL)
 
@@ -168,12 +174,18 @@ class Driver:
         except subprocess.TimeoutExpired:
             self.kill()
             raise PgOutputError(
-                f"the sync did not end within {_END:.0f} seconds; its log is {self._log}"
+                f"the sync did not end within {_END:.0f} seconds; its log is {self._log}",
+                code="timed_out",
+                path=str(self._log),
             ) from None
         if code:
             self._reader.join(_END)
             told = self._error or f"exit code {code}"
-            raise PgOutputError(f"the sync ended with an error: {told}; its log is {self._log}")
+            raise PgOutputError(
+                f"the sync ended with an error: {told}; its log is {self._log}",
+                code="process_failed",
+                path=str(self._log),
+            )
         self._join()
 
     def _signal(self, number: signal.Signals, *, group: bool = True) -> None:

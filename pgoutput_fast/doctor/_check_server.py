@@ -43,7 +43,7 @@ def version(server: Examined) -> Iterator[Finding]:
 def _needed(server: Examined, name: str) -> Setting:
     found = server.setting(name)
     if found is None:
-        raise PgOutputError(f"the server has no setting {name}")
+        raise PgOutputError(f"the server has no setting {name}", code="not_supported")
     return found
 
 

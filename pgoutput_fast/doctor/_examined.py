@@ -209,7 +209,7 @@ class Examined:
             The role may not read it.
         """
         if name not in self._settings and self.version >= _EXAMINED[name]:
-            raise PgOutputError(f"the role may not read the setting {name}")
+            raise PgOutputError(f"the role may not read the setting {name}", code="no_rights")
         return self._settings.get(name)
 
     def set_setting(self, name: str, value: str) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ class Attempt(Generic[_Made]):
                 raise self._error
             made, self._made = self._made, None
         if made is None:
-            raise RetryableError("the stream was closed while it connected")
+            raise RetryableError("the stream was closed while it connected", code="stopped")
         return made
 
     def abandon(self) -> None:
@@ -86,7 +86,9 @@ def unless_stopped(
     try:
         while not attempt.wait(_POLL):
             if stop.is_set():
-                raise RetryableError("it was told to end before there was a connection")
+                raise RetryableError(
+                    "it was told to end before there was a connection", code="stopped"
+                )
         return attempt.result()
     except BaseException:
         attempt.abandon()

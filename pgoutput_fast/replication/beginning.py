@@ -59,7 +59,11 @@ class _Intention:
         try:
             write_whole(self._path, [json.dumps(self._fields)])
         except OSError as error:
-            raise PgOutputError(f"can't write {self._path}: {error.strerror}") from error
+            raise PgOutputError(
+                f"can't write {self._path}: {error.strerror}",
+                code="io_failed",
+                path=str(self._path),
+            ) from error
 
     def is_there(self) -> bool:
         """Whether the slot is the one that was to be made."""
@@ -68,7 +72,11 @@ class _Intention:
         except FileNotFoundError:
             return False
         except (OSError, *MALFORMED) as error:
-            raise PgOutputError(f"can't read {self._path} ({error})") from error
+            raise PgOutputError(
+                f"can't read {self._path} ({error})",
+                code="io_failed" if isinstance(error, OSError) else "damaged",
+                path=str(self._path),
+            ) from error
         return found == self._fields
 
     def give_up(self) -> None:
@@ -86,7 +94,11 @@ class _Intention:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise PgOutputError(f"can't delete {self._path}: {error.strerror}") from error
+            raise PgOutputError(
+                f"can't delete {self._path}: {error.strerror}",
+                code="io_failed",
+                path=str(self._path),
+            ) from error
 
 
 class CaptureStart(NamedTuple):
@@ -249,12 +261,16 @@ def _check_empty(directory: Path) -> None:
     try:
         found = others_in(SEGMENTS, directory)
     except OSError as error:
-        raise PgOutputError(f"can't read {directory}: {error.strerror}") from error
+        raise PgOutputError(
+            f"can't read {directory}: {error.strerror}", code="io_failed", path=str(directory)
+        ) from error
     others = [name for name in found if not name.startswith(".")]
     if others:
         shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
         raise PgOutputError(
             f"{directory} has other things in it ({shown}), and no capture has begun there",
+            code="not_ours",
+            path=str(directory),
             hint="Give a new or an empty directory",
         )
 
@@ -274,13 +290,16 @@ def _check_download(directory: Path, *, adopt_slot: bool) -> None:
         raise PgOutputError(
             f"{directory} is a copy that was downloaded from {url}, and what a capture brings here "
             f"the original would lack",
+            code="not_ours", path=str(directory),
             hint=("Go on in that. If it is lost for good, ", Argument("adopt_slot", True),
                   " has this one take its place, if the slot is not beyond its end"),
         )  # fmt: skip
     if not (directory / POSITION_NAME).exists():
         raise PgOutputError(
             f"{directory} was not downloaded from {url} to the end: download it anew into an empty "
-            f"directory"
+            f"directory",
+            code="incomplete",
+            path=str(directory),
         )
 
 
@@ -293,7 +312,9 @@ def _adopt_download(directory: Path) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise PgOutputError(f"can't delete {path}: {error.strerror}") from error
+        raise PgOutputError(
+            f"can't delete {path}: {error.strerror}", code="io_failed", path=str(path)
+        ) from error
 
 
 def check_beginning(
@@ -315,6 +336,8 @@ def check_beginning(
     if state is not None and not adopt_slot and not begun:
         raise PgOutputError(
             f"slot {slot!r} is there already, and no capture has begun in {os.fspath(directory)}",
+            code="not_ours",
+            path=os.fspath(directory),
             hint=(
                 "Give the directory that has what the slot brought so far, or, if there is none, ",
                 Argument("adopt_slot", True),
@@ -327,6 +350,8 @@ def check_beginning(
         raise PgOutputError(
             f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)} "
             f"with slot {begun_with!r}",
+            code="no_slot",
+            path=os.fspath(directory),
             parameter="slot",
             hint=(
                 *(() if begun_with == slot else ("Give ", Argument("slot", begun_with), ". ")),

@@ -264,11 +264,13 @@ def _check_arguments(
 def check_local(directory: str) -> None:
     """Refuse a capture's directory that is empty or a URL."""
     if not directory:
-        raise PgOutputError("it is empty; '.' is the current directory", parameter="directory")
+        raise PgOutputError(
+            "it is empty; '.' is the current directory", code="bad_option", parameter="directory"
+        )
     if found := _URL.match(directory):
         scheme = found[0].partition(":")[0]
         raise PgOutputError(
-            f"it is a URL of {scheme}, and a capture writes to a local disk",
+            f"it is a URL of {scheme}, and a capture writes to a local disk", code="bad_option",
             parameter="directory",
             hint=("Give a local directory, and for a copy in object storage ",
                   Argument("upload", "s3://bucket/prefix")),

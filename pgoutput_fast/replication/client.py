@@ -63,7 +63,9 @@ def _check_position(
     if start_lsn is not None:
         check_lsn("start_lsn", start_lsn)
         if temporary:
-            raise PgOutputError("a temporary slot begins now: start_lsn can't be given with it")
+            raise PgOutputError(
+                "a temporary slot begins now: start_lsn can't be given with it", code="bad_option"
+            )
     if on_idle is not None and not callable(on_idle):
         raise TypeError(f"on_idle must be callable, not {type(on_idle).__name__}")
 

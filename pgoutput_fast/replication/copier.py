@@ -233,8 +233,9 @@ class Copier:
         except Exception as error:  # noqa: BLE001 - raised in the capture's thread
             # What the system says, such as that the disk is full, tells more without its class.
             reason = str(error) if isinstance(error, OSError) else repr(error)
-            unexpected = f"copies of tables can't be made: {reason}"
-            self.error = error if isinstance(error, PgOutputError) else PgOutputError(unexpected)
+            code = "io_failed" if isinstance(error, OSError) else "internal"
+            unexpected = PgOutputError(f"copies of tables can't be made: {reason}", code=code)
+            self.error = error if isinstance(error, PgOutputError) else unexpected
         finally:
             if self._opened is not None:
                 self._opened.close()

@@ -119,7 +119,8 @@ class Delivery:
             # A transaction may have been on its way to the consumer.
             self._error = self._error or PgOutputError(
                 f"the iteration was interrupted ({type(error).__name__}), so that this stream may "
-                "have lost a transaction: connect again, what was not acknowledged comes again"
+                "have lost a transaction: connect again, what was not acknowledged comes again",
+                code="incomplete",
             )
             raise
 

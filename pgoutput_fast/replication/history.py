@@ -94,6 +94,7 @@ def read_state(
         if connection.info.server_version < _OLDEST_SERVER:
             raise PgOutputError(
                 "the history of types and tables needs PostgreSQL 14 or later",
+                code="not_supported",
                 hint=("Capture with ", Argument("schema_history", False)),
             )
         try:
@@ -299,7 +300,9 @@ class HistoryWatch:
             except PgOutputError as error:
                 self._error = error
             except Exception as error:  # noqa: BLE001 - raised in the capture's thread
-                self._error = PgOutputError(f"the history can't be kept: {error!r}")
+                self._error = PgOutputError(
+                    f"the history can't be kept: {error!r}", code="internal"
+                )
             with self._answers:
                 self._answered = asked
                 self._answers.notify_all()

@@ -69,6 +69,7 @@ ADVICE = {
     "53200": "raise max_locks_per_transaction: each table that is copied is locked",
     "57014": "an administrator or a timeout has cancelled the copy; take the snapshot again",
 }
+CODES = {"22023": "unfit_input", "42704": "unfit_input"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,14 +240,15 @@ class Reader:
         PgOutputError
             The server refuses, or the connection is lost.
         """
-        doing = f"can't copy table {qualified(part.table)}"
+        table = qualified(part.table)
+        doing = f"can't copy table {table}"
         pgconn, pack = self.connection.pgconn, twin("replication._libpq_frames").pack_copy_rows
         try:
             self.use_path(of_stream="t" in source.formats)
             command = _copy_command(source, part).as_bytes(self.connection)
             self.run(_BEGIN_COPY.format(frame_encoding(pgconn)))
             pgconn.send_query(command)
-            self._expect(pq.ExecStatus.COPY_OUT, doing, check)
+            self._expect(pq.ExecStatus.COPY_OUT, table, check)
             data = bytearray()
             header, ended = True, False
             rows = length = came = 0
@@ -267,35 +269,42 @@ class Reader:
                     if rows > _MOST_ROWS:
                         raise PgOutputError(
                             f"{doing}: range {part.number} has over {_MOST_ROWS} rows",
+                            code="out_of_memory",
+                            table=table,
                             hint="Give a smaller range_bytes",
                         )
                     yield made
             self._waiter.rest()
-            sent = self._expect(pq.ExecStatus.COMMAND_OK, doing, check).command_tuples
+            sent = self._expect(pq.ExecStatus.COMMAND_OK, table, check).command_tuples
             if not ended or data or rows != sent:
                 raise PgOutputError(
                     f"{doing}: the server says that it has sent {sent} rows, {rows} came, and its "
                     f"trailer {'came' if ended else 'did not come'}; something in between has "
-                    f"changed them"
+                    f"changed them",
+                    code="incomplete",
+                    table=table,
                 )
             while self._result(check) is not None:
                 pass
             self.run(_END_COPY)
         except psycopg.Error as error:
-            raise server_error(doing, str(error), error.sqlstate, ADVICE) from error
+            raise server_error(doing, str(error), error.sqlstate, ADVICE, CODES, table) from error
         finally:
             # What is asked next has small answers, for which psycopg waits.
             with contextlib.suppress(OSError):  # the connection was ended
                 self._waiter.rest()
 
     def _expect(
-        self, status: pq.ExecStatus, doing: str, check: Callable[[], None]
+        self, status: pq.ExecStatus, table: str, check: Callable[[], None]
     ) -> pq.abc.PGresult:
+        doing = f"can't copy table {table}"
         result = self._result(check)
         if result is None:
-            raise PgOutputError(f"{doing}: the server sent no result")
+            raise PgOutputError(
+                f"{doing}: the server sent no result", code="server_refused", table=table
+            )
         if result.status != status:
-            error = result_error(doing, result, ADVICE)
+            error = result_error(doing, result, ADVICE, CODES, table)
             while self._result(check) is not None:
                 pass
             # Not where the server has ended the connection.
@@ -328,7 +337,7 @@ def asking(doing: str, connection: psycopg.Connection[tuple[object, ...]]) -> It
         with answered(connection.pgconn):
             yield
     except psycopg.Error as error:
-        raise server_error(doing, str(error), error.sqlstate, ADVICE) from error
+        raise server_error(doing, str(error), error.sqlstate, ADVICE, CODES) from error
 
 
 def _copy_command(source: CopySource, part: SnapshotRange) -> sql.Composed:

@@ -174,8 +174,9 @@ class Link:
         if not is_internal or self._source is None or not self._source.stop_streaming():
             raise error
         return RetryableError(
-            f"{error}: the server may fail so only while it decodes transactions in progress, so "
-            "the stream goes on without streaming"
+            f"{error.message}: the server may fail so only while it decodes transactions in "
+            "progress, so the stream goes on without streaming",
+            code="server_refused",
         )
 
     def reconnect(self, error: RetryableError, received: int, is_ended: Callable[[], bool]) -> None:

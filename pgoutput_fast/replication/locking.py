@@ -206,7 +206,9 @@ class Locking:
             if error.sqlstate == "42501":
                 advice = {**ADVICE, "42501": self._lacking(oid, now) or ADVICE["42501"]}
             doing = f"can't copy table {now.namespace}.{now.name}"
-            raise server_error(doing, str(error), error.sqlstate, advice) from error
+            raise server_error(
+                doing, str(error), error.sqlstate, advice, table=f"{now.namespace}.{now.name}"
+            ) from error
         return True
 
     def _lacking(self, oid: int, now: Now) -> str | None:
@@ -287,6 +289,8 @@ def _planned(
     if len(parts) >= _MOST_RANGES:
         raise PgOutputError(
             f"table {qualified(table)} would be copied in {len(parts)} ranges",
+            code="out_of_memory",
+            table=qualified(table),
             hint="Give a larger range_bytes",
         )
     rows = [now[oid].rows for oid in sources]

@@ -77,6 +77,7 @@ def _streaming_of(streaming: Streaming, protocol: int, server_version: int) -> s
             raise _too_old("streaming", wanted, 12 + needed, server_version)
         raise PgOutputError(
             f"{wanted!r} needs version {needed} of the protocol, and {protocol} was given",
+            code="bad_option",
             parameter="streaming",
             hint=("Give ", Argument("protocol", needed)),
         )
@@ -92,6 +93,7 @@ def _two_phase_of(
         raise PgOutputError(
             "the slot is marked two_phase, which stays: the server sends prepared transactions "
             "when they are prepared",
+            code="bad_option",
             parameter="two_phase",
             hint=(
                 "Give ",
@@ -105,6 +107,7 @@ def _two_phase_of(
             raise _too_old("two_phase", True, 15, server_version)
         raise PgOutputError(
             f"prepared transactions need version 3 of the protocol, and {protocol} was given",
+            code="bad_option",
             parameter="two_phase",
             hint=("Give ", Argument("protocol", 3)),
         )
@@ -124,5 +127,7 @@ def publication_names(publications: Iterable[str]) -> str:
 def _too_old(name: str, value: object, needed: int, server_version: int) -> PgOutputError:
     found = f"{server_version // 10000}.{server_version % 10000}"
     return PgOutputError(
-        f"{value!r} needs PostgreSQL {needed} or newer, and the server is {found}", parameter=name
+        f"{value!r} needs PostgreSQL {needed} or newer, and the server is {found}",
+        code="not_supported",
+        parameter=name,
     )

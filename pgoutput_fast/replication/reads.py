@@ -140,7 +140,9 @@ class _Copying:
                 self._waiting.put(batch, timeout=_POLL)
                 return
             if self._stop.is_set():
-                raise RetryableError("the snapshot was closed before all of it was taken")
+                raise RetryableError(
+                    "the snapshot was closed before all of it was taken", code="stopped"
+                )
 
 
 def _batches(
@@ -249,10 +251,13 @@ def snapshot(
     try:
         if server.lost:
             reasons = "; ".join(sorted(server.lost.values()))
-            raise RetryableError(f"tables were altered just now ({reasons})", hint="Take it again")
+            raise RetryableError(
+                f"tables were altered just now ({reasons})", code="conflict", hint="Take it again"
+            )
         if tables is not None and not server.tables:
             raise PgOutputError(
                 f"{tables!r} matches no table that {', '.join(publications)} publishes",
+                code="no_table",
                 parameter="tables",
             )
         return SnapshotBatches(server, make_decoder, connections)

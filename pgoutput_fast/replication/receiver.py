@@ -20,7 +20,7 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
-from ..connections import STREAM_ADVICE, result_error, server_error
+from ..connections import STREAM_ADVICE, STREAM_CODES, result_error, server_error
 from ..errors import PgOutputError, RetryableError
 from ..protocol.copydata import parse_keepalive, status_update
 from .waiter import (
@@ -239,7 +239,8 @@ class Receiver:
                 # handed over.
                 self._error = PgOutputError(
                     f"receiving was interrupted ({type(error).__name__}), so that this stream may "
-                    "have lost frames: connect again, what was not acknowledged comes again"
+                    "have lost frames: connect again, what was not acknowledged comes again",
+                    code="incomplete",
                 )
             raise
 
@@ -365,7 +366,7 @@ class Receiver:
         try:
             keepalive = parse_keepalive(data)
         except PgOutputError as error:
-            raise PgOutputError(f"the server sent {error}") from None
+            raise PgOutputError(f"the server sent {error.message}", code=error.code) from None
         self.received = max(self.received, keepalive.lsn)
         # A server that shuts down answers every status with another question, until all is
         # acknowledged.
@@ -383,11 +384,14 @@ class Receiver:
         self._ended = True
         result = next_result(self._pgconn)
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            self._error = result_error("the server ended the stream", result, STREAM_ADVICE)
+            self._error = result_error(
+                "the server ended the stream", result, STREAM_ADVICE, STREAM_CODES
+            )
         else:
             self._error = RetryableError(
                 "the server ended the stream without an error, as it does when it shuts down; "
-                "connect again, what was not acknowledged comes again"
+                "connect again, what was not acknowledged comes again",
+                code="connection_lost",
             )
 
     def _keep_alive(self) -> None:
@@ -419,7 +423,8 @@ class Receiver:
         if self._silence_limit is not None and silence > self._silence_limit:
             raise RetryableError(
                 f"the server has said nothing for {silence:.0f} s, and did not answer: the network "
-                f"or the server hangs; connect again"
+                f"or the server hangs; connect again",
+                code="connection_lost",
             )
         limit = self._status_interval if self._silence_limit is None else self._silence_limit / 3
         if min(silence, time.monotonic() - self._asked) > min(limit, self._status_interval):

@@ -65,7 +65,9 @@ def _ask(connection: _Connection, query: str) -> tuple[object, ...]:
 
 def _lsn(found: object) -> int:
     if found is None:
-        raise RetryableError("the server is in recovery, and has read nothing of its log yet")
+        raise RetryableError(
+            "the server is in recovery, and has read nothing of its log yet", code="standby"
+        )
     return parse_lsn(str(found))
 
 
@@ -98,10 +100,13 @@ def check_target(lsn: int, end: int, *, in_recovery: bool) -> None:
         return
     text = f"the target has changes up to {format_lsn(lsn)}, and the server's log ends at "
     if in_recovery:
-        raise RetryableError(f"{text}{format_lsn(end)}: the standby has not come so far yet")
+        raise RetryableError(
+            f"{text}{format_lsn(end)}: the standby has not come so far yet", code="standby"
+        )
     raise PgOutputError(
         f"{text}{format_lsn(end)}: an earlier state of the server was restored, or a standby that "
         "lagged was promoted. What the target has beyond that did not happen there",
+        code="another_history",
         hint="Give a new target, a new slot and a new directory",
     )
 

@@ -70,6 +70,7 @@ def create(
     if (temporary or snapshot) and not isinstance(server, ReplicationConnection):
         raise PgOutputError(
             "a temporary slot and an exported snapshot end with their connection",
+            code="unfit_input",
             hint="Give a ReplicationConnection",
         )
     with _connected(server) as connection:
@@ -124,15 +125,17 @@ def advance(server: Server, name: str, lsn: int) -> int:
     with _connected(server) as connection:
         state = connection.slot(name)
         if state is None:
-            raise PgOutputError(f"no slot {name!r} on the server (SQLSTATE 42704)")
+            raise PgOutputError(f"no slot {name!r} on the server (SQLSTATE 42704)", code="no_slot")
         if lsn < (state.confirmed_flush_lsn or 0):
             raise PgOutputError(
                 f"slot {name!r} is at {format_lsn(state.confirmed_flush_lsn or 0)}, beyond "
-                f"{format_lsn(lsn)}, and can't be moved back"
+                f"{format_lsn(lsn)}, and can't be moved back",
+                code="bad_option",
             )
         end = connection.current_lsn()
         if lsn > end:
             raise PgOutputError(
-                f"the server's log ends at {format_lsn(end)}, before {format_lsn(lsn)}"
+                f"the server's log ends at {format_lsn(end)}, before {format_lsn(lsn)}",
+                code="bad_option",
             )
         return connection.advance_slot(name, lsn)

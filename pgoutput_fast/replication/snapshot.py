@@ -169,7 +169,7 @@ class ServerSnapshot:
             raised. The first error ends all threads.
         """
         if self._copied:
-            raise PgOutputError("a snapshot can be copied once")
+            raise PgOutputError("a snapshot can be copied once", code="unfit_input")
         self._copied = True
         errors: list[BaseException] = []
 
@@ -177,9 +177,11 @@ class ServerSnapshot:
             if errors:
                 raise _Stopped
             if self._closed.is_set():
-                raise RetryableError("the snapshot was closed before it was copied")
+                raise RetryableError("the snapshot was closed before it was copied", code="stopped")
             if stop is not None and stop.is_set():
-                raise RetryableError("it was told to end before the snapshot was copied")
+                raise RetryableError(
+                    "it was told to end before the snapshot was copied", code="stopped"
+                )
 
         def run(reader: Reader) -> None:
             try:
@@ -244,7 +246,9 @@ class ServerSnapshot:
         if next(frames, None) is not None or reader.is_busy:
             raise PgOutputError(
                 f"the function that was given to copy() has not taken all rows of "
-                f"{qualified(part.table)}, range {part.number}"
+                f"{qualified(part.table)}, range {part.number}",
+                code="unfit_input",
+                table=qualified(part.table),
             )
         return self._work.done(part)
 
@@ -258,7 +262,9 @@ class ServerSnapshot:
             return False
         except psycopg.Error as error:
             doing = f"can't copy table {qualified(part.table)}"
-            refusal = server_error(doing, str(error), error.sqlstate, ADVICE)
+            refusal = server_error(
+                doing, str(error), error.sqlstate, ADVICE, table=qualified(part.table)
+            )
             if not reader.connection.closed:
                 reader.refusal = refusal
             self._work.keep()
@@ -411,7 +417,9 @@ def open_snapshot(
 
     def check_stop() -> None:
         if stop is not None and stop.is_set():
-            raise RetryableError("it was told to end before the snapshot was opened")
+            raise RetryableError(
+                "it was told to end before the snapshot was opened", code="stopped"
+            )
 
     with contextlib.ExitStack() as exporting, contextlib.ExitStack() as held:
         if exported is None:
@@ -430,6 +438,7 @@ def open_snapshot(
         if name is None:
             raise PgOutputError(
                 f"slot {exported.name!r} was made without a snapshot",
+                code="unfit_input",
                 parameter="exported",
                 hint=("Make a slot with ", Argument("snapshot", True)),
             )

@@ -101,7 +101,8 @@ class Source:
             if connection.in_recovery and version < 160000:
                 raise RetryableError(
                     "the server is a standby, on which logical decoding needs PostgreSQL 16; it "
-                    "works once the standby is promoted"
+                    "works once the standby is promoted",
+                    code="standby",
                 )
             started, begin, options = self._look(connection, position, timeline, received)
 
@@ -185,7 +186,8 @@ class Source:
         if self._temporary:
             raise PgOutputError(
                 f"the connection is lost, and with it the temporary slot {self.slot!r}: what it "
-                f"has not brought is lost. Use a slot that stays to go on after a failure"
+                f"has not brought is lost. Use a slot that stays to go on after a failure",
+                code="changes_missing",
             )
         return self.start(position, timeline, received)
 
@@ -197,6 +199,7 @@ class Source:
                 f"the server is another one now: its system identifier is "
                 f"{connection.system_identifier}, and was {self._system}. The positions of one "
                 f"mean nothing to the other",
+                code="another_history",
                 hint="Make a new slot, and copy the tables anew",
             )
 
@@ -221,7 +224,7 @@ class Source:
 def missing_slot(name: str) -> PgOutputError:
     """Make the error for a slot that does not exist."""
     return PgOutputError(
-        f"no slot {name!r} on the server (SQLSTATE 42704)",
+        f"no slot {name!r} on the server (SQLSTATE 42704)", code="no_slot",
         parameter="slot",
         hint=("Create it with ", Argument("create_slot", True), (" or SELECT "
               f"pg_create_logical_replication_slot('{name}', 'pgoutput'). If there was one, what "
@@ -264,7 +267,8 @@ def check_position(
         # The server would begin later and say nothing.
         raise PgOutputError(
             f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
-            f"where to go on: the changes between them are lost; copy the tables anew{advice}"
+            f"where to go on: the changes between them are lost; copy the tables anew{advice}",
+            code="changes_missing",
         )
     received = max(position, received)
     if timeline is not None and timeline != connection.timeline:
@@ -275,6 +279,7 @@ def check_position(
                 f"the server is on timeline {connection.timeline} now, which {where} timeline "
                 f"{timeline}: what was received up to {format_lsn(received)} did not happen there. "
                 f"A standby that lagged was promoted, or an earlier state was restored",
+                code="another_history",
                 hint="Make a new slot, and copy the tables anew",
             )
     if received > connection.end_lsn:
@@ -282,10 +287,12 @@ def check_position(
         if connection.in_recovery:
             raise RetryableError(
                 f"the standby's log ends at {end}, before {format_lsn(received)} where to go on; "
-                f"it has not come so far yet"
+                f"it has not come so far yet",
+                code="standby",
             )
         raise PgOutputError(
             f"the server's log ends at {end}, before {format_lsn(received)} where to go on: an "
             f"earlier state of it was restored, or this is another server. Make a new slot, and "
-            f"copy the tables anew"
+            f"copy the tables anew",
+            code="another_history",
         )

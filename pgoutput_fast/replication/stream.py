@@ -208,7 +208,8 @@ class ReplicationStream:
         if self._link.is_closed:
             raise PgOutputError(
                 "the stream is closed, so that nothing comes any more; connect again, and what was "
-                "not acknowledged comes again"
+                "not acknowledged comes again",
+                code="unfit_input",
             )
 
     def _begin_delivery(self) -> Delivery:
@@ -223,7 +224,8 @@ class ReplicationStream:
         if self._gave_frames:
             raise PgOutputError(
                 "frames were received from this stream already: their transactions would be "
-                "missing; connect again"
+                "missing; connect again",
+                code="unfit_input",
             )
         from ..transactions import Assembler
         from .delivery import Delivery  # loads NumPy, as receiving does not
@@ -267,7 +269,8 @@ class ReplicationStream:
         if self._delivery is not None:
             raise PgOutputError(
                 "the frames of this stream go into its transactions already: iterate over "
-                "`transactions()`, or connect with another slot for frames"
+                "`transactions()`, or connect with another slot for frames",
+                code="unfit_input",
             )
         if self._left_over:
             frames = list(self._left_over)
@@ -309,7 +312,8 @@ class ReplicationStream:
         if self._link.is_closed:
             raise PgOutputError(
                 "the stream is closed, so that the server can't be told; connect again, and what "
-                "was not acknowledged comes again"
+                "was not acknowledged comes again",
+                code="unfit_input",
             )
         if self._delivery is None:
             limit, done_so_far = receiver.received, "received"
@@ -320,7 +324,8 @@ class ReplicationStream:
             raise PgOutputError(
                 f"{format_lsn(lsn)} can't be acknowledged: nothing beyond {format_lsn(limit)} was "
                 f"{done_so_far}. Give the transaction, or its `end_lsn`, not a time or a number of "
-                f"your own: the server forgets all that is before it"
+                f"your own: the server forgets all that is before it",
+                code="unfit_input",
             )
         receiver.acknowledged = max(receiver.acknowledged, lsn)
 

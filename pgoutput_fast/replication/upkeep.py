@@ -369,7 +369,9 @@ class Upkeep:
                 self._next_tidy = now + max(_TIDY_INTERVAL, took / _TIDY_SHARE)
         except OSError as error:
             raise PgOutputError(
-                f"can't keep {self._directory}: {error.strerror or error}"
+                f"can't keep {self._directory}: {error.strerror or error}",
+                code="io_failed",
+                path=str(self._directory),
             ) from error
         if self._copier is not None:
             if self.waiting:
@@ -391,13 +393,17 @@ class Upkeep:
             free = shutil.disk_usage(self._directory).free
         except OSError as error:
             raise PgOutputError(
-                f"can't look at the disk of {self._directory}: {error.strerror or error}"
+                f"can't look at the disk of {self._directory}: {error.strerror or error}",
+                code="io_failed",
+                path=str(self._directory),
             ) from error
         if free < self._options.min_free:
             raise PgOutputError(
                 f"the disk of {self._directory} has {free} bytes free, less than the "
                 f"{self._options.min_free} that are to stay free; nothing is lost, the slot keeps "
                 f"what is not acknowledged",
+                code="disk_full",
+                path=str(self._directory),
                 hint="Make room, or have less kept",
             )
 
@@ -455,6 +461,7 @@ class Upkeep:
             raise PgOutputError(
                 f"{self._uploader.url} could not be written to for {silent:.0f} s, and is "
                 f"given up: what is not copied is no longer kept for it",
+                code="io_failed",
                 hint=("Begin again when the storage is there, or without ", Argument("upload")),
             )
 
@@ -520,4 +527,9 @@ class _Merger:
                         found = merge(self._directory, self._most, self._options) is not None
         except Exception as error:  # noqa: BLE001 - raised in the capture's thread
             why = getattr(error, "strerror", None) or printable(str(error))
-            self.error = PgOutputError(f"can't merge segments of {self._directory}: {why}")
+            code = "io_failed" if isinstance(error, OSError) else "internal"
+            self.error = PgOutputError(
+                f"can't merge segments of {self._directory}: {why}",
+                code=getattr(error, "code", code),
+                path=str(self._directory),
+            )

@@ -95,7 +95,7 @@ class Uploader:
             if not error.passes:
                 raise
             if not self._upload.is_registered:
-                raise RetryableError(str(error)) from error
+                raise RetryableError(error.message, code=error.code, hint=error.hint) from error
             _log.warning("the copy waits: %s", error)
             return False
         return True
@@ -136,7 +136,11 @@ class Uploader:
                     self._stop.wait(_INTERVAL)
         except Exception as error:  # noqa: BLE001 - raised in the capture's thread
             unexpected = f"{self._directory} can't be copied to {self._upload.url}: {error!r}"
-            self.error = error if isinstance(error, PgOutputError) else PgOutputError(unexpected)
+            self.error = (
+                error
+                if isinstance(error, PgOutputError)
+                else PgOutputError(unexpected, code="internal")
+            )
 
     def _wait_after(self, error: RemoteError) -> None:
         """Wait some time before the next try. What refuses may be mended meanwhile."""

@@ -17,9 +17,12 @@ import psycopg
 from psycopg import pq, sql
 
 from ..connections import (
+    ADVICE,
     IDENTIFY_ADVICE,
     PUBLICATION_ADVICE,
     SESSION_SETTINGS,
+    SLOT_CODES,
+    START_CODES,
     ConnectionParameters,
     answered,
     check_publications,
@@ -271,8 +274,9 @@ class ReplicationConnection:
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             what = " ".join(text.split()[:2])
-            given = {} if advice is None else {"advice": advice}
-            raise server_error(f"{what} failed", str(error), error.sqlstate, **given) from error
+            raise server_error(
+                f"{what} failed", str(error), error.sqlstate, advice or ADVICE, SLOT_CODES
+            ) from error
 
     def _one(self, command: str) -> str:
         return str(self.query(command)[0][0])
@@ -300,7 +304,11 @@ class ReplicationConnection:
                 self.in_recovery = self._beside.query(_IN_RECOVERY) == [(True,)]
                 self.timeline = timeline
         except PgOutputError as error:
-            raise RetryableError(f"can't ask the standby for its timeline: {error}") from error
+            raise RetryableError(
+                f"can't ask the standby for its timeline: {error.message}",
+                code=error.code,
+                hint=error.hint,
+            ) from error
         if not self.in_recovery:
             self._beside.close()
 
@@ -319,6 +327,7 @@ class ReplicationConnection:
             beside.close()
             raise PgOutputError(
                 "a second connection came to another server",
+                code="another_history",
                 hint="Give a name or an address that leads to one server only",
             )
         return beside
@@ -369,12 +378,14 @@ class ReplicationConnection:
                 raise PgOutputError(
                     f"slot {name!r} is a physical one, for a standby, which brings no changes of "
                     f"tables",
+                    code="not_ours",
                     hint="Give a logical slot of pgoutput",
                 )
             if state.plugin != "pgoutput" or state.database != self.database:
                 raise PgOutputError(
                     f"slot {name!r} is of plugin {state.plugin!r} and database "
                     f"{state.database!r}, not of 'pgoutput' and {self.database!r}",
+                    code="not_ours",
                     hint="Give another slot",
                 )
             reason = state.invalidation_reason
@@ -382,14 +393,18 @@ class ReplicationConnection:
                 why = _INVALID.get(reason or "wal_removed", f"the server says {reason!r}")
                 raise PgOutputError(
                     f"slot {name!r} is invalidated ({why})",
+                    code="changes_missing",
                     hint="Drop it, make a new one, and copy the tables anew",
                 )
             if state.confirmed_flush_lsn is None:
-                raise RetryableError(f"slot {name!r} is just being made; wait until it is ready")
+                raise RetryableError(
+                    f"slot {name!r} is just being made; wait until it is ready", code="in_use"
+                )
             if state.synced and self.in_recovery:
                 raise RetryableError(
                     f"slot {name!r} is this standby's copy of the primary's slot, which can be "
-                    f"used once the standby is promoted"
+                    f"used once the standby is promoted",
+                    code="standby",
                 )
             return state
         return None
@@ -475,7 +490,9 @@ class ReplicationConnection:
         check_slot_name(name)
         for option, wanted, since in (("two_phase", two_phase, 15), ("failover", failover, 17)):
             if wanted and self.server_version < since * 10000:
-                raise PgOutputError(f"it needs PostgreSQL {since} or newer", parameter=option)
+                raise PgOutputError(
+                    f"it needs PostgreSQL {since} or newer", code="not_supported", parameter=option
+                )
         if self.server_version < 150000:
             given = "EXPORT_SNAPSHOT" if snapshot else "NOEXPORT_SNAPSHOT"
         else:
@@ -503,14 +520,17 @@ class ReplicationConnection:
             pgconn.send_query(command)
             while pgconn.is_busy():
                 if stop is not None and stop.is_set():
-                    raise RetryableError(f"it was told to end before slot {name!r} was made")
+                    raise RetryableError(
+                        f"it was told to end before slot {name!r} was made", code="stopped"
+                    )
                 now = time.monotonic()
                 if now > min(tell, deadline):
                     waits_for = self._waited_for()
                     if now > deadline:
                         raise RetryableError(
                             f"slot {name!r} was not made within {timeout} s: the server waits for "
-                            f"{waits_for}; end it, or give more time"
+                            f"{waits_for}; end it, or give more time",
+                            code="timed_out",
                         )
                     tell = time.monotonic() + _TELL_AGAIN
                     if waits_for != told:
@@ -531,7 +551,11 @@ class ReplicationConnection:
             raise
         if result is None or result.status != pq.ExecStatus.TUPLES_OK:
             doing = f"can't make slot {name!r}"
-            raise result_error(doing, result) if result else PgOutputError(f"{doing}: no result")
+            raise (
+                result_error(doing, result)
+                if result
+                else PgOutputError(f"{doing}: no result", code="server_refused")
+            )
         return result
 
     def _waited_for(self) -> str:
@@ -682,12 +706,16 @@ class ReplicationConnection:
             except psycopg.Error as error:
                 raise server_error("the connection is lost", str(error), error.sqlstate) from error
             if result is None:
-                raise PgOutputError("the server sent no result to START_REPLICATION")
+                raise PgOutputError(
+                    "the server sent no result to START_REPLICATION", code="server_refused"
+                )
             if result.status == pq.ExecStatus.COPY_BOTH:
                 pgconn.nonblocking = 1
                 _log.debug("%s", command)
                 return
-            refused = result_error(f"can't start replication from slot {slot!r}", result)
+            refused = result_error(
+                f"can't start replication from slot {slot!r}", result, codes=START_CODES
+            )
             with contextlib.suppress(psycopg.Error):  # the next command finds the connection lost
                 while next_result(pgconn) is not None:
                     pass
@@ -712,7 +740,9 @@ def left_out_error(notice: pq.abc.PGresult) -> PgOutputError | None:
     """
     if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"LoadPublications":
         what = "the server leaves out the changes of a publication"
-        return result_error(what, notice, {"55000": PUBLICATION_ADVICE})
+        return result_error(
+            what, notice, {"55000": PUBLICATION_ADVICE}, codes={"55000": "no_publication"}
+        )
     _notices.tell(notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"")
     return None
 
@@ -754,14 +784,17 @@ def check_slot_name(name: str) -> None:
         raise TypeError(f"the name of a slot must be a str, not {type(name).__name__}")
     if not _SLOT_NAME.fullmatch(name):
         raise PgOutputError(
-            f"{name!r} is no name of a slot: 1 to 63 lower-case letters, digits and underscores"
+            f"{name!r} is no name of a slot: 1 to 63 lower-case letters, digits and underscores",
+            code="bad_option",
         )
 
 
 def _literal(value: str) -> str:
     """A string as START_REPLICATION takes it, where quotes are doubled and backslashes are not."""
     if "\0" in value:
-        raise PgOutputError(f"an option of START_REPLICATION has a NUL byte: {value!r}")
+        raise PgOutputError(
+            f"an option of START_REPLICATION has a NUL byte: {value!r}", code="bad_option"
+        )
     return "'" + value.replace("'", "''") + "'"
 
 

@@ -368,7 +368,9 @@ class Transaction:
 
     def _must_be(self, state: str) -> None:
         if self._state != state:
-            raise PgOutputError(f"the transaction {self.xid} is {self._state}, not {state}")
+            raise PgOutputError(
+                f"the transaction {self.xid} is {self._state}, not {state}", code="unfit_input"
+            )
 
     def _end(self, state: Literal["prepared", "ended"] = "ended") -> None:
         if self._state == "open":
@@ -451,7 +453,9 @@ class Transaction:
     def _release(self, savepoint: Savepoint) -> None:
         self._must_be("open")
         if savepoint not in self._savepoints:
-            raise PgOutputError(f"the subtransaction {savepoint.xid} has ended before")
+            raise PgOutputError(
+                f"the subtransaction {savepoint.xid} has ended before", code="unfit_input"
+            )
         del self._savepoints[self._savepoints.index(savepoint) :]
 
 

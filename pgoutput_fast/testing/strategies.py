@@ -20,7 +20,9 @@ try:
     from hypothesis import strategies as st
 except ImportError as error:
     raise PgOutputError(
-        f"strategies need Hypothesis ({error})", hint="Install the extra pgoutput-fast[testing]"
+        f"strategies need Hypothesis ({error})",
+        code="missing_package",
+        hint="Install the extra pgoutput-fast[testing]",
     ) from error
 
 if TYPE_CHECKING:

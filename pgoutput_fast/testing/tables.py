@@ -89,7 +89,9 @@ class Table:
         keys = list(key)
         unknown = [column for column in keys if column not in columns]
         if unknown:
-            raise PgOutputError(f"the table {name!r} has no column {unknown[0]!r} for its key")
+            raise PgOutputError(
+                f"the table {name!r} has no column {unknown[0]!r} for its key", code="unfit_input"
+            )
         self.name = name
         self.namespace = namespace
         self.relation_id = relation_id
@@ -144,11 +146,12 @@ class Table:
             names = [column.name for column in self.columns]
             unknown = [name for name in values if name not in names]
             if unknown:
-                raise PgOutputError(f"{self!r} has no column {unknown[0]!r}")
+                raise PgOutputError(f"{self!r} has no column {unknown[0]!r}", code="unfit_input")
             values = [values.get(name) for name in names]
         if len(values) != len(self.columns):
             raise PgOutputError(
-                f"{self!r} has {len(self.columns)} columns, and {len(values)} values were given"
+                f"{self!r} has {len(self.columns)} columns, and {len(values)} values were given",
+                code="unfit_input",
             )
         return [text_of(value) for value in values]
 
@@ -178,7 +181,9 @@ def _type_of(given: TypeSpec) -> tuple[int, int]:
     name = matched[1] if matched else given
     if name not in _OIDS:
         raise PgOutputError(
-            f"no built-in type has the name {given!r}", hint="Give its OID, or a UserType"
+            f"no built-in type has the name {given!r}",
+            code="unfit_input",
+            hint="Give its OID, or a UserType",
         )
     if matched is None:
         return _OIDS[name], -1

@@ -18,7 +18,9 @@ try:
     )
 except ImportError as error:
     raise PgOutputError(
-        f"metrics need prometheus-client ({error})", hint="Install the extra pgoutput-fast[metrics]"
+        f"metrics need prometheus-client ({error})",
+        code="missing_package",
+        hint="Install the extra pgoutput-fast[metrics]",
     ) from error
 
 if TYPE_CHECKING:
@@ -301,6 +303,7 @@ class MetricsServer:
             raise PgOutputError(
                 f"metrics can't be served at {host} port {port}: "
                 f"{getattr(error, 'strerror', None) or error}",
+                code="io_failed",
                 parameter="metrics_port",
                 hint=("Give another one, or another ", Argument("metrics_host")),
             ) from error
