@@ -102,12 +102,14 @@ def python_encoding(name: str) -> str:
     if not usable:
         raise PgOutputError(
             f"encoding {name[:40]!r} is unknown; expected the client_encoding of the session, "
-            "such as 'UTF8' or 'LATIN1'"
+            "such as 'UTF8' or 'LATIN1'",
+            code="bad_option",
         )
     if found in _OTHER_MAPS:
         raise PgOutputError(
             f"encoding {name[:40]!r}: Python's codec of that name makes other characters of some "
             "bytes than the server means",
+            code="not_supported",
             hint="Set the session's client_encoding to UTF8, to which the server converts exactly",
         )
     return found

@@ -331,7 +331,7 @@ CODES: dict[str, str] = {
     "incomplete": "a stream, a transaction, a window or a snapshot is not whole",
     "unfit_input": "an argument or object of the wrong type or form, or calls in a wrong order",
     "out_of_memory": "a limit of memory or size is reached",
-    "disk_full": "the disk has less room than has to stay free",
+    "disk_full": "the disk is full, or has less room than has to stay free",
     "process_failed": "a process that was started has ended",
     "timed_out": "what was waited for did not happen in the time given",
     "stopped": "the call was asked to stop, or what it reads was closed meanwhile",

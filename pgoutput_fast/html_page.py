@@ -90,7 +90,11 @@ def write_page(html: str, path: Path) -> None:
     try:
         write_whole(path, [html])
     except OSError as error:
-        raise PgOutputError(f"can't write the report {path}: {error.strerror or error}") from error
+        raise PgOutputError(
+            f"can't write the report {path}: {error.strerror or error}",
+            code="io_failed",
+            path=str(path),
+        ) from error
 
 
 def page(title: str, heading: str, lead: str, *content: str, refresh: int | None = None) -> str:

@@ -24,7 +24,9 @@ def parse_lsn(text: str) -> int:
         raise TypeError(f"an LSN must be a str such as '16/B374D848', not {type(text).__name__}")
     match = _LSN.fullmatch(text)
     if match is None:
-        raise PgOutputError(f"{text[:40]!r} is no LSN; expected a form such as '16/B374D848'")
+        raise PgOutputError(
+            f"{text[:40]!r} is no LSN; expected a form such as '16/B374D848'", code="unfit_input"
+        )
     return int(match[1], 16) << 32 | int(match[2], 16)
 
 
@@ -45,7 +47,7 @@ def format_lsn(lsn: int) -> str:
             f"an LSN to format must be an int such as 0x16B374D848, not {type(lsn).__name__}"
         ) from None
     if not 0 <= number <= 0xFFFFFFFFFFFFFFFF:
-        raise PgOutputError(f"{number} is no LSN; expected 0 to 2**64 - 1")
+        raise PgOutputError(f"{number} is no LSN; expected 0 to 2**64 - 1", code="unfit_input")
     return f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
 
 

@@ -72,7 +72,8 @@ def name_parts(text: str) -> list[NamePart]:
         position += 1
     raise PgOutputError(
         f"{text!r} is no name as SQL has it: write public.orders, and with double quotes what has "
-        f'capital letters, dots, quotes or spaces in it, as public."My Table"'
+        f'capital letters, dots, quotes or spaces in it, as public."My Table"',
+        code="unfit_input",
     )
 
 
@@ -94,7 +95,7 @@ def parse_name(text: str, form: str) -> tuple[str, ...]:
     """
     parts = name_parts(text)
     if len(parts) != len(form.split(".")):
-        raise PgOutputError(f"{text!r} is no name of the form {form}")
+        raise PgOutputError(f"{text!r} is no name of the form {form}", code="unfit_input")
     return tuple(one.name for one in parts)
 
 

@@ -93,7 +93,7 @@ class OptionKind:
 
     def _refused(self, name: str, value: object) -> PgOutputError:
         shown = "this" if self.is_secret else repr(value)
-        return PgOutputError(f"{shown} is not {self.expected}", parameter=name)
+        return PgOutputError(f"{shown} is not {self.expected}", code="bad_option", parameter=name)
 
 
 def flag() -> OptionKind:

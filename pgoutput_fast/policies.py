@@ -91,6 +91,7 @@ class Policies:
             raise PgOutputError(
                 f"{self.numeric!r} is not None, or (precision, scale) with a precision from 1 to "
                 "38 and a scale from 0 to the precision",
+                code="bad_option",
                 parameter="numeric",
             )
         dimensions = type(self.arrays) is int and 1 <= self.arrays <= MOST_DIMENSIONS
@@ -98,6 +99,7 @@ class Policies:
             raise PgOutputError(
                 f"{self.arrays!r} is not 'error', 'text', or a number of dimensions from 1 to "
                 f"{MOST_DIMENSIONS}",
+                code="bad_option",
                 parameter="arrays",
             )
 
@@ -130,7 +132,9 @@ def policies_of(given: Iterable[str]) -> Policies:
         name, equals, value = one.partition("=")
         if not equals or name not in Policies.__dataclass_fields__:
             names = ", ".join(Policies.__dataclass_fields__)
-            raise PgOutputError(f"{one!r} is not NAME=VALUE with a NAME of {names}")
+            raise PgOutputError(
+                f"{one!r} is not NAME=VALUE with a NAME of {names}", code="bad_option"
+            )
         chosen[name] = _value(name, value)
     return Policies(**chosen)
 

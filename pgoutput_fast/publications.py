@@ -526,6 +526,8 @@ class Publications:
             raise PgOutputError(
                 f"publications {first!r} and {second!r} publish different columns of table "
                 f"{qualified(table)}, at which the server ends a stream of both",
+                code="bad_option",
+                table=qualified(table),
                 hint="Give them the same list of columns, or take them in streams of their own",
             )
         (published_numbers,) = chosen

@@ -13,6 +13,7 @@ from ..directory.reading import first_position, lacking
 from ..errors import Argument, PgOutputError
 from ..history import history_of
 from ..lsn import format_lsn
+from ..names import qualified
 from ..segments.folders import BEGIN_NAME
 from .departures import departed
 from .targets import Origin
@@ -50,6 +51,8 @@ def check_position(
         raise PgOutputError(
             f"the first segments of {directory} are deleted, so tables without a snapshot do not "
             "begin empty there",
+            code="changes_missing",
+            path=str(directory),
             parameter="uncopied",
             hint=("Have them copied, or give ", Argument("uncopied", "changes")),
         )
@@ -62,7 +65,10 @@ def check_position(
         raise PgOutputError(
             f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
             f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
-            f"between is not read again. {how_to_copy(directory, behind)}"
+            f"between is not read again. {how_to_copy(directory, behind)}",
+            code="changes_missing",
+            table=qualified(one),
+            path=str(directory),
         )
     return gone
 

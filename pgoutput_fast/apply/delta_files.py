@@ -88,6 +88,7 @@ class Writer:
             raise PgOutputError(
                 f"{table.directory} is partitioned by {gone[0]!r}, and the server has no column of "
                 "this name any more",
+                code="unfit_schema",
                 parameter="partition_by",
                 hint="Give columns that it has, delete this directory, and call sync again, which "
                 "has the table copied",
@@ -204,7 +205,8 @@ class _Open:
             directory = partition_directory(partition)
         except PgOutputError as error:
             raise PgOutputError(
-                f"{table.directory}: {error}",
+                f"{table.directory}: {error.message}",
+                code=error.code,
                 parameter="partition_by",
                 hint="Give other columns, delete this directory if it is there, and call sync "
                 "again, which has the table copied",
@@ -237,7 +239,8 @@ class _Open:
 
     def close(self) -> Added:
         if self._writer is None:
-            raise PgOutputError(f"{self.path} has no rows")  # it is made for its first ones
+            # It is made for its first ones.
+            raise PgOutputError(f"{self.path} has no rows", code="unfit_input")
         self._writer.close()
         size = self.bytes
         self._sink.close()
@@ -277,7 +280,8 @@ def _partition_text(name: str, value: Any) -> str | None:
     if value == "":
         raise PgOutputError(
             f"column {name} has an empty text, which Delta can't tell from null in a column by "
-            "which a table is partitioned"
+            "which a table is partitioned",
+            code="unfit_value",
         )
     if isinstance(value, bool):
         return "true" if value else "false"

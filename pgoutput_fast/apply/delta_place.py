@@ -45,7 +45,9 @@ def require_deltalake() -> Any:
         import deltalake
     except ImportError as error:
         raise PgOutputError(
-            f"deltalake is not installed ({error})", hint="Install the extra pgoutput-fast[delta]"
+            f"deltalake is not installed ({error})",
+            code="missing_package",
+            hint="Install the extra pgoutput-fast[delta]",
         ) from error
     return deltalake
 
@@ -90,6 +92,7 @@ class Place:
         if bad := re.search(r"[%\[\]{}`^|<>\\?*]", self.uri):
             raise PgOutputError(
                 f"delta-rs can't keep tables in {self.uri}, as its name has {bad.group()!r}",
+                code="bad_option",
                 hint="Give a directory of another name",
             )
 
@@ -108,12 +111,14 @@ class Place:
     def move(self, before: str, after: str) -> None:
         """Move a table's directory, which object storage can't do."""
         if self.path is None:
-            raise PgOutputError(f"nothing can be moved in {self.uri}")
+            raise PgOutputError(f"nothing can be moved in {self.uri}", code="not_supported")
         with self.refusals(before):
             if (self.path / after).is_dir() and any((self.path / after).iterdir()):
                 raise PgOutputError(
                     f"{self.path / before} is to be {after}, as its table was renamed, and "
-                    "that is there already: move the one away that is not the table's"
+                    "that is there already: move the one away that is not the table's",
+                    code="not_ours",
+                    path=str(self.path / after),
                 )
             (self.path / before).rename(self.path / after)
             fsync_path((self.path / after).parent)
@@ -144,10 +149,12 @@ class Place:
                 if "URL scheme is not allowed" in text:
                     text += "; an endpoint of http:// needs AWS_ALLOW_HTTP=true"
                 if may_pass(text):
-                    raise RetryableError(text) from None
+                    raise RetryableError(text, code="io_failed") from None
+            code = "io_failed"
             if _FULL.search(text):
+                code = "disk_full"
                 text += ". Nothing is lost: free space there, and call it again"
-            raise PgOutputError(text) from None
+            raise PgOutputError(text, code=code) from None
 
     def conflict(self, what: str, shown: str = "") -> ConflictError:
         """The error that another program has written something first, with what was said of it."""

@@ -210,6 +210,8 @@ class Table:
         if any(one.suffix != ".parquet" for one in directory.rglob("*") if not one.is_dir()):
             raise PgOutputError(
                 f"{directory} has files and is no Delta table",
+                code="not_ours",
+                path=str(directory),
                 hint="Give another target, or delete it",
             )
 
@@ -221,14 +223,18 @@ class Table:
         if unknown := sorted(features - _FEATURES):
             raise PgOutputError(
                 f"the table in {self.uri} was given features that a sync does not know: "
-                f"{', '.join(unknown)}. Take them away, or delete the table and copy it again"
+                f"{', '.join(unknown)}. Take them away, or delete the table and copy it again",
+                code="not_supported",
+                path=self.uri,
             )
 
     def is_foreign(self) -> PgOutputError:
         """The error that it is not the app's."""
         return PgOutputError(
             f"the table in {self.uri} is not of this sync ({self.app}): move it away, or give "
-            "another target"
+            "another target",
+            code="not_ours",
+            path=self.uri,
         )
 
     @property

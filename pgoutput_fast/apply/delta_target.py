@@ -211,7 +211,7 @@ class DeltaTarget:
     def origin(self) -> Origin:
         """The database from which the changes come; it is open."""
         if self._origin is None:
-            raise PgOutputError("open() was not called")
+            raise PgOutputError("open() was not called", code="unfit_input")
         return self._origin
 
     @property
@@ -284,11 +284,15 @@ class DeltaTarget:
         if {*other} & {"changes", "state"}:
             raise PgOutputError(
                 f"{self.place.uri} has tables, and not {_PROGRESS}, which says how far they are",
+                code="damaged",
+                path=self.place.uri,
                 hint="Restore that, or move the whole target away, and it begins anew",
             )
         if other:
             raise PgOutputError(
                 f"{self.place.uri} has other things, such as {other[0]!r}, and no tables of a sync",
+                code="not_ours",
+                path=self.place.uri,
                 hint="Give another place",
             )
 
@@ -299,6 +303,8 @@ class DeltaTarget:
             raise PgOutputError(
                 f"{self.place.uri} has format {found['format']}, and this version knows "
                 f"{TARGET_FORMAT}",
+                code="not_supported",
+                path=self.place.uri,
                 hint="Use the version that wrote it, or begin anew in another target",
             )
         if (found["system_identifier"], found["database"]) != tuple(origin):
@@ -306,6 +312,8 @@ class DeltaTarget:
                 f"{self.place.uri} has tables of database {found['database']!r} of system "
                 f"{found['system_identifier']}, and the changes are of {origin.database!r} of "
                 f"{origin.system_identifier}",
+                code="another_history",
+                path=self.place.uri,
                 hint="Give another place",
             )
         held = self._read(progress)
@@ -373,8 +381,12 @@ class DeltaTarget:
                 raise
             except PgOutputError as error:
                 raise PgOutputError(
-                    f"{error}. Restore {table.directory}; or delete it, and call sync again, which "
-                    "has the table copied"
+                    f"{error.message}. Restore {table.directory}; or delete it, and call sync "
+                    "again, which has the table copied",
+                    code=error.code,
+                    parameter=error.parameter,
+                    hint=error.hint,
+                    path=error.path,
                 ) from error
         return tables
 

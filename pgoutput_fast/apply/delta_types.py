@@ -74,7 +74,9 @@ def stored_type(type_: pa.DataType) -> pa.DataType:
         return pa.map_(stored_type(type_.key_type), stored_type(type_.item_type))
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         return pa.list_(stored_type(type_.value_type))
-    raise PgOutputError(f"a Delta table can't have values of Arrow's type {type_}")
+    raise PgOutputError(
+        f"a Delta table can't have values of Arrow's type {type_}", code="unfit_schema"
+    )
 
 
 def stored_field(field: pa.Field) -> pa.Field:
@@ -123,7 +125,7 @@ def stored_array(column: pa.Array, type_: pa.DataType) -> pa.Array:
         return _converted(column, type_)
     except pa.ArrowInvalid as error:
         raise PgOutputError(
-            f"{column.type} does not fit a Delta table's {type_}: {error}"
+            f"{column.type} does not fit a Delta table's {type_}: {error}", code="unfit_value"
         ) from None
 
 

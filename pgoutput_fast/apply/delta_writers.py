@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
+from ..names import qualified
 from .delta_files import Writer, Written
 from .delta_merge import Merge, shape_of
 from .delta_place import directory_of
@@ -93,7 +94,9 @@ class DeltaChanges(Positioned):
             if merged is None:
                 raise PgOutputError(
                     f"the changes of {self.held.namespace}.{self.held.name} have columns of "
-                    f"other types than its change table {self.table.directory}"
+                    f"other types than its change table {self.table.directory}",
+                    code="unfit_schema",
+                    table=qualified(self.held),
                 )
             schema = merged
         if not self._writers or schema != self._schema:
@@ -147,7 +150,9 @@ class DeltaChanges(Positioned):
         if held.lsn <= self.lsn and held.copy_lsn <= self.copy_lsn:
             raise PgOutputError(
                 f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and is "
-                f"given others up to {format_lsn(held.lsn)}"
+                f"given others up to {format_lsn(held.lsn)}",
+                code="unfit_input",
+                table=qualified(held),
             )
         position = max(held.lsn, self.lsn), max(held.copy_lsn, self.copy_lsn)
 
@@ -197,6 +202,8 @@ class DeltaState(Positioned):
             raise PgOutputError(
                 f"{table.directory} is partitioned by {', '.join(self._partition_by) or 'nothing'} "
                 f"and not by {', '.join(wanted)}",
+                code="bad_option",
+                table=qualified(held),
                 parameter="partition_by",
                 hint=(
                     "Leave out ",
@@ -242,7 +249,10 @@ class DeltaState(Positioned):
             if at < 0 or not _can_partition(schema.field(at).type):
                 raise PgOutputError(
                     f"{self.held.namespace}.{self.held.name} can't be partitioned by {name!r}: "
-                    "it has no such column of integers, text, booleans, dates or timestamps"
+                    "it has no such column of integers, text, booleans, dates or timestamps",
+                    code="bad_option",
+                    parameter="partition_by",
+                    table=qualified(self.held),
                 )
         self._partition_by = names
         return names
@@ -259,7 +269,7 @@ class DeltaState(Positioned):
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""
         if self._writer is None:
-            raise PgOutputError("load() was not called")
+            raise PgOutputError("load() was not called", code="unfit_input")
         with self.table.refusals():
             self._writer.write(conformed(rows, self._writer.schema))
 
@@ -272,7 +282,7 @@ class DeltaState(Positioned):
             They have other columns or partitions than the table is to have.
         """
         if self._writer is None:
-            raise PgOutputError("load() was not called")
+            raise PgOutputError("load() was not called", code="unfit_input")
         if schema != self._writer.schema or list(partition_by) != self._partition_by:
             raise NotForeseenError(f"{self.table.directory} has other columns or partitions")
         self._files += files
@@ -280,7 +290,7 @@ class DeltaState(Positioned):
     def loaded(self, held: Held) -> None:
         """See `StateWriter`."""
         if self._writer is None:
-            raise PgOutputError("load() was not called")
+            raise PgOutputError("load() was not called", code="unfit_input")
         with self.table.refusals():
             files = self._writer.finish() + self._files
         self._files = []
@@ -307,12 +317,15 @@ class DeltaState(Positioned):
             if net.truncated or net.rows.num_rows:
                 raise PgOutputError(
                     f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and "
-                    f"is given others up to {format_lsn(held.lsn)}"
+                    f"is given others up to {format_lsn(held.lsn)}",
+                    code="unfit_input",
+                    table=qualified(held),
                 )
             return
         if not table.exists:
             raise IncompleteError(
-                f"its table {table.directory} in {table.place.uri} was deleted: copy it again"
+                f"its table {table.directory} in {table.place.uri} was deleted: copy it again",
+                table=qualified(held),
             )
         altered = _number(alterations)
         if (self.is_ahead or is_same) and table.transaction("altered") == altered:
@@ -321,7 +334,8 @@ class DeltaState(Positioned):
             raise IncompleteError(
                 f"{table.directory} has changes before {format_lsn(self.lsn)} of a sync that was "
                 "cut short, and nobody knows whether its columns have their names from before or "
-                "after a column was renamed, or dropped and made again: copy the table again"
+                "after a column was renamed, or dropped and made again: copy the table again",
+                table=qualified(held),
             )
         if not (alterations or net.truncated or net.rows.num_rows):
             return
@@ -329,7 +343,8 @@ class DeltaState(Positioned):
         if gone := [name for name in self._partition_by if name in changed]:
             raise IncompleteError(
                 f"column {gone[0]} was dropped or renamed, by which {table.directory} is "
-                "partitioned: copy it again"
+                "partitioned: copy it again",
+                table=qualified(held),
             )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
         table.until_it_stands(lambda: self._merge(alterations, net, position, altered))
@@ -377,7 +392,10 @@ class DeltaState(Positioned):
         """
         self.table.check_position(self.own)
         if self.table.changed is not None:
-            raise IncompleteError(f"{CHANGED}: {self.table.directory}, {self.table.changed}")
+            raise IncompleteError(
+                f"{CHANGED}: {self.table.directory}, {self.table.changed}",
+                table=qualified(self.held),
+            )
 
     def discard(self) -> None:
         """Delete what was written and does not stand."""

@@ -87,7 +87,8 @@ def check_tables(
     if not any(fnmatchcase(name, one) for name in there for one in patterns):
         raise PgOutputError(
             "no published table is wanted, so nothing was begun (begin once one is published, or "
-            f"name one that is): {'; '.join(mistaken(patterns, there))}"
+            f"name one that is): {'; '.join(mistaken(patterns, there))}",
+            code="no_table",
         )
 
 
@@ -123,6 +124,8 @@ def check_partitions(
         if table is None:
             raise PgOutputError(
                 f"{name} is no published table, as schema.name{did_you_mean(name, published)}",
+                code="no_table",
+                table=name,
                 parameter="partition_by",
             )
         there = [one.name for one in table.columns if one.is_published]
@@ -131,6 +134,7 @@ def check_partitions(
                 raise PgOutputError(
                     f"{name} has no published column {column!r}; it has "
                     f"{', '.join(there) or 'none'}",
+                    code="no_table",
                     parameter="partition_by",
                     table=name,
                 )

@@ -46,7 +46,11 @@ def check_memory(memory: int | None) -> None:
     if memory is not None and type(memory) is not int:
         raise TypeError(f"duckdb_memory must be an int, not {type(memory).__name__}")
     if memory is not None and memory < LEAST_MEMORY:
-        raise PgOutputError(f"duckdb_memory must be {LEAST_MEMORY} bytes at least, not {memory}")
+        raise PgOutputError(
+            f"it must be {LEAST_MEMORY} bytes at least, not {memory}",
+            parameter="duckdb_memory",
+            code="bad_option",
+        )
 
 
 def is_busy(error: Exception) -> bool:
@@ -115,6 +119,7 @@ class DuckdbFile:
                     raise RetryableError(
                         f"another process has had {self.path} open for "
                         f"{self._lock_timeout:g} seconds ({error})",
+                        code="in_use",
                         parameter="lock_timeout",
                         hint="Close the file there and call sync again, which goes on",
                         path=str(self.path),

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from .._disk import claim_directory, fsync_path
 from ..errors import Argument, PgOutputError
-from ..names import distinct_names
+from ..names import distinct_names, qualified
 from ..segments.reader import CommitRecord
 from .duckdb_file import DuckdbFile, lacks_memory
 from .duckdb_sql import PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same, versioned
@@ -100,8 +100,9 @@ class DuckdbTarget:
             import duckdb
         except ImportError as error:
             raise PgOutputError(
-                f"duckdb is not installed ({error})", hint="Install the extra pgoutput-fast[duckdb]"
-            ) from error
+                f"duckdb is not installed ({error})", code="missing_package",
+                hint="Install the extra pgoutput-fast[duckdb]",
+            ) from error  # fmt: skip
         self._duckdb = duckdb
         self.path = path
         self.file = DuckdbFile(path, memory, lock_timeout)
@@ -136,14 +137,15 @@ class DuckdbTarget:
                     f"can't write {self.path}: DuckDB can't write it within "
                     f"{self.file.memory} bytes of memory ({said}). It needs memory for 2,048 rows "
                     "of each table with long values, and for tables that a transaction makes or "
-                    "alters",
+                    "alters", code="out_of_memory", path=str(self.path),
                     hint=("Nothing is lost. Give more ", Argument("duckdb_memory"), ". A smaller ",
                           Argument("window_bytes"), (" helps if a window has several transactions "
                           "that make or alter tables")),
                 ) from error  # fmt: skip
             whole = self._duckdb.IOException, self._duckdb.FatalException
             kind = TargetError if isinstance(error, whole) else PgOutputError
-            raise kind(f"can't write {self.path}: {error}") from error
+            code = "unfit_value" if isinstance(error, self._duckdb.DataError) else "io_failed"
+            raise kind(f"can't write {self.path}: {error}", code=code) from error
 
     @contextlib.contextmanager
     def telling(self, held: Held) -> Iterator[None]:
@@ -157,7 +159,9 @@ class DuckdbTarget:
             raise
         except PgOutputError as error:
             if self._failed is None:
-                self._failed = TableError(held, str(error))
+                self._failed = TableError(
+                    held, error.message, code=error.code, hint=error.hint, table=qualified(held)
+                )
             raise self._failed from error
 
     def _connect(self, *, read_only: bool = False) -> Any:
@@ -229,22 +233,24 @@ class DuckdbTarget:
         """Refuse a file that something else has made."""
         if "main._source" not in names:
             raise PgOutputError(
-                f"{self.path} has tables that no sync has made", hint="Give another file"
-            )
+                f"{self.path} has tables that no sync has made", code="not_ours",
+                path=str(self.path), hint="Give another file",
+            )  # fmt: skip
 
     def _read(self, connection: Any, origin: Origin, names: set[str]) -> Stored:
         (found,) = connection.execute("FROM _source").fetchall()
         if found[0] != TARGET_FORMAT:
             raise PgOutputError(
                 f"{self.path} has format {found[0]}, and this version knows {TARGET_FORMAT}",
+                code="not_supported", path=str(self.path),
                 hint="Use the version that wrote it, or begin anew in another target",
-            )
+            )  # fmt: skip
         if found[1:3] != tuple(origin):
             raise PgOutputError(
                 f"{self.path} has tables of database {found[2]!r} of system {found[1]}, and the "
                 f"changes are of {origin.database!r} of {origin.system_identifier}",
-                hint="Give another file",
-            )
+                code="another_history", path=str(self.path), hint="Give another file",
+            )  # fmt: skip
         tables = {}
         found_rows = connection.sql("FROM _progress").to_arrow_table()
         for held, _ in held_tables(found_rows):
@@ -273,8 +279,9 @@ class DuckdbTarget:
         if self._has_written and not self.path.exists():
             raise PgOutputError(
                 f"{self.path} is gone, which this sync has written",
+                code="missing_path", path=str(self.path),
                 hint="Bring it back, and call sync again; without it, that begins anew",
-            )
+            )  # fmt: skip
         with self.refusals():
             self._connection = self._connect()
             self._connection.execute("BEGIN")
@@ -703,8 +710,9 @@ class _State:
         return IncompleteError(
             f"the changes of {net.table} do not fit its table {self._held.stored!r} in "
             f"{self._target.path}: {what} ({', '.join(net.key)}) = {shown}{more}. Changes are "
-            "missing, or the table began without the rows that were there: copy it again"
-        )
+            "missing, or the table began without the rows that were there: copy it again",
+            code="unfit_row", table=net.table,
+        )  # fmt: skip
 
     def _filled(self, net: NetChanges, values: dict[str, Any], partial: Any) -> pa.Table:
         """Rows of which something was not sent, completed by what the table has."""

@@ -34,6 +34,7 @@ def check_slot(directory: Path, slot: str) -> None:
     if found is not None and found.slot != slot:
         raise PgOutputError(
             f"{directory} has the changes of slot {found.slot!r}, not of {slot!r}",
+            code="another_history", path=str(directory),
             parameter="slot",
             hint=("Give ", Argument("slot", found.slot), " to go on with them, or another ",
                   Argument("directory"), f" for slot {slot!r}"),
@@ -73,7 +74,11 @@ class EmbeddedCapture:
         while not has_begun(self._directory):
             if not self._thread.is_alive():
                 self.result()
-                raise PgOutputError(f"the capture into {self._directory} ended before it began")
+                raise PgOutputError(
+                    f"the capture into {self._directory} ended before it began",
+                    code="stopped",
+                    path=str(self._directory),
+                )
             time.sleep(_POLL)
 
     def _pass_on(self) -> None:

@@ -42,6 +42,8 @@ _ROWS_AT_ONCE = 1 << 17
 class NullKeyError(PgOutputError):
     """A change brings no value of a column of its table's key."""
 
+    code = "null_key"
+
 
 class NetChanges(NamedTuple):
     """What a stretch of the stream does to a table.
@@ -142,6 +144,7 @@ class Folding:
         if isinstance(key, str):
             raise PgOutputError(
                 f"{key!r} is one text, and a key is a sequence of names",
+                code="bad_option",
                 parameter="key",
                 hint=("Give ", Argument("key", [key])),
             )
@@ -194,7 +197,9 @@ class Folding:
             if key != rows.key:
                 raise PgOutputError(
                     f"the key of {version.table} changed from ({', '.join(rows.key)}) to "
-                    f"({', '.join(key)}): fold the changes before and after it apart"
+                    f"({', '.join(key)}): fold the changes before and after it apart",
+                    code="unfit_schema",
+                    table=version.table,
                 )
         rows.meet(version)
         self._schema, self._going = schema, (version, rows)
@@ -207,9 +212,16 @@ class Folding:
             key = () if version.replica_identity in ("f", "n") else version.key
         names = {column.name for column in version.columns}
         if lacking := [name for name in key if name not in names]:
-            raise PgOutputError(f"{version.table} has no column {lacking[0]!r} in its changes")
+            raise PgOutputError(
+                f"{version.table} has no column {lacking[0]!r} in its changes",
+                code="bad_option",
+                parameter="key",
+                table=version.table,
+            )
         if len(set(key)) != len(key):
-            raise PgOutputError(f"key names a column twice: {', '.join(key)}")
+            raise PgOutputError(
+                f"it names a column twice: {', '.join(key)}", code="bad_option", parameter="key"
+            )
         return key
 
     def finish(self) -> NetChanges:
@@ -221,7 +233,9 @@ class Folding:
             There was no batch, so nothing tells the columns.
         """
         if self._going is None:
-            raise PgOutputError("there are no batches to fold, not even one without rows")
+            raise PgOutputError(
+                "there are no batches to fold, not even one without rows", code="unfit_input"
+            )
         version, rows = self._going
         truncated, table = rows.result()
         return NetChanges(
@@ -238,7 +252,11 @@ class _NetChanges:
         operations = pc.index_in(batch.column("op"), _OPERATIONS)
         if operations.null_count:
             unknown = batch.column("op")[_first(operations.is_null())].as_py()
-            raise PgOutputError(f"{self.table}: there is no operation {unknown!r}")
+            raise PgOutputError(
+                f"{self.table}: there is no operation {unknown!r}",
+                code="unfit_input",
+                table=self.table,
+            )
         self.steps = _STEPS[operations.to_numpy()]
         self.head = {name: batch.column(name) for name in _HEAD}
         self.names = [column.name for column in version.columns]
@@ -259,14 +277,18 @@ class _NetChanges:
             at = _first(columns.is_null())
             raise PgOutputError(
                 f"{self.table}: a change does not bring the column "
-                f"{unchanged.flatten()[at].as_py()!r}, which its table has not"
+                f"{unchanged.flatten()[at].as_py()!r}, which its table has not",
+                code="unfit_input",
+                table=self.table,
             )
         pairs = np.unique(np.stack([rows, columns.to_numpy()]).astype(np.int64), axis=1)
         wrong = self.steps[pairs[0]] != UPDATE
         if wrong.any():
             raise PgOutputError(
                 f"{self.table}: {self.at(int(pairs[0][wrong][0]))} is no update, and leaves out "
-                "the value of a column"
+                "the value of a column",
+                code="unfit_input",
+                table=self.table,
             )
         return np.ascontiguousarray(pairs[0]), np.ascontiguousarray(pairs[1])
 
@@ -302,6 +324,8 @@ def _check_order(table: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tu
         if batch.column(name).null_count:
             raise PgOutputError(
                 f"{table}: a change has no {name}. Its transaction may yet be rolled back",
+                code="incomplete",
+                table=table,
                 hint="Take "
                 "the changes from a transaction, from segments, or fill in their commit by "
                 "with_commit()",
@@ -314,7 +338,9 @@ def _check_order(table: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tu
         at = 0 if begins <= last else int(np.flatnonzero(~rising)[0]) + 1
         raise PgOutputError(
             f"{table}: {_at(int(lsns[at]), int(seqs[at]))} is not behind the one before it. "
-            "Changes are folded in stream order, by commit LSN and seq, and each once"
+            "Changes are folded in stream order, by commit LSN and seq, and each once",
+            code="unfit_input",
+            table=table,
         )
     return int(lsns[-1]), int(seqs[-1])
 
@@ -478,7 +504,8 @@ class _Keyed:
                     f"{changes.table}: {where} brings no value of the key's column {name!r}; "
                     "without it nobody can tell which row it changes. Give the columns of the "
                     "table's replica identity as its key; if a policy makes NULL of this value, "
-                    f"choose another one{_PARTITIONS}"
+                    f"choose another one{_PARTITIONS}",
+                    table=changes.table,
                 )
         is_key = np.isin(changes.unsent_columns, at)
         unsent_rows = changes.unsent_rows[~is_key]
@@ -527,7 +554,9 @@ class _Keyed:
         )
         raise PgOutputError(
             f"{changes.table}, row ({', '.join(self.key)}) = ({values}): {changes.at(row)} does "
-            f"not fit, as {what}. Changes are missing, or these columns are not the table's key"
+            f"not fit, as {what}. Changes are missing, or these columns are not the table's key",
+            code="unfit_row",
+            table=changes.table,
         )
 
     def _give_up(self) -> None:
@@ -640,7 +669,9 @@ class _Multiset:
             raise PgOutputError(
                 f"{version.table} has no key, and its columns changed between the changes: which "
                 "rows before are like which ones after it can't be told. Fold the changes before "
-                "and after it apart"
+                "and after it apart",
+                code="unfit_schema",
+                table=version.table,
             )
         self._version = version
         fields = [pa.field(str(i), column.type) for i, column in enumerate(version.columns)]
@@ -665,6 +696,7 @@ class _Multiset:
             raise PgOutputError(
                 f"{changes.table}: {where} does not bring the whole old row, and no columns are "
                 "known as its key",
+                code="no_key",
                 hint=(
                     "Give ",
                     Argument("key"),
@@ -728,7 +760,9 @@ class _Multiset:
         if self._truncated and (counts < 0).any():
             raise PgOutputError(
                 f"{self._version.table}: more rows like one go than come after the table was "
-                "truncated: changes are missing"
+                "truncated: changes are missing",
+                code="unfit_row",
+                table=self._version.table,
             )
         row = schema.field("row").type
         columns = part.columns[: row.num_fields]

@@ -64,6 +64,7 @@ class IcebergCatalog:
         except ImportError as error:
             raise PgOutputError(
                 f"pyiceberg is not installed ({error})",
+                code="missing_package",
                 hint="Install the extra pgoutput-fast[iceberg]",
             ) from error
         self._properties = {} if isinstance(given, str) else dict(given)
@@ -104,7 +105,8 @@ class IcebergCatalog:
         except CommitStateUnknownException:
             raise RetryableError(
                 f"nobody knows whether a commit to the Iceberg table {what} stands; the next sync "
-                "finds that out"
+                "finds that out",
+                code="io_failed",
             ) from None
         except Exception as error:  # noqa: BLE001 - of their libraries
             # Those of catalogues may have their URI, and so a password.
@@ -117,7 +119,9 @@ class IcebergCatalog:
                 f"can't {doing} the Iceberg catalogue {self._name!r}: "
                 f"{type(error).__name__}: {text}"
             )
-            raise (RetryableError if may_pass(text) else PgOutputError)(text) from None
+            raise (RetryableError if may_pass(text) else PgOutputError)(
+                text, code="io_failed"
+            ) from None
 
 
 class IcebergTable(Table):
@@ -164,6 +168,8 @@ class IcebergTable(Table):
             raise PgOutputError(
                 f"{local / self.directory} is a Delta table, and a target keeps to the kind of "
                 "change tables with which it began",
+                code="bad_option",
+                path=str(local / self.directory),
                 parameter="iceberg",
                 hint=("Give another target, or leave ", Argument("iceberg"), " out"),
             )
@@ -175,7 +181,8 @@ class IcebergTable(Table):
         if self._table is not None and self._property(_APP) != self.app:
             raise PgOutputError(
                 f"the Iceberg table {self._identifier} is not of this sync ({self.app}): rename "
-                "it, or give another catalogue"
+                "it, or give another catalogue",
+                code="not_ours",
             )
         if self._table is not None:
             self._look()
@@ -289,7 +296,7 @@ class IcebergTable(Table):
     ) -> None:
         """Have files be the table's, and the position be another one."""
         if removed or schema is not None or more or position is None:
-            raise PgOutputError("a change table is only added to")
+            raise PgOutputError("a change table is only added to", code="not_supported")
         with self._catalog.refusals(str(self._identifier)):
             with self._table.transaction() as transaction:
                 self._add(transaction, files, position)

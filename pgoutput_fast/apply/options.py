@@ -138,11 +138,14 @@ class TargetOptions(Options):
         super().__post_init__()
         if self.soft_deletes is not None and not self.soft_deletes.isprintable():
             raise PgOutputError(
-                f"{self.soft_deletes!r} is not the name of a column", parameter="soft_deletes"
+                f"{self.soft_deletes!r} is not the name of a column",
+                code="bad_option",
+                parameter="soft_deletes",
             )
         if self.changes is not None and self.iceberg is not None:
             raise PgOutputError(
                 "it does not go together with an Iceberg catalogue",
+                code="bad_option",
                 parameter="changes",
                 hint=("Give it or ", Argument("iceberg"), ", not both"),
             )

@@ -65,6 +65,8 @@ class PausedError(PgOutputError):
     paused : list of Paused
     """
 
+    code = "paused"
+
     def __init__(self, paused: Iterable[Paused]) -> None:
         self.paused = [*paused]
         super().__init__("; ".join(f"{qualified(one.held)}: {one.error}" for one in self.paused))

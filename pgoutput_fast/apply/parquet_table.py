@@ -142,6 +142,8 @@ class ParquetTable(Table):
             if isinstance(found, dict) and found.get("format", _FORMAT) != _FORMAT:
                 raise PgOutputError(
                     f"{where} has format {found['format']!r:.20}, and this version knows {_FORMAT}",
+                    code="not_supported",
+                    path=where,
                     hint="Use a newer one",
                 )
             entry: _Entry = of_form(found, _Entry)
@@ -155,6 +157,8 @@ class ParquetTable(Table):
             raise PgOutputError(
                 f"{where} is damaged ({error}), and without it nobody knows which changes this "
                 "change table has",
+                code="damaged",
+                path=where,
                 hint="Restore the file, or move the directory away, which has the "
                 "table copied again",
             ) from None
@@ -165,7 +169,9 @@ class ParquetTable(Table):
         if other := [one.base_name for one in self._listed("") if one.base_name not in own]:
             raise PgOutputError(
                 f"{self.uri} has other things, such as {other[0]!r}, and no log of a sync: move "
-                "them away, or give another target"
+                "them away, or give another target",
+                code="not_ours",
+                path=self.uri,
             )
 
     def is_its_own(self) -> bool:
@@ -219,7 +225,7 @@ class ParquetTable(Table):
     ) -> None:
         """Have files be the table's, and the position be another one."""
         if removed or schema is not None or more or position is None:
-            raise PgOutputError("a change table is only added to")
+            raise PgOutputError("a change table is only added to", code="not_supported")
         numbered = 0 if self._entry is None else self._entry.numbered
         names = {
             one.path.removeprefix(self.uncommitted): _final_name(one, number)
@@ -276,7 +282,7 @@ class ParquetTable(Table):
     def committed(self, file: Added) -> str:
         """Where in the place a file is that the last commit has."""
         if self._entry is None:
-            raise PgOutputError("commit() was not called")
+            raise PgOutputError("commit() was not called", code="unfit_input")
         return f"{self.directory}/{self._entry.files[file.path.removeprefix(self.uncommitted)]}"
 
     # --- maintenance -----------------------------------------------------------------------------

@@ -220,7 +220,9 @@ def check_copied_keys(rows: pa.RecordBatch) -> None:
             )
             raise PgOutputError(
                 f"the snapshot of {table} has a row without a value of the key's column {name!r}: "
-                "a policy makes NULL of it. Choose another one, such as text"
+                "a policy makes NULL of it. Choose another one, such as text",
+                code="null_key",
+                table=table,
             )
 
 

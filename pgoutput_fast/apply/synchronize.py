@@ -131,7 +131,9 @@ def sync(
     target_options = options_of(TargetOptions, target_options, keywords)
     capture_options = options_of(CaptureOptions, capture_options or DEFAULT_CAPTURE, keywords)
     if capture_options.snapshot == "only":
-        raise PgOutputError("'only' is for a capture by itself", parameter="snapshot")
+        raise PgOutputError(
+            "'only' is for a capture by itself", code="bad_option", parameter="snapshot"
+        )
     if until is not None and until != "now":
         check_lsn("until", until)
     opened = open_target(target, target_options, tables=options.tables, engine=engine)
@@ -142,7 +144,9 @@ def sync(
             for one, value in {**captures, "dsn": dsn, "slot": slot, "publications": publications,
                                "directory": directory}.items():  # fmt: skip
                 if value is not None:
-                    raise PgOutputError("it does not go together with segments", parameter=one)
+                    raise PgOutputError(
+                        "it does not go together with segments", code="bad_option", parameter=one
+                    )
             where = _begun(Path(segments), opened.target, target_options.partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
             until_lsn, captured = (contents(where).end if until == "now" else until), None
@@ -216,7 +220,7 @@ def _begun(
 def _required(slot: str | None, publications: Sequence[str] | None) -> tuple[str, Sequence[str]]:
     """The slot and the publications of a capture, which have to be given."""
     if slot is None or publications is None:
-        raise PgOutputError("give slot and publications, or segments")
+        raise PgOutputError("give slot and publications, or segments", code="bad_option")
     return slot, publications
 
 
@@ -266,6 +270,7 @@ class OpenedTarget(NamedTuple):
         if self.path is None:
             raise PgOutputError(
                 f"{self.name} is not in this file system",
+                code="bad_option",
                 hint=("Give ", Argument("directory"), ", where the slot is captured"),
             )
         return self.path.with_name(f"{self.path.name}.segments")
@@ -322,12 +327,12 @@ def _check_kind(options: TargetOptions, others: Sequence[str], why: str) -> None
     """Refuse options of the other kind of target."""
     for name in others:
         if getattr(options, name) is not None:
-            raise PgOutputError(f"it is for {why}", parameter=name)
+            raise PgOutputError(f"it is for {why}", code="bad_option", parameter=name)
 
 
 def _wrong_target(why: str) -> PgOutputError:
     return PgOutputError(
-        why, parameter="target",
+        why, code="bad_option", parameter="target",
         hint="Give duckdb:FILE, or a directory or s3://bucket/prefix for Delta tables",
     )  # fmt: skip
 
@@ -337,7 +342,7 @@ def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
 
     if (options.soft_deletes or "").casefold() == "rowid":
         raise PgOutputError(
-            "DuckDB calls a row's own number rowid", parameter="soft_deletes",
+            "DuckDB calls a row's own number rowid", code="bad_option", parameter="soft_deletes",
             hint="Give another name",
         )  # fmt: skip
     name = text.removeprefix(_DUCKDB)
@@ -347,7 +352,12 @@ def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
     if path.is_dir():
         raise _wrong_target(f"{text!r} is a directory")
     if not path.parent.is_dir():
-        raise PgOutputError(f"{text!r}: there is no directory {path.parent}", parameter="target")
+        raise PgOutputError(
+            f"{text!r}: there is no directory {path.parent}",
+            code="missing_path",
+            path=str(path.parent),
+            parameter="target",
+        )
     made = DuckdbTarget(path, kept, memory=options.duckdb_memory, lock_timeout=options.lock_timeout)
     return OpenedTarget(made, DECODED_FOR, str(path), path, made.file)
 
@@ -360,7 +370,7 @@ def _open_delta(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
     path = Path(text)
     if text.endswith(_FILES) or path.is_file():
         raise PgOutputError(
-            f"{text!r} is a file", parameter="target",
+            f"{text!r} is a file", code="bad_option", path=str(path), parameter="target",
             hint=("Give ", Argument("target", f"{_DUCKDB}{text}"), ", or a directory"),
         )  # fmt: skip
     given = {
@@ -369,7 +379,12 @@ def _open_delta(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
     made = delta_target.DeltaTarget(text, kept=kept, **given)
     where = made.place.path
     if where is not None and not where.parent.is_dir():
-        raise PgOutputError(f"{text!r}: there is no directory {where.parent}", parameter="target")
+        raise PgOutputError(
+            f"{text!r}: there is no directory {where.parent}",
+            code="missing_path",
+            path=str(where.parent),
+            parameter="target",
+        )
     return OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where)
 
 
@@ -411,6 +426,8 @@ def _claim_target(
                     f"{directory} has changes of database {origin.database!r} of "
                     f"{origin.system_identifier}, and the server's are of {found.database!r} of "
                     f"{found.system_identifier}",
+                    code="another_history",
+                    path=str(directory),
                     hint=("Give the DSN of that database, or another ", Argument("directory")),
                 )
     else:

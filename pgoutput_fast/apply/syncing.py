@@ -249,7 +249,10 @@ class Syncing:
             self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and options.on_error == "stop":
             one = next(iter(lost.values()))
-            raise IncompleteError(f"{qualified(one)}: {one.stale}: {how_to_copy(directory, lost)}")
+            raise IncompleteError(
+                f"{qualified(one)}: {one.stale}: {how_to_copy(directory, lost)}",
+                table=qualified(one),
+            )
         self._change_policies()
         self._say_stale()
         self._say_gaps()
@@ -299,6 +302,7 @@ class Syncing:
             raise PgOutputError(
                 f"{size} bytes of segments in {self._directory} wait for {self._name}, which "
                 f"another process has open, and {self._options.pause_bytes} may wait",
+                code="in_use",
                 parameter="pause_bytes",
                 hint="Close the file there and call sync again, which goes on without loss",
                 path=str(self._directory),
@@ -616,7 +620,7 @@ class Syncing:
             return self._written_by(WindowWriter(*given), source, plan)
         except ConflictError as error:
             # Another job may be at a table, or a task of a sync that was killed, for a while.
-            raise RetryableError(str(error)) from error
+            raise RetryableError(error.message, code=error.code, hint=error.hint) from error
 
     def _written_by(self, one: WindowWriter, source: SegmentSource, plan: Plan) -> WindowWriter:
         with window(self._target):
@@ -653,6 +657,8 @@ class Syncing:
                 f"{self._name} has the transaction that was committed at {format_lsn(newest.lsn)}, "
                 f"and {self._directory} does not: an earlier state of the directory was put back, "
                 "and of the server; or another directory has brought it, of other tables",
+                code="another_history",
+                path=str(self._directory),
                 hint=(Argument("on_error", "pause"), " has the tables copied again"),
             )
         tables = self._stored.tables

@@ -243,6 +243,7 @@ class TableWindow:
             raise PgOutputError(
                 f"{version.table} was altered: its columns were {_listed(had)}, and are "
                 f"{_listed(has)}",
+                code="unfit_schema",
                 parameter="schema_changes",
                 table=version.table,
                 hint=("With ", Argument("schema_changes", "evolve"), " its state table follows"),
@@ -258,6 +259,7 @@ class TableWindow:
                 raise PgOutputError(
                     f"{self.held.namespace}.{self.held.name} has a column {one.name!r} of its own, "
                     "where deleted rows are to be marked",
+                    code="unfit_schema",
                     parameter="soft_deletes",
                     table=f"{self.held.namespace}.{self.held.name}",
                     hint="Give another name, in a new target",
@@ -434,7 +436,13 @@ def as_incomplete(*, makes_null: bool = False) -> Iterator[None]:
     except PgOutputError as error:
         if makes_null and isinstance(error, NullKeyError):
             raise
-        raise IncompleteError(str(error)) from error
+        raise IncompleteError(
+            error.message,
+            code=error.code,
+            parameter=error.parameter,
+            hint=error.hint,
+            table=error.table,
+        ) from error
 
 
 def since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:

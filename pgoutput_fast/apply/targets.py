@@ -8,7 +8,7 @@ sees what is there, and leaves out what would come twice.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -259,7 +259,7 @@ class Kept(NamedTuple):
                     "Give ", Argument(name, shown)
                 )  # fmt: skip
                 raise PgOutputError(
-                    f"{where} was made {had}, and keeps to that", parameter=name,
+                    f"{where} was made {had}, and keeps to that", code="bad_option", parameter=name,
                     hint=(*fix, ", or begin anew in another target"),
                 )  # fmt: skip
         if self.policies is None:
@@ -269,6 +269,7 @@ class Kept(NamedTuple):
             raise PgOutputError(
                 f"the rows in {where} were written by other policies ({made}) than this call gives "
                 f"({given})",
+                code="bad_option",
                 parameter="policies",
                 hint=(
                     "Leave out ",
@@ -340,6 +341,7 @@ def check_kind(where: str, kind: str, made: str) -> None:
         raise PgOutputError(
             f"the change tables in {where} are {_KINDS[made]}, and a target keeps to the kind with "
             "which it began",
+            code="bad_option",
             hint=(*fix, ", or begin anew in another target"),
         )
 
@@ -364,6 +366,8 @@ CHANGES_ALONE = "its rows before the capture are not known"
 class IncompleteError(PgOutputError):
     """Changes do not fit what a state table has."""
 
+    code = "stale"
+
 
 class TargetError(PgOutputError):
     """A target refuses as a whole: no other table of it could be written either."""
@@ -377,17 +381,21 @@ class TableError(PgOutputError):
     held : Held
     """
 
-    def __init__(self, held: Held, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, held: Held, text: str, **fields: Any) -> None:
+        super().__init__(text, **fields)
         self.held = held
 
 
 class ConflictError(PgOutputError):
     """Another program has written a table at the same time; nothing was done."""
 
+    code = "conflict"
+
 
 class StoppedError(RetryableError):
     """The sync was told to end while it waited for the target."""
+
+    code = "stopped"
 
 
 class NotForeseenError(Exception):

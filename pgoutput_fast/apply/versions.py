@@ -88,6 +88,7 @@ def version_of(schema: pa.Schema) -> Version:
     if index < 0 or not pa.types.is_struct(schema.field(index).type):
         raise PgOutputError(
             "the changes have no struct column 'after'",
+            code="unfit_input",
             hint="Give ChangeBatches, or record batches "
             f"with their columns, not one with {', '.join(schema.names) or 'no columns'}",
         )
@@ -158,6 +159,8 @@ def check_follows(old: Version, new: Version) -> None:
         raise PgOutputError(
             f"changes of two tables, {old.table} (relation id {old.relation_id}) and {new.table} "
             f"({new.relation_id}), can't be folded together",
+            code="unfit_input",
+            table=new.table,
             hint="Give those of one. A table that was dropped and made again is another one",
         )
     before = {column.name: column for column in old.columns}
@@ -171,7 +174,9 @@ def check_follows(old: Version, new: Version) -> None:
                 f"from {_described(then)} to {_described(column)}, by which the server may have "
                 "made other values of those that it had; the stream has no change for that. Fold "
                 "the changes before and after it apart, and take a new copy of the table between "
-                "them"
+                "them",
+                code="unfit_schema",
+                table=new.table,
             )
 
 

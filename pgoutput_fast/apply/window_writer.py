@@ -407,6 +407,7 @@ class WindowWriter:
             raise PgOutputError(
                 f"{qualified(relation)} has no snapshot in {self._directory}, so nobody knows the "
                 "rows that it had before its first change there",
+                code="no_snapshot", path=str(self._directory),
                 table=qualified(relation),
                 hint=("Capture with ", Argument("snapshot", "initial"),
                       f", or {how_to_copy(self._directory, [relation_id])}. ",
@@ -608,7 +609,7 @@ def run_all(
 def end_of(plan: Plan) -> Position:
     """Where a reader of segments is behind a plan."""
     if plan.after is None:
-        raise PgOutputError("the plan is that of a recording")
+        raise PgOutputError("the plan is that of a recording", code="unfit_input")
     return plan.after.position
 
 

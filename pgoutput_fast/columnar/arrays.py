@@ -188,6 +188,7 @@ def null_frame(index: int) -> NoReturn:
     """Raise the error for a frame that is null in an Arrow array."""
     raise PgOutputError(
         f"frame {index} is null, and no frame may be",
+        code="unfit_input",
         hint="Drop the nulls, or find out what was lost",
     )
 
@@ -296,7 +297,8 @@ def refuse_read(row: int, operation: bytes) -> NoReturn:
     """Raise the error for a change that can't be a row of a snapshot."""
     raise PgOutputError(
         f"row {row} is of operation {operation.decode()!r}: a snapshot has inserts, and a TRUNCATE "
-        f"before them"
+        f"before them",
+        code="unfit_input",
     )
 
 
@@ -313,6 +315,7 @@ def pyarrow() -> Any:
     except ImportError:
         raise PgOutputError(
             "without the compiled extension Arrow data need pyarrow",
+            code="missing_package",
             hint="Install pgoutput-fast[arrow]",
         ) from None
     return module

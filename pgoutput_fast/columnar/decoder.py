@@ -84,7 +84,8 @@ class Event(NamedTuple):
         except OverflowError:
             raise PgOutputError(
                 f"the commit time {self.commit_time} (microseconds since 2000-01-01) does not fit "
-                "into Python's datetime"
+                "into Python's datetime",
+                code="unfit_value",
             ) from None
 
 
@@ -238,7 +239,7 @@ class ChangeStream:
     def __init__(self, batches: Iterable[ChangeBatch]) -> None:
         self._batches = list(batches)
         if not self._batches:
-            raise PgOutputError("a stream needs a batch, which has the schema")
+            raise PgOutputError("a stream needs a batch, which has the schema", code="unfit_input")
         first = self._batches[0]
         for batch in self._batches:
             if not hasattr(batch, "layout"):
@@ -247,6 +248,7 @@ class ChangeStream:
                 raise PgOutputError(
                     "the batches have different schemas: they are of several tables, or the table "
                     "was altered",
+                    code="unfit_input",
                     hint="Make a stream of each",
                 )
 
@@ -323,6 +325,7 @@ class ColumnarDecoder:
         if layouts is not None and (tables is not None or columns is not None):
             raise PgOutputError(
                 "it chooses tables and columns",
+                code="bad_option",
                 parameter="layouts",
                 hint=("Leave out ", Argument("tables"), " and ", Argument("columns")),
             )
@@ -437,7 +440,9 @@ class ColumnarDecoder:
         """
         if self._runs or not self._lock.acquire(blocking=False):
             raise PgOutputError(
-                "another thread decodes with this decoder", hint="Give each its own"
+                "another thread decodes with this decoder",
+                code="unfit_input",
+                hint="Give each its own",
             )
 
     def __getstate__(self) -> tuple[StreamState, DecoderOptions]:
@@ -487,6 +492,7 @@ class ColumnarDecoder:
             if self._call is not None:
                 raise PgOutputError(
                     "the batches of the last call were not all taken, so that rows are missing",
+                    code="unfit_input",
                     hint="Take all batches, or call reset() and decode the stream again from the "
                     "start of the connection",
                 )

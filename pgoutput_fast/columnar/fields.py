@@ -198,6 +198,7 @@ class Field:
             return f"array<{self.children[0].spark_type}>"
         raise PgOutputError(
             f"Spark has no type for Arrow's {self.arrow_type}",
+            code="unfit_schema",
             hint=("Register another type with ", Argument("arrow")),
         )
 

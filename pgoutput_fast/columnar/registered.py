@@ -39,6 +39,7 @@ def registered_field(type: ColumnType, codec: Codec, arrow: Any) -> Field:
         raise PgOutputError(
             f"the type {printable(type.name) or type.oid} was registered with {arrow!r}, and no "
             f"column can have this Arrow type: {error}",
+            code="bad_option",
             parameter="arrow",
         ) from error
 

@@ -69,7 +69,9 @@ class Selection:
                 if not found:
                     raise PgOutputError(
                         f"{table} has none of the columns {', '.join(wanted) or '(none named)'}; "
-                        f"it has {', '.join(names) or 'none'}"
+                        f"it has {', '.join(names) or 'none'}",
+                        code="no_table",
+                        table=table,
                     )
                 return found
         return list(range(len(names)))
@@ -91,7 +93,10 @@ def _check_patterns(what: str, patterns: Iterable[str]) -> None:
     found = list(patterns)
     if not found:
         raise PgOutputError(
-            "it names no table", parameter=what, hint="Leave it out to have all tables"
+            "it names no table",
+            code="bad_option",
+            parameter=what,
+            hint="Leave it out to have all tables",
         )
     for pattern in found:
         if not isinstance(pattern, str):
@@ -100,6 +105,7 @@ def _check_patterns(what: str, patterns: Iterable[str]) -> None:
             plain = pattern.replace('"', "")
             raise PgOutputError(
                 f"{pattern!r} matches no table: patterns are of namespace.name",
+                code="bad_option",
                 parameter=what,
                 hint=f"Give 'public.{plain}' or '*.{plain}', without SQL's quotes",
             )

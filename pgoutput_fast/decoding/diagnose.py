@@ -66,6 +66,7 @@ def refuse_changed() -> NoReturn:
         "a frame was refused when it was read first, and nothing is wrong with it now that it was "
         "read again: another thread uses the same decoder, or writes into the buffer that the "
         "frame is in",
+        code="unfit_input",
         hint="Give each thread a decoder of its own, and leave a buffer alone until its "
         "frames are decoded",
     )

@@ -49,7 +49,8 @@ def parse_keepalive(data: bytes | memoryview) -> Keepalive:
     if len(data) != KEEPALIVE.size or data[0] != KEEPALIVE_TAG:
         raise PgOutputError(
             f"CopyData that is neither a keepalive nor XLogData: {len(data)} bytes, the first "
-            f"{bytes(data[:1])!r}"
+            f"{bytes(data[:1])!r}",
+            code="unfit_input",
         )
     lsn, sent, reply = KEEPALIVE.unpack(data)
     return Keepalive(lsn, sent, bool(reply))

@@ -82,7 +82,9 @@ def encode_fields(tag: str, encoding: str = "utf-8", /, **fields: Any) -> bytes:
         A field is missing, or the message has no field of that name.
     """
     if tag not in LAYOUTS:
-        raise PgOutputError(f"there is no message with the tag {tag!r}, only {' '.join(TAGS)}")
+        raise PgOutputError(
+            f"there is no message with the tag {tag!r}, only {' '.join(TAGS)}", code="unfit_input"
+        )
     writer = _Writer(tag, encoding, fields)
     parts = [tag.encode("ascii")]
     for name, kind in LAYOUTS[tag]:
@@ -93,7 +95,8 @@ def encode_fields(tag: str, encoding: str = "utf-8", /, **fields: Any) -> bytes:
     if len(frame) > MAX_FRAME_LENGTH:
         raise PgOutputError(
             f"a {tag!r} frame would have {len(frame)} bytes, and at most {MAX_FRAME_LENGTH} can be "
-            "sent"
+            "sent",
+            code="out_of_memory",
         )
     return frame
 
@@ -198,7 +201,9 @@ class _Writer:
         """The LSN of a Stream Abort; no bytes for None."""
         value = self.optional(name)
         if (value is None) != (self.fields.get("abort_time") is None):
-            raise PgOutputError("abort_lsn and abort_time of an 'A' frame go together")
+            raise PgOutputError(
+                "abort_lsn and abort_time of an 'A' frame go together", code="unfit_input"
+            )
         return b"" if value is None else _integer("lsn", value, self.where(name))
 
     def optional_time(self, name: str) -> bytes:
@@ -270,7 +275,7 @@ def _refuse(value: object, where: str, expected: str) -> NoReturn:
     shown = repr(value)
     if len(shown) > 60:
         shown = f"{shown[:60]}…"
-    raise PgOutputError(f"{where}: expected {expected}, not {shown}")
+    raise PgOutputError(f"{where}: expected {expected}, not {shown}", code="unfit_input")
 
 
 def _integer(kind: str, value: Any, where: str) -> bytes:

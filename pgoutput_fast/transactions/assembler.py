@@ -123,6 +123,8 @@ class Assembler:
         if spill_directory is not None and not Path(spill_directory).is_dir():
             raise PgOutputError(
                 f"there is no directory {os.fspath(spill_directory)!r}",
+                code="missing_path",
+                path=os.fspath(spill_directory),
                 parameter="spill_directory",
             )
         settings = make_settings(policies, encoding, registry)
@@ -550,6 +552,7 @@ class Assembler:
             raise PgOutputError(
                 f"the prepared transaction {message.gid!r} (xid {message.xid}) is committed, and "
                 "its changes did not come: it was prepared before this stream began",
+                code="changes_missing",
                 hint=("Copy the tables anew; if it had no changes, ",
                       Argument("unknown_prepared", "empty"), " goes on"),
             )  # fmt: skip

@@ -162,6 +162,8 @@ class Stage:
                 f"a transaction that has not ended needs more memory than it may have, and can't "
                 f"be kept in {self._directory or tempfile.gettempdir()}: "
                 f"{error.strerror or error}",
+                code="io_failed",
+                path=str(self._directory or tempfile.gettempdir()),
                 hint=("Make room there, or allow more with ", Argument("max_memory")),
             ) from error
         self._blocks += blocks
@@ -198,13 +200,17 @@ class Stage:
     def _read(self, block: _Block) -> Run:
         size = 8 * (block.frames + 1) + 8 * block.frames + block.size
         if self._file is None:
-            raise PgOutputError("a transaction's frames were dropped")
+            raise PgOutputError("a transaction's frames were dropped", code="unfit_input")
         try:
             data = os.pread(self._file.fileno(), size, block.position)
         except OSError as error:
-            raise PgOutputError(f"can't read a transaction's frames again: {error}") from error
+            raise PgOutputError(
+                f"can't read a transaction's frames again: {error}", code="io_failed"
+            ) from error
         if len(data) != size:
-            raise PgOutputError("can't read a transaction's frames again: the file is cut short")
+            raise PgOutputError(
+                "can't read a transaction's frames again: the file is cut short", code="damaged"
+            )
         offsets = np.frombuffer(data, np.int64, block.frames + 1)
         lsns = np.frombuffer(data, np.uint64, block.frames, offset=8 * (block.frames + 1))
         return Run(memoryview(data)[size - block.size :], offsets, lsns)

@@ -92,7 +92,9 @@ def inserts_of_copy(
     if not isinstance(formats, str):
         raise TypeError(f"formats must be a str, not {type(formats).__name__}")
     if formats.strip("bt"):
-        raise PgOutputError(f"{formats!r} is not 'b' or 't' for each column", parameter="formats")
+        raise PgOutputError(
+            f"{formats!r} is not 'b' or 't' for each column", code="bad_option", parameter="formats"
+        )
     _size_of(data)
     width = len(formats)
     # The frame of a row of NULLs ends with a byte for each column; what comes before is the head.

@@ -22,7 +22,9 @@ _SENTENCES = {
 def refuse_copy(code: str, position: int, found: object, **details: object) -> NoReturn:
     """Raise the PgOutputError for a fault in COPY's bytes, at byte `position` of the input."""
     sentence = _SENTENCES[code].format(found=found, **details)
-    raise PgOutputError(f"COPY in binary format, byte {position}: {sentence}")
+    error = PgOutputError(f"COPY in binary format, byte {position}: {sentence}", code="unfit_input")
+    error.offset = position
+    raise error
 
 
 def refuse_frame(frame: bytes, index: int, xid_length: int) -> NoReturn:

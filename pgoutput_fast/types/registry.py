@@ -136,10 +136,13 @@ class TypeRegistry:
         if isinstance(type, bool) or not isinstance(type, (int, str)):
             raise TypeError(f"a type is registered by OID or name, not {type!r}")
         if type == "" or (isinstance(type, int) and not 0 < type < 1 << 32):
-            raise PgOutputError(f"register({type!r}): no type has that OID or name")
+            raise PgOutputError(
+                f"register({type!r}): no type has that OID or name", code="unfit_input"
+            )
         if text is None and binary is None:
             raise PgOutputError(
                 f"nothing reads the type {type!r}",
+                code="bad_option",
                 hint=("Give ", Argument("text"), " or ", Argument("binary")),
             )
         for function in (text, binary):
@@ -282,11 +285,13 @@ class TypeRegistry:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise PgOutputError(
                 f"this is no catalogue of types ({type(error).__name__}: {error}); "
-                "write it anew with TypeRegistry.to_json"
+                "write it anew with TypeRegistry.to_json",
+                code="damaged",
             ) from error
         raise PgOutputError(
             f"the format version of the catalogue of types is {version!r}, this version of "
-            f"pgoutput_fast reads {FORMAT_VERSION}; update pgoutput_fast"
+            f"pgoutput_fast reads {FORMAT_VERSION}; update pgoutput_fast",
+            code="not_supported",
         )
 
     def known(self, oid: int, modifier: int = -1) -> ColumnType:

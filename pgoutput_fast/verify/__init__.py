@@ -147,9 +147,15 @@ def verify(
     for name, number in (("rounds", rounds), ("shown", shown)):
         least = int(name == "rounds")
         if type(number) is not int or number < least:
-            raise PgOutputError(f"{number!r} is not a number from {least} on", parameter=name)
+            raise PgOutputError(
+                f"{number!r} is not a number from {least} on", code="bad_option", parameter=name
+            )
     if type(timeout) not in (int, float) or not timeout > 0:
-        raise PgOutputError(f"{timeout!r} is not a number of seconds above 0", parameter="timeout")
+        raise PgOutputError(
+            f"{timeout!r} is not a number of seconds above 0",
+            code="bad_option",
+            parameter="timeout",
+        )
     check_memory(duckdb_memory)
     if policies is not None and not isinstance(policies, Policies):
         raise TypeError(f"policies must be a Policies, not {type(policies).__name__}")
@@ -205,14 +211,20 @@ class _Chosen:
             for name in sorted(names):
                 if name[:2] not in columns:
                     raise PgOutputError(
-                        f"{what}: table {sql_name(*name[:2])} is not published; there are {there}"
+                        f"table {sql_name(*name[:2])} is not published; there are {there}",
+                        code="no_table",
+                        parameter=what,
+                        table=".".join(name[:2]),
                     )
         for namespace, table, column in sorted(self._exclude):
             published = columns[namespace, table]
             if column not in published:
                 raise PgOutputError(
-                    f"exclude: table {sql_name(namespace, table)} has no published column "
-                    f"{sql_name(column)}; it has {', '.join(map(sql_name, published)) or 'none'}"
+                    f"table {sql_name(namespace, table)} has no published column "
+                    f"{sql_name(column)}; it has {', '.join(map(sql_name, published)) or 'none'}",
+                    code="no_table",
+                    parameter="exclude",
+                    table=f"{namespace}.{table}",
                 )
         return [
             one
@@ -338,7 +350,7 @@ class _Verification:
                     self._again(relation_id, side, changes[relation_id])
                 except NotComparable as error:
                     self._pending.pop(relation_id)
-                    self._unsettle(relation_id, str(error))
+                    self._unsettle(relation_id, error.message)
 
     def _moment(self, relation_ids: Collection[int] | None = None) -> Moment:
         self._tell("making a snapshot", None, 0, 0)
@@ -394,6 +406,7 @@ class _Verification:
                     f"{format_lsn(position) if position else ''}, and did not come to "
                     f"{format_lsn(moment.lsn)}, where the server was read, in {self._timeout:g} s; "
                     "let its capture or sync go on",
+                    code="timed_out",
                     hint=_segments(target),
                 )
             # What is being read can't always be written, as a file of duckdb.
@@ -520,7 +533,7 @@ def _refused(table: ServerTable, error: NotComparable) -> TableResult:
     """The result for a table that can't be compared."""
     state: State = "different" if isinstance(error, NotTheTable) else "not compared"
     state = "unsettled" if table.is_moving else state
-    return TableResult(table.table.namespace, table.table.name, state, str(error))
+    return TableResult(table.table.namespace, table.table.name, state, error.message)
 
 
 def _segments(target: VerifiedTarget) -> tuple[str | Argument, ...]:
@@ -543,5 +556,6 @@ def _check_same(server: tuple[str, str], target: VerifiedTarget) -> None:
     ):
         if there not in ("", here):
             raise PgOutputError(
-                f"the target is of another server: its {what} is {there!r}, the server's {here!r}"
+                f"the target is of another server: its {what} is {there!r}, the server's {here!r}",
+                code="another_history",
             )

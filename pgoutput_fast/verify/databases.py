@@ -49,7 +49,9 @@ class Database:
             import duckdb
         except ImportError as error:
             raise PgOutputError(
-                f"duckdb is not installed ({error})", hint="Install the extra pgoutput-fast[duckdb]"
+                f"duckdb is not installed ({error})",
+                code="missing_package",
+                hint="Install the extra pgoutput-fast[duckdb]",
             ) from error
         self._duckdb = duckdb
         self.path = path
@@ -86,11 +88,14 @@ class Database:
                 raise PgOutputError(
                     f"can't read {self.path} within {self._memory} bytes ({said}): DuckDB reads up "
                     "to 2,048 rows of a column at once",
+                    code="out_of_memory",
                     parameter="duckdb_memory",
                     hint="Give more memory",
                     path=str(self.path),
                 ) from error
-            raise PgOutputError(f"can't read {self.path}: {error}") from error
+            raise PgOutputError(
+                f"can't read {self.path}: {error}", code="io_failed", path=str(self.path)
+            ) from error
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[Any]:

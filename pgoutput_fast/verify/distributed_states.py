@@ -133,7 +133,9 @@ def _dataset(of: StateFiles, place: Place) -> Any:
     if len(found) != len(wanted):
         raise PgOutputError(
             f"version {of.version} of {place.uri} has {len(found)} of {len(wanted)} files that "
-            "it had a moment ago"
+            "it had a moment ago",
+            code="damaged",
+            path=place.uri,
         )
     return ds.FileSystemDataset(found, whole.schema, whole.format, whole.filesystem)
 

@@ -311,7 +311,8 @@ class Moment:
                 deadline = time.monotonic() + timeout
             elif time.monotonic() > deadline:
                 raise PgOutputError(
-                    f"the server's stream did not come to {format_lsn(until)} in {timeout:g} s"
+                    f"the server's stream did not come to {format_lsn(until)} in {timeout:g} s",
+                    code="timed_out",
                 )
             receiver.ask_for_keepalive()
 

@@ -66,6 +66,7 @@ def open_target(
         target.close()
         raise PgOutputError(
             f"{given} has no Delta tables of a sync, which is all that another engine reads",
+            code="bad_option",
             parameter="engine",
             hint="Leave it out",
         )
@@ -75,6 +76,7 @@ def open_target(
             raise PgOutputError(
                 f"{given} has no tables of a sync, to which alone they belong: a change log has "
                 "the server's values",
+                code="bad_option",
                 parameter="policies",
                 hint="Leave them out",
             )
@@ -100,27 +102,36 @@ def _opened(
     if path.is_file():
         raise PgOutputError(
             f"{given!r} is a file",
+            code="bad_option",
             parameter="target",
             hint=("Give ", Argument("target", f"{_DUCKDB}{path}"), ", or a directory"),
             path=str(path),
         )
     if not path.is_dir():
-        raise PgOutputError(f"there is no directory {path}", parameter="target", path=str(path))
+        raise PgOutputError(
+            f"there is no directory {path}", code="missing_path", parameter="target", path=str(path)
+        )
     if (path / "_progress" / "_delta_log").is_dir():
         return _delta(Place(str(path)), _segments_of(path.absolute(), segments), engine)
     if segments is not None:
-        raise PgOutputError(f"segments were given, and {path} is no target that a sync keeps")
+        raise PgOutputError(
+            f"segments were given, and {path} is no target that a sync keeps",
+            code="bad_option",
+            path=str(path),
+        )
     if has_begun(path):
         return DirectoryTarget(path, types)
     if any((path / name).is_dir() for name in ("changes", "state")):
         raise PgOutputError(
             f"{path} has tables of a sync, and not _progress, which says how far they are",
+            code="damaged",
             hint="Restore that",
             path=str(path),
         )
     raise PgOutputError(
         f"{path} has no segments and no tables of a sync in it; the targets are a directory of "
         "segments, one of Delta tables, and duckdb:FILE",
+        code="not_ours",
         parameter="target",
         path=str(path),
     )
@@ -134,11 +145,16 @@ def _delta(place: Place, segments: Path | None, engine: VerifyEngine | None) -> 
 
 def _database(path: Path, segments: str | None) -> VerifiedTarget:
     if not path.is_file():
-        raise PgOutputError(f"there is no file {path}", parameter="target", path=str(path))
+        raise PgOutputError(
+            f"there is no file {path}", code="missing_path", parameter="target", path=str(path)
+        )
     with closing(Database(path)) as database:
         if not database.has("main", "_source"):
             raise PgOutputError(
-                f"{path} has no tables of a sync", parameter="target", path=str(path)
+                f"{path} has no tables of a sync",
+                code="not_ours",
+                parameter="target",
+                path=str(path),
             )
     return DuckdbStates(path, _segments_of(path, segments))
 

@@ -128,6 +128,8 @@ class States:
         if found != TARGET_FORMAT:
             raise PgOutputError(
                 f"{self._path} has format {found}, and this version knows {TARGET_FORMAT}",
+                code="not_supported",
+                path=str(self._path),
                 hint="Use the version that wrote it",
             )
 
@@ -149,7 +151,9 @@ class States:
         if (metadata.system_identifier, metadata.database) != source[:2]:
             raise PgOutputError(
                 f"{self._path} is not kept up to date from the segments in {self._segments}, which "
-                f"are of database {metadata.database!r} of system {metadata.system_identifier}"
+                f"are of database {metadata.database!r} of system {metadata.system_identifier}",
+                code="another_history",
+                path=str(self._path),
             )
         self.slot = metadata.slot
 
@@ -338,7 +342,9 @@ class DeltaStates(States):
 
     def _source(self) -> TargetTables:
         if not self._is_there("_progress"):
-            raise PgOutputError(f"{self._place.uri} has no tables of a sync")
+            raise PgOutputError(
+                f"{self._place.uri} has no tables of a sync", code="not_ours", path=self._place.uri
+            )
         progress = self._open("_progress")
         described = json.loads(progress.metadata().description)
         self._check_format(described["format"])
@@ -447,7 +453,7 @@ def _texts(
                 table.types[column], kind, quoted(column), quoted(name or column)
             )
         except NotComparable as error:
-            left_out[column] = str(error)
+            left_out[column] = error.message
     return texts, left_out
 
 

@@ -270,7 +270,7 @@ class DirectoryTarget:
                     table.types[column], kind, quoted(column), quoted(name or column)
                 )
             except NotComparable as error:
-                left_out[column] = str(error)
+                left_out[column] = error.message
         return TargetTable(texts, left_out)
 
     def rows(

@@ -55,6 +55,8 @@ class Texts(NamedTuple):
 class NotComparable(PgOutputError):
     """No canonical text is known for a type as a target holds it. The message says why."""
 
+    code = "not_comparable"
+
 
 class NotTheTable(NotComparable):
     """What a reader of a table's name sees is not that table, whatever its rows are."""
