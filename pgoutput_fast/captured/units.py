@@ -299,7 +299,6 @@ class SegmentSource:
                 f"{format_lsn(begin)}: a segment between them is missing, give it too; if it was "
                 f"deleted, begin with a new directory",
                 code="changes_missing",
-                path=self._where,
                 hint=("A ", Argument("consumer"), " has kept what is needed"),
             )
         missing = lacking(position, found.states, begin)

@@ -22,6 +22,7 @@ from pgoutput_fast._disk import Folder, fsync_path
 from pgoutput_fast._forms import of_form
 from pgoutput_fast.captured.progress import Progress
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.lsn import parse_lsn
 
 from ._flatten import Shape
 
@@ -160,6 +161,8 @@ def checked(text: str | bytes, where: str) -> dict[str, Any]:
             manifest: dict[str, Any] = of_form(found, Manifest)
             if manifest["position"] not in (None, "end"):
                 Progress.of(manifest)
+            if manifest["start"] is not None:
+                parse_lsn(manifest["start"])
             stems = [table["files"] for table in manifest["tables"]]
             for name in (*manifest["publishing"], *stems, *file_names(manifest)):
                 _check_file_name(name)

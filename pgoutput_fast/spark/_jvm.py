@@ -51,7 +51,7 @@ def calls(what: str, *lasting: type[Exception]) -> Iterator[None]:
                 code="process_failed",
             ) from error
         kind = PgOutputError if isinstance(error, lasting) else RetryableError
-        raise kind(f"Spark could not {what}: {said(error)}") from error
+        raise kind(f"Spark could not {what}: {said(error)}", code="io_failed") from error
 
 
 def is_gone() -> bool:
