@@ -22,6 +22,7 @@ from support.changelogs.written_segments import (
     write,
     writer,
 )
+from support.expected_errors import expect_error
 
 from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.directory import merging
@@ -31,7 +32,6 @@ from pgoutput_fast.directory.merging import FAN, delete_covered, merge, mergeabl
 from pgoutput_fast.directory.reading import Position, first_position, next_reading
 from pgoutput_fast.directory.requests import forget_request, request_copy, requested
 from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader, SegmentWriter, copying, list_segments, listing
 from pgoutput_fast.segments.listing import contents
 
@@ -178,7 +178,7 @@ def test_retention_keeps_what_consumers_need(tmp_path: Path) -> None:
         reading, segments = consumer.next()
         assert (reading.rest.start, reading.rest.end) == (310, 610)
         assert segments == list_segments(tmp_path)
-        with pytest.raises(PgOutputError, match=r"has no consumer 'lak'; it has lake"):
+        with expect_error(code="no_consumer", path=str(tmp_path)):
             remove_consumer(tmp_path, "lak")
         remove_consumer(tmp_path, "lake")
         assert consumers(tmp_path) == []
@@ -207,45 +207,45 @@ def test_a_consumer_whose_segments_are_gone_is_told(tmp_path: Path) -> None:
     (tmp_path / "consumers" / "lake.json").rename(tmp_path / "kept")
     with writer(tmp_path, confirmed=310) as out:
         retain(tmp_path, Keep(bytes=0), out.store_position)
-    with pytest.raises(PgOutputError, match="consumer 'lake' was removed from"):
+    with expect_error(code="no_consumer", path=str(tmp_path)):
         consumer.advance(Position(310, {}))
     (tmp_path / "kept").rename(tmp_path / "consumers" / "lake.json")
-    with pytest.raises(PgOutputError, match=r"consumer 'lake' .* is at 0/32, and segments before"):
+    with expect_error(code="changes_missing", path=str(tmp_path)):
         Consumer(tmp_path, "lake").next()
 
 
 def test_a_damaged_consumer_and_wrong_names_are_refused(tmp_path: Path) -> None:
     many(tmp_path, 1)
     for name in ("", "a/b", ".a", "ä", "x" * 64):
-        with pytest.raises(PgOutputError, match="can't be a consumer's name"):
+        with expect_error(code="bad_option"):
             Consumer(tmp_path, name)
     Consumer(tmp_path, "lake")
     path = tmp_path / "consumers" / "lake.json"
     for text in ("", "{}", '{"position": 1, "tables": {}, "seen": 1.0}', "[]"):
         path.write_text(text)
-        with pytest.raises(PgOutputError, match=r"can't read .*lake\.json"):
+        with expect_error(code="damaged", path=str(path)):
             consumers(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    "content",
     [
-        ('{"table": "public.t"}', "table is 'public.t', expected"),
-        ('{"table": ["public"]}', "table has no namespace and name"),
-        ('{"table": ["public", 7]}', "7, expected str"),
-        ('{"table": [], "members": 5}', "members is 5"),
-        ('{"table": ["public", "t"], "members": ["5"]}', "'5', expected int"),
-        ('{"generated": {"16384/2": "16390"}}', "'16390', expected int"),
-        ('{"rows": "many"}', "rows is 'many'"),
-        ("[1]", r"fields is \[1\]"),
+        '{"table": "public.t"}',
+        '{"table": ["public"]}',
+        '{"table": ["public", 7]}',
+        '{"table": [], "members": 5}',
+        '{"table": ["public", "t"], "members": ["5"]}',
+        '{"generated": {"16384/2": "16390"}}',
+        '{"rows": "many"}',
+        "[1]",
     ],
 )
-def test_a_mark_that_was_changed_is_refused(tmp_path: Path, content: str, why: str) -> None:
+def test_a_mark_that_was_changed_is_refused(tmp_path: Path, content: str) -> None:
     tables = Tables(tmp_path)
     copy = tables.wait(16384, 100, {"table": ["public", "t"]}, first=True)
     path = tmp_path / "tables" / copy.name
     path.write_text(content)
-    with pytest.raises(PgOutputError, match=rf"can't read {path} \(.*{why}.*. Restore it"):
+    with expect_error(code="damaged", path=str(path)):
         tables.fields(copy)
 
 
@@ -255,11 +255,11 @@ def test_requests_that_cannot_be_read(tmp_path: Path) -> None:
     assert requested(tmp_path) == {16384: (["public", "t"], "a test asks")}
     place = tmp_path / "requests"
     (place / "16385.json").write_text('{"table": ["public", "t"]}')
-    with pytest.raises(PgOutputError, match=r"can't read .*16385\.json \(.*why.*ask anew"):
+    with expect_error(code="damaged", path=str(place / "16385.json")):
         requested(tmp_path)
     (place / "16385.json").unlink()
     (place / "16385.json").mkdir()
-    with pytest.raises(PgOutputError, match=r"can't read .*16385\.json \(.*ask anew"):
+    with expect_error(code="io_failed", path=str(place / "16385.json")):
         requested(tmp_path)
     (place / "16385.json").rmdir()
     # One that is answered while it is looked at.
@@ -269,9 +269,9 @@ def test_requests_that_cannot_be_read(tmp_path: Path) -> None:
         path.unlink()
     place.rmdir()
     place.touch()
-    with pytest.raises(PgOutputError, match=rf"can't read {place}: Not a directory"):
+    with expect_error(code="io_failed", path=str(place)):
         requested(tmp_path)
-    with pytest.raises(PgOutputError, match=rf"can't delete {place}/16384\.json: Not a dir"):
+    with expect_error(code="io_failed", path=str(place / "16384.json")):
         forget_request(tmp_path, 16384)
 
 
@@ -280,7 +280,7 @@ def test_a_segment_under_another_ones_name_is_refused(tmp_path: Path) -> None:
     first, second, third = list_segments(tmp_path)
     second.path.write_bytes(first.path.read_bytes())
     assert list_segments(tmp_path) == [first, second, third]
-    with pytest.raises(PgOutputError, match="it has the name of another segment"):
+    with expect_error(code="damaged", path=str(second.path)):
         rows(second)
 
 
@@ -347,7 +347,7 @@ def test_a_directory_that_is_deleted_while_it_is_claimed(
     monkeypatch.setattr(fcntl, "flock", deletes_first)
     held = claim_directory(claimed, "sync", "tables")
     try:
-        with pytest.raises(PgOutputError, match="another sync writes into"):
+        with expect_error(code="in_use", path=str(claimed)):
             claim_directory(claimed, "sync", "tables")
     finally:
         os.close(held)

@@ -372,7 +372,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             except KilledError:
                 pass
             except PgOutputError as error:
-                if not new or "copied again" not in str(error):
+                if not new or error.code != "changes_missing":
                     raise
                 return
         self.disk.restart()
