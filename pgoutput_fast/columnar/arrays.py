@@ -186,11 +186,13 @@ def refuse_input(data: object) -> None:
 
 def null_frame(index: int) -> NoReturn:
     """Raise the error for a frame that is null in an Arrow array."""
-    raise PgOutputError(
+    error = PgOutputError(
         f"frame {index} is null, and no frame may be",
         code="unfit_input",
         hint="Drop the nulls, or find out what was lost",
     )
+    error.frame = index
+    raise error
 
 
 def refuse_offset(index: int, offset: int, least: int, size: int) -> NoReturn:
