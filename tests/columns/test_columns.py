@@ -107,9 +107,9 @@ def test_every_column() -> None:
     assert (batch.num_rows, len(batch), batch.relation.name) == (4, 4, "t")
     assert repr(batch) == "<ChangeBatch: 4 rows of public.t>"
     assert batch.nbytes > 0
-    with pytest.raises(TypeError, match=r"pyarrow\.record_batch"):
+    with pytest.raises(TypeError):
         pickle.dumps(batch)
-    with pytest.raises(TypeError, match="made by decoding"):
+    with pytest.raises(TypeError):
         type(batch)()
 
 
@@ -206,9 +206,8 @@ def test_old_rows_among_others(seed: int) -> None:
 
 
 def test_an_old_row_is_whole() -> None:
-    with pytest.raises(pf.DecodeError, match="an old row is sent whole") as caught:
+    with expect_error(pf.DecodeError, code="bad_value", frame=1, offset=15):
         batches_of([R, row("D", b"O" + tuple_data(text("1"), SAME))])
-    assert (caught.value.code, caught.value.frame, caught.value.offset) == ("bad_value", 1, 15)
     # Of a column that is not wanted nothing is asked.
     (batch,) = batches_of([R, row("D", b"O" + tuple_data(text("1"), SAME))], columns="id")
     assert rows(batch)[0]["before"] == {"id": 1}
@@ -272,7 +271,7 @@ def test_with_commit_fills_in_what_is_not_known() -> None:
         with pytest.raises(OverflowError):
             batch.with_commit(lsn, time)
     (spark,) = batches_of(frames, target="spark")
-    with pytest.raises(OverflowError, match="Spark's long"):
+    with pytest.raises(OverflowError):
         spark.with_commit(1 << 63, 0)
 
 
@@ -313,7 +312,7 @@ def test_as_read_makes_rows_of_a_snapshot(target: Any) -> None:
 def test_as_read_refuses_what_no_snapshot_has() -> None:
     update = row("U", b"N" + tuple_data(text("2"), text("b")))
     (batch,) = batches_of([R, i(1), update])
-    with pytest.raises(pf.PgOutputError, match="row 1 is of operation 'update'"):
+    with expect_error(code="unfit_input"):
         batch.as_read(1, 2, 3)
     (batch,) = batches_of([R, i(1), i(2)])
     for arguments in ((1 << 64, 0, 0), (0, 1 << 63, 0), (0, 0, -1), (0, 0, (1 << 63) - 1)):
@@ -394,7 +393,7 @@ def test_columns_of_unknown_types_have_the_form_of_their_values() -> None:
     assert kinds == [pa.utf8(), pa.binary(), pa.utf8()]
     # The old row and the new one have one type.
     both = b"O" + tuple_data(text("1"), text("a")) + b"N" + tuple_data(text("1"), binary(b"b"))
-    with pytest.raises(pf.DecodeError, match="in different formats"):
+    with expect_error(pf.DecodeError, code="bad_value"):
         batches_of([unknown, row("U", both)])
 
 
@@ -561,7 +560,7 @@ def test_selected_columns() -> None:
     assert column(batches_of([R, insert(text("x"), text("y"))], columns="name"), "after") == [
         {"name": "y"}
     ]
-    with pytest.raises(pf.PgOutputError, match=r"public\.t has none of the columns nope"):
+    with expect_error(code="no_table", table="public.t"):
         batches_of(frames, columns=["nope"])
 
 
@@ -570,7 +569,7 @@ def test_a_table_without_the_columns_ends_a_call_behind_the_rows_before_it() -> 
     decoder = pf.ColumnarDecoder(columns=["id"])
     batches = decoder.decode([R, i(1), other, insert(text("a"), relation_id=OTHER), i(2)])
     assert [after["id"] for after in column([next(batches)], "after")] == [1]
-    with pytest.raises(pf.PgOutputError, match="has none of the columns id; it has x"):
+    with expect_error(code="no_table", table="public.u"):
         next(batches)
     assert decoder.next_frame == 3
     assert column(list(decoder.decode([i(2)])), "seq") == [1]
@@ -584,9 +583,9 @@ def test_streams_of_batches() -> None:
     assert table.column("after").num_chunks == 2
     assert pa.table(batches[0]).num_rows == 2
     other = batches_of([R, i(1)])
-    with pytest.raises(pf.PgOutputError, match="different schemas"):
+    with expect_error(code="unfit_input"):
         pf.ChangeStream([*batches, *other])
-    with pytest.raises(pf.PgOutputError, match="needs a batch"):
+    with expect_error(code="unfit_input"):
         pf.ChangeStream([])
 
 
@@ -638,9 +637,9 @@ def test_what_was_decoded_before_a_bad_frame_is_given_out() -> None:
     decoder = pf.ColumnarDecoder()
     found: list[Any] = []
     bad = insert(text("x"), NULL)
-    with pytest.raises(pf.DecodeError, match="frame 2: ") as caught:
+    with expect_error(pf.DecodeError, code="bad_value", frame=2):
         found.extend(decoder.decode([R, i(1), bad, i(2)]))
-    assert (caught.value.code, caught.value.frame, decoder.next_frame) == ("bad_value", 2, 2)
+    assert decoder.next_frame == 2
     assert column(found, "seq") == [0]
     assert column(list(decoder.decode([i(2)])), "seq") == [1]
 
@@ -746,23 +745,19 @@ def test_bounds_of_transactions_are_never_collected(before: list[bytes], bad: by
 
 
 @pytest.mark.parametrize(
-    ("frames", "lsns", "frame", "offset", "found"),
+    ("frames", "lsns", "frame", "offset"),
     [
-        ([begin(7, 1 << 63)], None, 0, 1, "commit_lsn"),
-        ([R, i(1)], np.array([0, 1 << 63], np.uint64), 1, 0, "lsn"),
-        ([R, truncate(OID)], np.array([0, 1 << 63], np.uint64), 1, 0, "lsn"),
-        ([R, i(1), i(2)], np.array([0, 1, 1 << 63], np.uint64), 2, 0, "lsn"),
+        ([begin(7, 1 << 63)], None, 0, 1),
+        ([R, i(1)], np.array([0, 1 << 63], np.uint64), 1, 0),
+        ([R, truncate(OID)], np.array([0, 1 << 63], np.uint64), 1, 0),
+        ([R, i(1), i(2)], np.array([0, 1, 1 << 63], np.uint64), 2, 0),
     ],
 )
 def test_lsns_past_a_long_are_out_of_sparks_range(
-    frames: list[bytes], lsns: Any, frame: int, offset: int, found: str
+    frames: list[bytes], lsns: Any, frame: int, offset: int
 ) -> None:
-    with pytest.raises(
-        pf.DecodeError, match=f"{found}: 9223372036854775808 does not fit"
-    ) as caught:
+    with expect_error(pf.DecodeError, code="out_of_range", frame=frame, offset=offset):
         batches_of(frames, lsns=lsns, target="spark")
-    error = caught.value
-    assert (error.code, error.frame, error.offset) == ("out_of_range", frame, offset)
     batches_of(frames, lsns=lsns)
 
 
@@ -771,27 +766,31 @@ def test_times_that_no_timestamp_holds() -> None:
     (batch,) = batches_of([begin(7, 1, most), R, i(1)])
     times = pa.record_batch(batch).column("commit_time").cast(pa.int64()).to_pylist()
     assert times == [(1 << 63) - 1]
-    with pytest.raises(pf.DecodeError, match="commit_time: ") as caught:
+    with expect_error(pf.DecodeError, code="out_of_range", offset=9):
         batches_of([begin(7, 1, most + 1)])
-    assert (caught.value.code, caught.value.offset) == ("out_of_range", 9)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "match"),
+    ("options", "parameter"),
     [
-        ({"target": "polars"}, pf.PgOutputError, "^target: 'polars' is not one of"),
-        ({"on_error": "skip"}, pf.PgOutputError, "^on_error: 'skip' is not one of"),
-        ({"max_rows": 0}, pf.PgOutputError, "^max_rows: 0 is not a number"),
-        ({"max_bytes": -1}, pf.PgOutputError, "^max_bytes: -1 is not a number"),
-        ({"max_rows": 1.5}, TypeError, "max_rows must be a number"),
-        ({"tables": [1]}, TypeError, "tables takes names, not 1"),
-        ({"columns": {"*": [b"id"]}}, TypeError, "takes names, not b'id'"),
-        ({"policies": {}}, TypeError, "policies must be"),
-        ({"encoding": "nope"}, pf.PgOutputError, "'nope'"),
+        ({"target": "polars"}, "target"),
+        ({"on_error": "skip"}, "on_error"),
+        ({"max_rows": 0}, "max_rows"),
+        ({"max_bytes": -1}, "max_bytes"),
+        ({"encoding": "nope"}, None),
     ],
 )
-def test_options_are_checked(options: dict[str, Any], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
+def test_options_are_checked(options: dict[str, Any], parameter: str | None) -> None:
+    with expect_error(code="bad_option", parameter=parameter):
+        pf.ColumnarDecoder(**options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_rows": 1.5}, {"tables": [1]}, {"columns": {"*": [b"id"]}}, {"policies": {}}]
+)
+def test_types_of_options_are_checked(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(TypeError, match=name):
         pf.ColumnarDecoder(**options)
 
 
@@ -813,8 +812,8 @@ def test_lsns_are_checked(lsns: list[Any], error: type[Exception]) -> None:
         ("clamp", "-Infinity", Decimal("-999.99")),
         ("null", "NaN", None),
         ("null", "-Infinity", None),
-        ("clamp", "NaN", "NaN does not fit into .*the policy special_values can be 'null' or"),
-        ("error", "-Infinity", "-Infinity does not fit into decimal"),
+        ("clamp", "NaN", "out_of_range"),
+        ("error", "-Infinity", "out_of_range"),
         ("text", "NaN", "NaN"),
     ],
 )
@@ -826,9 +825,8 @@ def test_what_a_decimal_does_not_hold(choice: str, value: str, expected: Any) ->
         frames = [numeric, insert(sent)]
         policies = pf.Policies(special_values=choice, numeric=(5, 2))
         if isinstance(expected, str) and choice != "text":
-            with pytest.raises(pf.DecodeError, match=expected) as caught:
+            with expect_error(pf.DecodeError, code=expected, frame=1):
                 batches_of(frames, policies=policies)
-            assert (caught.value.code, caught.value.frame) == ("out_of_range", 1)
         else:
             assert column(batches_of(frames, policies=policies), "after") == [{"n": expected}]
 
@@ -858,7 +856,7 @@ def test_a_number_beyond_a_policy(value: str, type_name: str, names: bool) -> No
 def test_what_a_column_does_not_hold(oid: int, value: str, said: str, target: str) -> None:
     """The error speaks of what fits, not of Python, whose objects a column has none of."""
     policy = "infinity" if "infinity" in value else "out_of_range"
-    with pytest.raises(pf.DecodeError, match="out_of_range") as caught:
+    with expect_error(pf.DecodeError, code="out_of_range") as caught:
         batches_of([relation([("v", oid)]), insert(text(value))], target=target)
     assert "Python" not in str(caught.value)
     assert f"{said}; the policy {policy} can be 'null', 'clamp'" in str(caught.value)
@@ -938,7 +936,6 @@ def test_what_is_no_char(sent: tuple[str, bytes]) -> None:
     assert column(batches, "after") == [{"c": "x"}]
     (bad,) = decoder.errors
     assert (bad.frame, bad.error.code) == (2, "bad_value")
-    assert 'char"' in str(bad.error)
 
 
 # --- values of any length ------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from support.columns.calls import OID, OTHER, R, batches_of, column, i, rows
 from support.columns.columnar import IMPLEMENTATIONS, chosen
+from support.expected_errors import expect_error
 from support.frames.made_vectors import NULL, SAME, binary, insert, relation, row, text, tuple_data
 from support.frames.make_frames import (
     STREAM_STOP,
@@ -46,20 +47,20 @@ def test_batches_that_were_not_taken_stop_a_decoder() -> None:
     decoder = pf.ColumnarDecoder(max_rows=1)
     taken = decoder.decode([R, i(1), i(2)])
     next(taken)
-    with pytest.raises(pf.PgOutputError, match="not all taken"):
+    with expect_error(code="unfit_input"):
         decoder.decode([i(3)])
     # They are there to be taken still.
     assert [len(batch) for batch in taken] == [1]
     assert column(list(decoder.decode([i(3)])), "seq") == [2]
     # Nobody looks at these.
     decoder.decode([i(4)])
-    with pytest.raises(pf.PgOutputError, match="not all taken"):
+    with expect_error(code="unfit_input"):
         decoder.decode([i(5)])
     decoder.reset()
     taken = decoder.decode([R, i(1), i(2)])
     next(taken)
     taken.close()
-    with pytest.raises(pf.PgOutputError, match="not all taken"):
+    with expect_error(code="unfit_input"):
         decoder.decode([i(3)])
 
 
@@ -382,34 +383,34 @@ def test_a_null_is_no_frame(kind: Any) -> None:
         (pa.array([None, FRAMES[0], None], kind).slice(1), 1),
         (pa.chunked_array([pa.array(FRAMES, kind), pa.array([b"", None], kind)]), 6),
     ):
-        with pytest.raises(pf.PgOutputError, match=f"frame {index} is null"):
+        with expect_error(code="unfit_input", frame=index):
             pf.decode_batch(data)
-        with pytest.raises(pf.PgOutputError, match=f"frame {index} is null"):
+        with expect_error(code="unfit_input", frame=index):
             pf.ColumnarDecoder().decode(data)
 
 
 @pytest.mark.parametrize(
-    ("data", "offsets", "error", "match"),
+    ("data", "offsets", "error"),
     [
-        (PACKED, [0, 5, 4], ValueError, "offset 2 is 4; expected 5 to 149, the buffer's size"),
-        (PACKED, [-1, 5], ValueError, "offset 0 is -1; expected 0 to 149"),
-        (PACKED, [0, 150], ValueError, "offset 1 is 150; expected 0 to 149"),
-        (PACKED, [], ValueError, "offsets must be n \\+ 1 integers"),
-        (PACKED, [0.5, 2], ValueError, "offsets must be n \\+ 1 integers"),
-        (PACKED, np.zeros((2, 2), int), ValueError, "offsets must be n \\+ 1 integers"),
-        (PACKED, np.array([1 << 63], np.uint64), ValueError, "beyond any buffer"),
-        (memoryview(PACKED)[::2], [0], TypeError, "contiguous"),
-        (5, [0], TypeError, "bytes-like"),
-        (PACKED, None, TypeError, "needs offsets"),
-        ([5], None, TypeError, "not int"),
-        (5, None, TypeError, "as a sequence of bytes"),
-        (pa.array(["a"]), None, TypeError, "binary, large_binary or binary_view"),
-        (pa.array([1]), None, TypeError, "binary, large_binary or binary_view"),
+        (PACKED, [0, 5, 4], ValueError),
+        (PACKED, [-1, 5], ValueError),
+        (PACKED, [0, 150], ValueError),
+        (PACKED, [], ValueError),
+        (PACKED, [0.5, 2], ValueError),
+        (PACKED, np.zeros((2, 2), int), ValueError),
+        (PACKED, np.array([1 << 63], np.uint64), ValueError),
+        (memoryview(PACKED)[::2], [0], TypeError),
+        (5, [0], TypeError),
+        (PACKED, None, TypeError),
+        ([5], None, TypeError),
+        (5, None, TypeError),
+        (pa.array(["a"]), None, TypeError),
+        (pa.array([1]), None, TypeError),
     ],
 )
-def test_unsound_input(data: Any, offsets: Any, error: type[Exception], match: str) -> None:
+def test_unsound_input(data: Any, offsets: Any, error: type[Exception]) -> None:
     for decode in (pf.decode_batch, pf.ColumnarDecoder().decode):
-        with pytest.raises(error, match=match):
+        with pytest.raises(error):
             decode(data, offsets)
 
 
@@ -431,7 +432,7 @@ def test_without_pyarrow_the_twin_says_so(
         assert len(pf.decode_batch(data)) == 5
         return
     for call in (batch.__arrow_c_array__, lambda: pf.decode_batch(data)):
-        with pytest.raises(pf.PgOutputError, match=r"pgoutput-fast\[arrow\]"):
+        with expect_error(code="missing_package"):
             call()
     assert len(pf.decode_batch(FRAMES)) == 5
 
@@ -461,8 +462,7 @@ def test_the_open_chunk_is_handed_on() -> None:
     assert pf.decode_batch([i(2, xid=10)], None, first.in_stream).in_stream == 9
     assert pf.decode_batch([i(2, xid=10)], None, True).in_stream is True
     assert pf.decode_batch([STREAM_STOP], None, True).in_stream is False
-    with pytest.raises(pf.DecodeError, match="chunk of xid 9 is still open") as caught:
+    with expect_error(pf.DecodeError, code="stream_order", frame=1):
         pf.decode_batch([i(2, xid=10), begin(7)], None, 9)
-    assert (caught.value.frame, caught.value.code) == (1, "stream_order")
     with pytest.raises(OverflowError):
         pf.decode_batch([], None, 1 << 32)

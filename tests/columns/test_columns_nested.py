@@ -255,9 +255,8 @@ def test_vectors_of_a_known_size() -> None:
     raw = struct.pack(">HHee", 2, 0, 1, 2)
     assert column(HALFVEC, binary(raw), modifier=2).type == pa.list_(pa.float32(), 2)
     for value in (text("[1,2]"), binary(struct.pack(">HHff", 2, 0, 1, 2))):
-        with pytest.raises(pf.DecodeError, match="2 dimensions does not fit") as caught:
+        with expect_error(pf.DecodeError, code="out_of_range"):
             column(VECTOR, value, modifier=3)
-        assert caught.value.code == "out_of_range"
     # Of which there is no value.
     (batch,) = batches_of([announced(VECTOR, modifier=3), row("D", b"K" + tuple_data(NULL))])
     assert batch.column("before").field(0).to_pylist() == [None]
@@ -277,9 +276,8 @@ TWO_BY_TWO = array(23, *map(int4, range(4)), lengths=[2, 2])
     ],
 )  # fmt: skip
 def test_arrays_of_another_shape(value: bytes) -> None:
-    with pytest.raises(pf.DecodeError, match="the policy arrays") as caught:
+    with expect_error(pf.DecodeError, code="out_of_range", frame=2, offset=13):
         column(1007, text("{1}"), value)
-    assert (caught.value.code, caught.value.frame, caught.value.offset) == ("out_of_range", 2, 13)
     as_text = column(1007, text("{1}"), value, policies=pf.Policies(arrays="text"))
     assert as_text.type == pa.utf8()
     assert as_text.to_pylist()[1] in ("{{0,1},{2,3}}", "[0:1]={1,2}")
@@ -292,7 +290,7 @@ def test_arrays_of_two_dimensions() -> None:
     assert found.type == pa.list_(pa.list_(pa.int32()))
     assert found.to_pylist() == [[[0, 1], [2, None]], [[0, 1], [2, 3]], [], [], None]
     for value in (text("{1}"), text("{{{1}}}"), text("[0:0][1:1]={{1}}")):
-        with pytest.raises(pf.DecodeError, match="where all have 2"):
+        with expect_error(pf.DecodeError, code="out_of_range"):
             column(1007, value, policies=policies)
 
 
@@ -444,9 +442,8 @@ def test_columns_of_registered_types() -> None:
     found = column(16401, text("{4,NULL}"), types=types)
     assert (found.type, found.to_pylist()) == (pa.list_(pa.int64()), [[8, None]])
     assert column(HSTORE, text("x"), types=types).to_pylist() == [{"raw": [b"x"]}]
-    with pytest.raises(pf.DecodeError, match="does not fit into int64") as caught:
+    with expect_error(pf.DecodeError, code="out_of_range"):
         column(16400, text(str(2**63)), types=types)
-    assert caught.value.code == "out_of_range"
     with pytest.raises(pf.DecodeError) as caught:
         column(16400, text("x"), types=types)
     assert caught.value.code == "bad_value"

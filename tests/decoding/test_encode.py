@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.expected_errors import expect_error
 from support.frames.class_table import FIELDS, TAGS
 from support.frames.vector_files import read_sequences, read_vectors
 
@@ -78,7 +79,7 @@ def test_inside_of_a_stream_and_outside(impl: ModuleType) -> None:
     assert plain == b"I\0\0\0\5N\0\2t\0\0\0\1an"
     assert encode_fields("I", xid=None, **fields) == plain
     assert encode_fields("I", xid=0xFFFFFFFF, **fields) == b"I\xff\xff\xff\xff" + plain[1:]
-    with pytest.raises(TypeError, match=r"^a 'O' frame has no field 'xid'$"):
+    with pytest.raises(TypeError, match="xid"):
         encode_fields("O", xid=5, name="o", commit_lsn=0)
 
 
@@ -89,7 +90,7 @@ def test_stream_abort_has_its_lsn_and_time_or_not(impl: ModuleType) -> None:
     assert long == short + bytes(7) + b"\3" + b"\xff" * 8
     assert [encode(impl.decode(frame)) for frame in (short, long)] == [short, long]
     for half in ({"abort_lsn": 3}, {"abort_time": 3}):
-        with pytest.raises(pf.PgOutputError, match=r"abort_lsn and abort_time .* go together"):
+        with expect_error(code="unfit_input"):
             encode_fields("A", xid=1, subxid=2, **half)
 
 
@@ -116,97 +117,57 @@ def test_names_in_other_encodings(impl: ModuleType) -> None:
     assert decoder.decode(frame).name == "öÿ"
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "xid, too large": ("B", {"final_lsn": 1, "commit_time": 1, "xid": 1 << 32},
-                       ("xid of a 'B' frame: expected an integer from 0 to 4294967295, "
-                       "not 4294967296")),
-    "xid, negative": ("S", {"xid": -1, "first_segment": True},
-                      "xid of a 'S' frame: expected an integer from 0 to 4294967295, not -1"),
-    "xid, in a stream": ("I", {"xid": 1 << 32, "relation_id": 1, "new": []},
-                         ("xid of a 'I' frame: expected an integer from 0 to 4294967295, "
-                         "not 4294967296")),
-    "xid, text": ("B", {"final_lsn": 1, "commit_time": 1, "xid": "7"},
-                  "xid of a 'B' frame: expected an integer from 0 to 4294967295, not '7'"),
-    "lsn": ("O", {"commit_lsn": 1 << 64, "name": ""},
-            ("commit_lsn of a 'O' frame: expected an integer from 0 to 18446744073709551615, "
-            "not 18446744073709551616")),
-    "time": ("B", {"final_lsn": 1, "commit_time": 1 << 63, "xid": 1},
-             ("commit_time of a 'B' frame: expected an integer from -9223372036854775808 to "
-             "9223372036854775807, not 9223372036854775808")),
-    "flags": ("C", {"flags": 256, "commit_lsn": 1, "end_lsn": 1, "commit_time": 1},
-              "flags of a 'C' frame: expected an integer from 0 to 255, not 256"),
-    "name with NUL": ("O", {"commit_lsn": 1, "name": "a\0b"},
-                      (r"name of a 'O' frame: expected text without NUL, which ends it, "
-                      r"not 'a\x00b'")),
-    "name, bytes": ("O", {"commit_lsn": 1, "name": b"a"},
-                    "name of a 'O' frame: expected str, not b'a'"),
-    "name, a surrogate": ("O", {"commit_lsn": 1, "name": "\ud800"},
-                          (r"name of a 'O' frame: expected text that utf-8 has characters for, "
-                          r"not '\ud800'")),
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "xid, too large": ("B", {"final_lsn": 1, "commit_time": 1, "xid": 1 << 32}),
+    "xid, negative": ("S", {"xid": -1, "first_segment": True}),
+    "xid, in a stream": ("I", {"xid": 1 << 32, "relation_id": 1, "new": []}),
+    "xid, text": ("B", {"final_lsn": 1, "commit_time": 1, "xid": "7"}),
+    "lsn": ("O", {"commit_lsn": 1 << 64, "name": ""}),
+    "time": ("B", {"final_lsn": 1, "commit_time": 1 << 63, "xid": 1}),
+    "flags": ("C", {"flags": 256, "commit_lsn": 1, "end_lsn": 1, "commit_time": 1}),
+    "name with NUL": ("O", {"commit_lsn": 1, "name": "a\0b"}),
+    "name, bytes": ("O", {"commit_lsn": 1, "name": b"a"}),
+    "name, a surrogate": ("O", {"commit_lsn": 1, "name": "\ud800"}),
     "identity": ("R", {"relation_id": 1, "namespace": "", "name": "t", "replica_identity": "dd",
-                       "columns": ()},
-                 "replica_identity of a 'R' frame: expected one character up to U+00FF, not 'dd'"),
+                       "columns": ()}),
     "a column": ("R", {"relation_id": 1, "namespace": "", "name": "t", "replica_identity": "d",
-                       "columns": [(0, "a", 23)]},
-                 ("column 0 of an 'R' frame: expected flags, name, type_id, type_modifier, "
-                 "not (0, 'a', 23)")),
+                       "columns": [(0, "a", 23)]}),
     "a column's type": ("R", {"relation_id": 1, "namespace": "", "name": "t",
-                              "replica_identity": "d", "columns": [(0, "a", -1, -1)]},
-                        ("the type OID of column 0 of an 'R' frame: expected an integer from 0 to "
-                        "4294967295, not -1")),
+                              "replica_identity": "d", "columns": [(0, "a", -1, -1)]}),
     "too many columns": ("R", {"relation_id": 1, "namespace": "", "name": "t",
-                               "replica_identity": "d", "columns": [(0, "a", 23, -1)] * 0x8000},
-                         ("the number of columns of a 'R' frame: expected an integer from 0 to "
-                         "32767, not 32768")),
-    "too many values": ("I", {"relation_id": 1, "new": [None] * 0x8000},
-                        ("the number of columns of new of a 'I' frame: expected an integer from "
-                        "0 to 32767, not 32768")),
-    "a value": ("I", {"relation_id": 1, "new": [None, 5]},
-                ("column 1 of new of a 'I' frame: expected None, UNCHANGED, str, bytes, or a pair "
-                "of 't' or 'b' and a value, not 5")),
-    "a kind": ("I", {"relation_id": 1, "new": [("x", b"")]},
-               ("column 0 of new of a 'I' frame: expected None, UNCHANGED, str, bytes, or a pair "
-               "of 't' or 'b' and a value, not ('x', b'')")),
-    "text as binary": ("I", {"relation_id": 1, "new": [("b", "x")]},
-                       ("column 0 of new of a 'I' frame: expected None, UNCHANGED, str, bytes, or "
-                       "a pair of 't' or 'b' and a value, not ('b', 'x')")),
-    "a row as text": ("I", {"relation_id": 1, "new": "ab"},
-                      ("new of a 'I' frame: expected a sequence with one item for each column, "
-                      "not 'ab'")),
-    "old without kind": ("D", {"relation_id": 1, "old": [], "old_kind": None},
-                         "old_kind of a 'D' frame: expected 'K' or 'O', not None"),
-    "another kind": ("U", {"relation_id": 1, "old": [], "old_kind": "N", "new": []},
-                     "old_kind of a 'U' frame: expected 'K' or 'O', not 'N'"),
-    "an OID": ("T", {"relation_ids": [1, 1 << 32], "options": 0},
-               ("relation_ids of a 'T' frame: expected an integer from 0 to 4294967295, "
-               "not 4294967296")),
-    "content": ("M", {"flags": 0, "lsn": 0, "prefix": "", "content": "text"},
-                "content of a 'M' frame: expected bytes, not 'text'"),
-    "tag": ("?", {}, ("there is no message with the tag '?', only A B C D E I K M O P R S T U Y b "
-                     "c p r")),
+                               "replica_identity": "d", "columns": [(0, "a", 23, -1)] * 0x8000}),
+    "too many values": ("I", {"relation_id": 1, "new": [None] * 0x8000}),
+    "a value": ("I", {"relation_id": 1, "new": [None, 5]}),
+    "a kind": ("I", {"relation_id": 1, "new": [("x", b"")]}),
+    "text as binary": ("I", {"relation_id": 1, "new": [("b", "x")]}),
+    "a row as text": ("I", {"relation_id": 1, "new": "ab"}),
+    "old without kind": ("D", {"relation_id": 1, "old": [], "old_kind": None}),
+    "another kind": ("U", {"relation_id": 1, "old": [], "old_kind": "N", "new": []}),
+    "an OID": ("T", {"relation_ids": [1, 1 << 32], "options": 0}),
+    "content": ("M", {"flags": 0, "lsn": 0, "prefix": "", "content": "text"}),
+    "tag": ("?", {}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_is_refused(case: str) -> None:
-    tag, fields, expected = REFUSED[case]
-    with pytest.raises(pf.PgOutputError) as caught:
+    tag, fields = REFUSED[case]
+    with expect_error(code="unfit_input"):
         encode_fields(tag, **fields)
-    assert str(caught.value) == expected
 
 
 def test_a_field_too_few_and_one_too_many() -> None:
-    with pytest.raises(TypeError, match=r"^a 'B' frame needs the field 'commit_time'$"):
+    with pytest.raises(TypeError, match="commit_time"):
         encode_fields("B", final_lsn=1, xid=1)
-    with pytest.raises(TypeError, match=r"^a 'E' frame has no field 'xid'$"):
+    with pytest.raises(TypeError, match="xid"):
         encode_fields("E", xid=1)
-    with pytest.raises(TypeError, match=r"^a 'I' frame has no field 'old'$"):
+    with pytest.raises(TypeError, match="old"):
         encode_fields("I", relation_id=1, new=[], old=None)
 
 
 def test_what_is_neither_message_nor_tuple() -> None:
     for thing in (b"E", None, ("a",), pf):
-        with pytest.raises(TypeError, match=r"^expected a message or a tuple, not "):
+        with pytest.raises(TypeError):
             encode(thing)
 
 
@@ -214,6 +175,5 @@ def test_a_frame_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pgoutput_fast.protocol.encode.MAX_FRAME_LENGTH", 20)
     fields: dict[str, Any] = {"flags": 0, "lsn": 0, "prefix": ""}
     assert len(encode_fields("M", content=b"12345", **fields)) == 20
-    with pytest.raises(pf.PgOutputError) as caught:
+    with expect_error(code="out_of_memory"):
         encode_fields("M", content=b"123456", **fields)
-    assert str(caught.value) == "a 'M' frame would have 21 bytes, and at most 20 can be sent"

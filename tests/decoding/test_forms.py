@@ -7,10 +7,10 @@ import json
 from typing import Any, TypedDict
 
 import pytest
+from support.expected_errors import expect_error
 
 from pgoutput_fast._forms import of_form
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
-from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentMetadata
 
 COLUMN = CatalogColumn("id", 23, "int4", -1, True, False, "", False, None)
@@ -77,22 +77,20 @@ def test_what_does_not_fit_is_refused_by_its_place(value: object, form: Any, mes
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "message"),
+    ("place", "value"),
     [
-        (("tables", 0, "relation_id"), "7", r"tables\[0\]\.relation_id is '7', expected int"),
-        (("tables", 0, "relation_id"), True, r"tables\[0\]\.relation_id is True, expected int"),
-        (("tables", 0, "root_id"), "x", r"root_id is 'x', expected int \| None"),
-        (("tables", 0, "partition_ids"), "ab", r"partition_ids is 'ab', expected tuple"),
-        (("tables", 0, "primary_key"), [1], r"primary_key\[0\] is 1, expected str"),
-        (("tables", 0, "columns", 0, "not_null"), "no", r"not_null is 'no', expected bool"),
-        (("tables", 0, "columns", 0, "missing"), 5, r"missing is 5, expected str \| None"),
-        (("publications",), "p", "publications is 'p', expected tuple"),
-        (("database",), None, "database is None, expected str"),
+        (("tables", 0, "relation_id"), "7"),
+        (("tables", 0, "relation_id"), True),
+        (("tables", 0, "root_id"), "x"),
+        (("tables", 0, "partition_ids"), "ab"),
+        (("tables", 0, "primary_key"), [1]),
+        (("tables", 0, "columns", 0, "not_null"), "no"),
+        (("tables", 0, "columns", 0, "missing"), 5),
+        (("publications",), "p"),
+        (("database",), None),
     ],
 )
-def test_a_catalogue_of_other_types_is_refused(
-    place: tuple[Any, ...], value: object, message: str
-) -> None:
+def test_a_catalogue_of_other_types_is_refused(place: tuple[Any, ...], value: object) -> None:
     fields = json.loads(CATALOG.to_json())
     assert Catalog.from_json(json.dumps(fields)) == CATALOG
     *path, last = place
@@ -100,7 +98,7 @@ def test_a_catalogue_of_other_types_is_refused(
     for step in path:
         inner = inner[step]
     inner[last] = value
-    with pytest.raises(PgOutputError, match=f"this is no catalogue .*{message}"):
+    with expect_error(code="damaged"):
         Catalog.from_json(json.dumps(fields))
 
 
@@ -112,11 +110,11 @@ def test_metadata_of_other_types_are_refused(name: str, value: object) -> None:
     fields = json.loads(METADATA.to_json())
     assert SegmentMetadata.from_json(json.dumps(fields)) == METADATA
     fields[name] = value
-    with pytest.raises(PgOutputError, match=f"its metadata are not a segment's .*{name}"):
+    with expect_error(code="damaged"):
         SegmentMetadata.from_json(json.dumps(fields))
 
 
 @pytest.mark.parametrize("read", [Catalog.from_json, SegmentMetadata.from_json])
 def test_json_that_is_too_deep_is_refused(read: Any) -> None:
-    with pytest.raises(PgOutputError):
+    with expect_error(code="damaged"):
         read("[" * 100_000)

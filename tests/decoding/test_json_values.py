@@ -48,7 +48,7 @@ def test_each_class(value: Any, expected: Any) -> None:
 
 def test_what_no_type_decodes_to() -> None:
     for value in (object(), {1}, 1j):
-        with pytest.raises(TypeError, match=f"no values of type {type(value).__name__}"):
+        with pytest.raises(TypeError):
             json.dumps(value, default=pf.json_default)
 
 

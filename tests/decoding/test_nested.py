@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.expected_errors import expect_error
 from support.frames.make_frames import OID, relation, type_frame
 
 import pgoutput_fast as pf
@@ -274,9 +275,8 @@ BAD_TEXT: list[tuple[int, bytes]] = [
 @pytest.mark.parametrize(("type_id", "text"), BAD_TEXT, ids=str)
 def test_text_that_no_server_writes(impl: ModuleType, type_id: int, text: bytes) -> None:
     row = row_of(impl, type_id, text)
-    with pytest.raises(pf.DecodeError, match=r"column 'c' of public\.t") as caught:
+    with expect_error(pf.DecodeError, code="bad_value", offset=13, column="c"):
         row.values()
-    assert (caught.value.code, caught.value.offset) == ("bad_value", 13)
     assert row.raw(0) == text
 
 
@@ -375,11 +375,8 @@ def test_domains_ranges_and_arrays_need_no_catalogue(impl: ModuleType) -> None:
 
 def test_policies_reach_the_parts(impl: ModuleType) -> None:
     text = b"{infinity,2024-01-01}"
-    with pytest.raises(
-        pf.DecodeError, match=r"infinity does not fit.*the policy infinity"
-    ) as caught:
+    with expect_error(pf.DecodeError, code="out_of_range", column="c"):
         row_of(impl, 1182, text).values()
-    assert caught.value.code == "out_of_range"
     value = row_of(impl, 1182, text, policies=pf.Policies(infinity="null"))[0]
     assert value[0] is None
     assert str(value[1]) == "2024-01-01"
@@ -455,7 +452,7 @@ def test_ranges_are_as_psycopgs() -> None:
             for compare in operators:
                 assert compare(mine, Range(**two)) == compare(other, theirs(**two)), (one, two)
     for compare in operators[:4]:
-        with pytest.raises(TypeError, match="not supported between"):
+        with pytest.raises(TypeError):
             compare(Range(1, 2), 3)
     assert sorted([Range(2, 3), Range(empty=True), Range(1, None)]) == [
         Range(empty=True), Range(1, None), Range(2, 3),

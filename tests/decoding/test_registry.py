@@ -7,6 +7,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.expected_errors import expect_error
 from support.frames.make_frames import OID, insert, relation, type_frame
 
 import pgoutput_fast as pf
@@ -142,14 +143,14 @@ BAD_JSON: list[Any] = [
 
 @pytest.mark.parametrize("text", BAD_JSON, ids=lambda text: str(text)[:90])
 def test_json_that_is_no_catalogue(text: str | bytes) -> None:
-    with pytest.raises(pf.PgOutputError, match="this is no catalogue of types"):
+    with expect_error(code="damaged"):
         pf.TypeRegistry.from_json(text)
 
 
 def test_a_newer_format() -> None:
-    with pytest.raises(pf.PgOutputError, match=r"format version of .* is 2, .* reads 1; update"):
+    with expect_error(code="not_supported"):
         pf.TypeRegistry.from_json('{"format_version": 2, "types": []}')
-    with pytest.raises(pf.PgOutputError, match=r"format version of .* is True"):
+    with expect_error(code="not_supported"):
         pf.TypeRegistry.from_json('{"format_version": true, "types": []}')
 
 
@@ -198,11 +199,11 @@ def test_values_of_a_type_that_nests_too_deep(impl: ModuleType) -> None:
 
 
 def test_from_connection_wants_a_connection() -> None:
-    with pytest.raises(TypeError, match=r"needs a psycopg\.Connection, not str"):
+    with pytest.raises(TypeError):
         pf.TypeRegistry.from_connection("dbname=postgres")
     psycopg = pytest.importorskip("psycopg")
     connection = object.__new__(psycopg.AsyncConnection)
-    with pytest.raises(TypeError, match=r"needs a psycopg\.Connection, not AsyncConnection"):
+    with pytest.raises(TypeError):
         pf.TypeRegistry.from_connection(connection)
 
 
@@ -222,7 +223,7 @@ def test_a_composite_that_was_altered(impl: ModuleType) -> None:
     decoder = decoder_of(impl, registry, POINT)
     assert send(decoder, b"(1,2)")[0] == (1, 2)
     row = send(decoder, b"(1,2,three)")
-    with pytest.raises(pf.DecodeError, match=r"3 fields, public\.point2 had 2.*look the types up"):
+    with expect_error(pf.DecodeError, code="bad_value", column="c"):
         row.values()
     # Looked up again, the registry serves the decoders, and even the rows, that there are.
     newer = composite(16402, "point2", ("x", 23), ("y", 23), ("z", 25))
@@ -230,7 +231,7 @@ def test_a_composite_that_was_altered(impl: ModuleType) -> None:
     assert row[0] == (1, 2, "three")
     assert row[0].z == "three"
     assert send(decoder, b"(4,5,six)")["c"].z == "six"
-    with pytest.raises(pf.DecodeError, match="2 fields"):
+    with expect_error(pf.DecodeError, code="bad_value", column="c"):
         send(decoder, b"(1,2)").values()
 
 
@@ -313,26 +314,25 @@ def test_registered_types_go_first() -> None:
 
 @pytest.mark.parametrize("type_", ["", 0, -1, 1 << 32])
 def test_what_no_type_has_is_not_registered(type_: int | str) -> None:
-    with pytest.raises(pf.PgOutputError, match="no type has that OID or name"):
+    with expect_error(code="unfit_input"):
         pf.TypeRegistry().register(type_, text=negative)
 
 
 def test_a_bool_is_no_oid() -> None:
-    with pytest.raises(TypeError, match="by OID or name, not True"):
+    with pytest.raises(TypeError):
         pf.TypeRegistry().register(True, text=negative)
 
 
 def test_a_types_name_is_all_that_makes_it_an_extensions(impl: ModuleType) -> None:
     """A user's own type that bears the name of an extension's: the error says what to do."""
-    hint = r"the one of the extension cube by its name alone: TypeRegistry\.from_connection tells"
     for name, value in (("cube", b"(1,two)"), ("_cube", b'{"(1,two)"}')):
         for registry in (None, pf.TypeRegistry(), registry_of(*ALL)):
             decoder = impl.Decoder(registry=registry)
             decoder.decode(type_frame(17_000, "app", name))
             decoder.decode(relation("c", type_id=17_000))
-            with pytest.raises(pf.DecodeError, match=hint) as caught:
+            with expect_error(pf.DecodeError, code="bad_value", column="c") as caught:
                 send(decoder, value).values()
-            assert caught.value.code == "bad_value"
+            assert "by its name" in str(caught.value)
         own = composite(17_001, "cube", ("x", 23), ("y", 25))
         array = entry(17_000, "_cube", element=17_001)
         types = [array, own] if name == "_cube" else [{**own, "oid": 17_000}]

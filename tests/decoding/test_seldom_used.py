@@ -8,6 +8,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.expected_errors import expect_error
 from support.frames.made_vectors import TWO, insert, relation, text
 from support.frames.make_frames import begin, commit, stream_start
 
@@ -60,10 +61,10 @@ def test_tuples_are_their_own_copies(impl: ModuleType) -> None:
 
 
 def test_ranges_are_checked_and_do_not_change() -> None:
-    with pytest.raises(ValueError, match=r"bounds must be one of .* not '\{\}'"):
+    with pytest.raises(ValueError, match="bounds"):
         pf.Range(1, 2, "{}")
     span = pf.Range(1, 2)
-    with pytest.raises(AttributeError, match="a Range does not change, lower neither"):
+    with pytest.raises(AttributeError, match="lower"):
         span.lower = 3
     assert span.lower == 1
 
@@ -80,20 +81,18 @@ def test_arrays_are_equal_with_their_bounds_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"columns": 7}, TypeError, "columns takes names, not 7"),
-        ({"columns": ["id", 7]}, TypeError, "columns takes names, not 7"),
-        ({"tables": []}, pf.PgOutputError, "^tables: it names no table"),
-        ({"tables": [7]}, TypeError, "tables takes"),
-        ({"tables": "accounts"}, pf.PgOutputError, r"'public\.accounts' or '\*\.accounts'"),
-        ({"columns": {"accounts": ["id"]}}, pf.PgOutputError, "^columns: 'accounts' matches no"),
-    ],
+    "arguments", [{"tables": []}, {"tables": "accounts"}, {"columns": {"accounts": ["id"]}}]
 )
-def test_selections_that_select_nothing(
-    arguments: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
+def test_selections_that_select_nothing(arguments: dict[str, Any]) -> None:
+    (parameter,) = arguments
+    with expect_error(code="bad_option", parameter=parameter):
+        Selection(**{"tables": None, "columns": None, **arguments})
+
+
+@pytest.mark.parametrize("arguments", [{"columns": 7}, {"columns": ["id", 7]}, {"tables": [7]}])
+def test_selections_of_what_is_no_name(arguments: dict[str, Any]) -> None:
+    (name,) = arguments
+    with pytest.raises(TypeError, match=name):
         Selection(**{"tables": None, "columns": None, **arguments})
 
 
@@ -107,7 +106,7 @@ def test_events_tell_when_they_committed() -> None:
     )
     list(decoder.decode([begin(7), commit(time=2**62)]))
     (event,) = decoder.events
-    with pytest.raises(pf.PgOutputError, match=f"the commit time {2**62} .* does not fit"):
+    with expect_error(code="unfit_value"):
         _ = event.commit_datetime
     list(decoder.decode([stream_start(9), b"E"]))
     assert [one.commit_datetime for one in decoder.events] == [None] * len(decoder.events)
@@ -127,16 +126,16 @@ def test_lsns_and_commits_of_a_wrong_kind() -> None:
     pytest.importorskip("pyarrow", reason="the decoder of columns needs it")
     decoder = pf.ColumnarDecoder()
     (batch,) = decoder.decode([relation(TWO), ROW])
-    with pytest.raises(TypeError, match="commit_lsn must be an int, not str"):
+    with pytest.raises(TypeError, match="commit_lsn"):
         batch.with_commit("0/1", 0)
-    with pytest.raises(TypeError, match="commit_time must be an int, in microseconds since 2000"):
+    with pytest.raises(TypeError, match="commit_time"):
         batch.with_commit(1, datetime.datetime(2000, 1, 1))
     for wrong in (-1, 2**64):
-        with pytest.raises(ValueError, match="an LSN is negative, or has more than 64 bits"):
+        with pytest.raises(ValueError, match="LSN"):
             list(decoder.decode([ROW, ROW], lsns=[wrong, 2**63]))
 
 
 def test_a_batch_of_frames_has_its_own_offsets() -> None:
     frames = pf.decode_batch([ROW])
-    with pytest.raises(TypeError, match=r"a decode_batch\(\) result has its offsets"):
+    with pytest.raises(TypeError, match="offsets"):
         list(pf.ColumnarDecoder().decode(frames, [0, 1]))

@@ -150,7 +150,6 @@ def test_frames_that_no_chunk_holds(impl: ModuleType, frame: bytes) -> None:
     assert (caught.value.code, caught.value.offset, caught.value.tag) == (
         "stream_order", 0, chr(frame[0]),
     )  # fmt: skip
-    assert "xid 70" in str(caught.value)
     assert snapshot(decoder) == before
     decoder.decode(STREAM_STOP)
     assert decoder.decode(frame).frame == frame
@@ -166,9 +165,8 @@ def test_no_chunk_begins_inside_a_transaction(impl: ModuleType) -> None:
     decoder = impl.Decoder()
     decode_all(decoder, relation("a"), begin(7), insert(b"1"))
     before = snapshot(decoder)
-    with pytest.raises(pf.DecodeError, match="transaction 7 is still open") as caught:
+    with expect_error(pf.DecodeError, code="stream_order", offset=0):
         decoder.decode(stream_start(70))
-    assert (caught.value.code, caught.value.offset) == ("stream_order", 0)
     assert snapshot(decoder) == before
     decode_all(decoder, commit(), stream_start(70))
 
@@ -323,7 +321,7 @@ def test_many_relations_in_traffic(impl: ModuleType) -> None:
         row = decoder.decode(insert(b"x", oid=oid))
         assert row.new.as_dict() == {f"c{oid}": "x"}
         assert row.relation_id == oid
-    with pytest.raises(pf.DecodeError, match="relation 2 was never announced"):
+    with expect_error(pf.DecodeError, code="unknown_relation"):
         decoder.decode(insert(b"x", oid=2))
 
 
@@ -342,7 +340,7 @@ def test_tables_made_again_and_again_are_forgotten(impl: ModuleType) -> None:
     for oid in (29_999, 29_998, 29_500):
         assert decoder.decode(insert(b"1", oid=oid)).new.as_dict() == {"a": 1}
     assert decoder.decode(insert(b"2", oid=5)).new.as_dict() == {"kept": 2}
-    with pytest.raises(pf.DecodeError, match="relation 20000 was never announced"):
+    with expect_error(pf.DecodeError, code="unknown_relation"):
         decoder.decode(insert(b"1", oid=20_000))
 
 
@@ -387,7 +385,7 @@ def test_encodings(impl: ModuleType) -> None:
     decoder = impl.Decoder(encoding="SJIS")
     decode_all(decoder, relation("a"))
     assert decoder.decode(insert(b"\x87\x40")).new.texts() == ("①",)
-    with pytest.raises(pf.PgOutputError, match="encoding 'klingon' is unknown"):
+    with expect_error(code="bad_option"):
         impl.Decoder(encoding="klingon")
     # Names that are the server's alone.
     for name, sent, text in (
@@ -402,11 +400,11 @@ def test_encodings(impl: ModuleType) -> None:
     for name in (
         "BIG5", "WIN950", "cp950", "EUC_JP", "euc-jp", "EUC_JIS_2004", "SHIFT_JIS_2004",
     ):  # fmt: skip
-        with pytest.raises(pf.PgOutputError, match=f"encoding '{name}': Python's.*to UTF8, "):
+        with expect_error(code="not_supported"):
             impl.Decoder(encoding=name)
-    with pytest.raises(pf.PgOutputError, match="utf-16"):
+    with expect_error(code="bad_option"):
         impl.Decoder(encoding="utf-16")
-    with pytest.raises(pf.PgOutputError, match="base64"):
+    with expect_error(code="bad_option"):
         impl.Decoder(encoding="base64")
     with pytest.raises(TypeError):
         impl.Decoder(encoding=7)

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 import pytest
+from support.expected_errors import expect_error
 from support.frames.class_table import FIELDS, PROPERTIES, TAGS, TUPLE_METHODS
 from support.frames.made_vectors import (
     NULL,
@@ -301,7 +302,7 @@ def test_signatures(impl: ModuleType) -> None:
         impl.Decoder(*positional)
     with pytest.raises(TypeError):
         impl.Decoder(enc="utf-8")
-    with pytest.raises(pf.PgOutputError):
+    with expect_error(code="bad_option"):
         impl.Decoder(encoding="no such encoding")
     assert {"decode", "decode_many", "relations", "reset", "state"} <= public_names(impl.Decoder)
 
@@ -468,10 +469,10 @@ def test_tuple_is_a_sequence(impl: ModuleType) -> None:
             data[wrong]
     for by_position in (data.raw, data.kind, data.text):
         for wrong in ("id", slice(1), 1.0):
-            with pytest.raises(TypeError, match=r"position must be an int, not .*row.*alone"):
+            with pytest.raises(TypeError, match="position"):
                 by_position(wrong)
     for wrong in (lambda: data["nowhere"], lambda: data.as_dict(["id", "nowhere"])):
-        with pytest.raises(KeyError, match=r"\.\w+ has no column 'nowhere'; it has id, "):
+        with pytest.raises(KeyError, match="nowhere"):
             wrong()
     with pytest.raises(TypeError):
         data[0] = 1

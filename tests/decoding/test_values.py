@@ -200,12 +200,12 @@ def test_integers_of_every_length(impl: ModuleType, digits: int) -> None:
                 if -limit <= number < limit:
                     assert row.values() == (number,)
                 else:
-                    with pytest.raises(pf.DecodeError, match=r"does not fit into|is no"):
+                    with expect_error(pf.DecodeError, code="bad_value", column="c"):
                         row.values()
             # the bytes beside those of digits, at every place
             for at in range(number < 0, len(text)):
                 for wrong in (b"/", b":", b"\xb0", b" ", b"\0"):
-                    with pytest.raises(pf.DecodeError, match="is no int8"):
+                    with expect_error(pf.DecodeError, code="bad_value", column="c"):
                         row_of(impl, "int8", text[:at] + wrong + text[at + 1 :]).values()
 
 
@@ -231,10 +231,8 @@ def test_json_can_be_parsed(impl: ModuleType) -> None:
         b"[" * 200_000, b"1" * 5000, b"{", b"NaN", b"[Infinity]", b'{"a": -Infinity}', b"1e309",
         b"-1e999",
     ):  # fmt: skip
-        with pytest.raises(pf.DecodeError) as caught:
+        with expect_error(pf.DecodeError, code="bad_value", column="c"):
             row_of(impl, "json", bad, policies=parse)["c"]
-        assert caught.value.code == "bad_value"
-        assert "'c' of public.t" in str(caught.value)
 
 
 def test_types_that_are_none_of_these(impl: ModuleType) -> None:
@@ -257,7 +255,7 @@ def test_registered_types(impl: ModuleType) -> None:
     # There is no function for binary values: they stay what they would be.
     assert row_of(impl, 16999, b"21", b"b", registry=registry)[0] == b"21"
     assert row_of(impl, 16998, b"21", registry=registry)[0] == "21"
-    with pytest.raises(pf.DecodeError, match=r"'c' of public.t .type 16999.*invalid literal"):
+    with expect_error(pf.DecodeError, code="bad_value", column="c"):
         row_of(impl, 16999, b"x", registry=registry).values()
 
 
@@ -283,9 +281,8 @@ def test_a_registered_function_may_raise_anything(impl: ModuleType) -> None:
 
     registry = pf.TypeRegistry()
     registry.register("int4", text=fails)
-    with pytest.raises(pf.DecodeError, match="KeyError: 'inside'") as caught:
+    with expect_error(pf.DecodeError, code="bad_value", column="c") as caught:
         row_of(impl, "int4", b"1", registry=registry).values()
-    assert caught.value.code == "bad_value"
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -293,9 +290,9 @@ def test_registry_refuses_what_it_cannot_use() -> None:
     registry = pf.TypeRegistry()
     with expect_error(options=[Argument("text"), Argument("binary")]):
         registry.register("mood")
-    with pytest.raises(TypeError, match="callable"):
+    with pytest.raises(TypeError):
         registry.register("mood", text="int")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="OID or name"):
+    with pytest.raises(TypeError):
         registry.register(1.5, text=double)  # type: ignore[arg-type]
 
 
@@ -315,13 +312,13 @@ def test_lsn() -> None:
     assert pf.format_lsn(2**64 - 1) == "FFFFFFFF/FFFFFFFF"
     assert pf.parse_lsn("0/0") == 0
     for bad in ("", "16", "16/", "/1", "g/0", "1/123456789", "0/0 ", " 0/0", "１/0", "0/0\n"):
-        with pytest.raises(pf.PgOutputError, match="no LSN"):
+        with expect_error(code="unfit_input"):
             pf.parse_lsn(bad)
     for number in (-1, 2**64):
-        with pytest.raises(pf.PgOutputError):
+        with expect_error(code="unfit_input"):
             pf.format_lsn(number)
     with pytest.raises(TypeError):
         pf.parse_lsn(b"0/0")  # type: ignore[arg-type]
     for wrong in ("0/1", 1.5, None):
-        with pytest.raises(TypeError, match="an LSN to format must be an int such as 0x16B374D848"):
+        with pytest.raises(TypeError):
             pf.format_lsn(wrong)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.expected_errors import expect_error
 from support.values.value_rows import check_both_forms, check_refused, row_of, same
 
 import pgoutput_fast as pf
@@ -222,9 +223,8 @@ def test_money_differs_by_format(impl: ModuleType) -> None:
     assert row_of(impl, "money", b"-$1,234.56")[0] == "-$1,234.56"
     row = row_of(impl, "money", struct.pack(">q", -123456), b"b")
     assert same(row[0], -123456)
-    with pytest.raises(pf.DecodeError, match="lc_monetary") as caught:
+    with expect_error(pf.DecodeError, code="no_text_form"):
         row.text(0)
-    assert caught.value.code == "no_text_form"
     assert row_of(impl, "money", "1,00 €".encode("iso8859-15"), encoding="LATIN9")[0] == "1,00 €"
 
 
@@ -233,9 +233,8 @@ def test_aliases_of_oid_differ_by_format(impl: ModuleType, type_name: str) -> No
     assert row_of(impl, type_name, b'pg_catalog."Name"')[0] == 'pg_catalog."Name"'
     row = row_of(impl, type_name, b"\xff\xff\xff\xff", b"b")
     assert same(row[0], "4294967295")
-    with pytest.raises(pf.DecodeError, match="known to its server alone") as caught:
+    with expect_error(pf.DecodeError, code="no_text_form"):
         row.text(0)
-    assert caught.value.code == "no_text_form"
 
 
 def test_types_without_binary_functions(impl: ModuleType) -> None:
@@ -566,7 +565,7 @@ def test_numerics_do_not_ask_the_threads_context(impl: ModuleType) -> None:
     with decimal.localcontext() as context:
         context.traps[decimal.InvalidOperation] = False
         context.prec = 3
-        with pytest.raises(pf.DecodeError, match=r"'1\.2\.3' is no numeric"):
+        with expect_error(pf.DecodeError, code="bad_value"):
             row_of(impl, "numeric", b"1.2.3").values()
         value = row_of(impl, "numeric", b"1" * 40 + b".50")[0]
     assert same(value, decimal.Decimal("1" * 40 + ".50"))
@@ -574,7 +573,7 @@ def test_numerics_do_not_ask_the_threads_context(impl: ModuleType) -> None:
 
 def test_infinity_may_be_an_interval_of_before_17(impl: ModuleType) -> None:
     binary = interval(INT4_MAX, INT4_MAX, INT8_MAX)
-    with pytest.raises(pf.DecodeError, match=r"before PostgreSQL 17.* finite .*'clamp'"):
+    with expect_error(pf.DecodeError, code="out_of_range"):
         row_of(impl, "interval", binary, b"b").values()
     with pytest.raises(pf.DecodeError) as caught:
         row_of(impl, "interval", b"infinity").values()
@@ -592,7 +591,7 @@ def test_binary_hstore_of_a_database_in_another_encoding(impl: ModuleType) -> No
     sent = counted(b"\0\0\0\2" + "ä".encode("latin-1") + sized(b"x"))
     for value in (sent, counted(sized(b"x") + b"\0\0\0\2" + "ä".encode("latin-1"))):
         row = row_of(impl, "hstore", value, b"b", encoding="LATIN1")
-        with pytest.raises(pf.DecodeError, match=r"client_encoding must be the same, or .* text"):
+        with expect_error(pf.DecodeError, code="bad_value"):
             row.values()
     assert row_of(impl, "hstore", '"ä"=>"x"'.encode("latin-1"), encoding="LATIN1")[0] == {"ä": "x"}
 

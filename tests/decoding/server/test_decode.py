@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import random
-import re
 import uuid
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 import pytest
 from psycopg import sql
+from support.expected_errors import expect_error
 
 import pgoutput_fast as pf
 from pgoutput_fast.catalog import Catalog, read_catalog
@@ -427,13 +427,10 @@ def test_text_that_is_none_costs_its_value_alone(
         assert good.values() == (2, "ok", ["ok"], "ok", b"k")
         assert (bad["id"], bad["c"], bad.raw(1)) == (1, b"\xe9", b"caf\xe9")
         for name in ("a", "b", "\udce9"):
-            with pytest.raises(
-                pf.DecodeError, match=rf"{re.escape(repr(name))} of public\.t"
-            ) as caught:
+            with expect_error(pf.DecodeError, code="bad_encoding"):
                 bad[name]
-            assert caught.value.code == "bad_encoding"
         for attempt in (bad.values, bad.as_dict):
-            with pytest.raises(pf.DecodeError, match="column 'a' "):
+            with expect_error(pf.DecodeError, code="bad_encoding", column="a"):
                 attempt()
         assert bad.raws()[3] == b"caf\xe9"
     latin1 = impl.Decoder(None, "LATIN1", registry).decode_many(frames)

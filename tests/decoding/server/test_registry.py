@@ -14,6 +14,7 @@ from psycopg.types import TypeInfo
 from psycopg.types.composite import CompositeInfo, register_composite
 from psycopg.types.multirange import Multirange, MultirangeInfo, register_multirange
 from psycopg.types.range import Range, RangeInfo, register_range
+from support.expected_errors import expect_error
 
 import pgoutput_fast as pf
 
@@ -265,13 +266,13 @@ def test_types_that_are_altered_while_frames_arrive(impl: ModuleType, database18
         first, second = inserts(impl, frames_of(database18, binary=binary), registry)
         assert first.values() == ("sad", (1, 2))
         assert second["m"] == "happy"
-        with pytest.raises(pf.DecodeError, match=r"3 fields, public\.pair had 2.*update_from"):
+        with expect_error(pf.DecodeError, code="bad_value", column="p"):
             second.values()
     with database18.connect() as connection:
         registry.update_from(connection)
     assert second["p"] == (3, 4, "five")
     assert second["p"].z == "five"
-    with pytest.raises(pf.DecodeError, match="2 fields"):
+    with expect_error(pf.DecodeError, code="bad_value", column="p"):
         first.values()
     # A renamed type keeps its old name in the stream, which says no more of it.
     database18.execute("ALTER TYPE mood RENAME TO feeling", "INSERT INTO t VALUES ('happy', NULL)")
@@ -324,10 +325,10 @@ def test_types_that_are_altered_and_nothing_shows_it(
         assert new["s"] == (new.raw(5) if binary else "[a,b)")
         assert new["p"] == (3, 4)
         assert new["p"]._fields == ("x", "y")  # which it is not, and nothing says so
-        with pytest.raises(pf.DecodeError, match=r"1 fields, public\.less had 2.*update_from"):
+        with expect_error(pf.DecodeError, code="bad_value", column="l"):
             new["l"]
         if binary:
-            with pytest.raises(pf.DecodeError, match=r"'y' of public\.mixed .*update_from"):
+            with expect_error(pf.DecodeError, code="bad_value", column="q"):
                 new["q"]
         else:
             assert new["q"]._fields == ("x", "y")
@@ -359,7 +360,7 @@ def test_one_type_that_nests_too_deep_costs_no_other(
 def test_an_asynchronous_connection_is_refused(database18: Database) -> None:
     async def look_up_there() -> None:
         async with await psycopg.AsyncConnection.connect(database18.dsn) as connection:
-            with pytest.raises(TypeError, match=r"a psycopg\.Connection, not AsyncConnection"):
+            with pytest.raises(TypeError):
                 pf.TypeRegistry.from_connection(connection)
 
     asyncio.run(look_up_there())
