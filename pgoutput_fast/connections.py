@@ -145,7 +145,11 @@ _CODES = {
     "42P01": "no_table",
     "53400": "server_setting",
     "55006": "in_use",
-    "57P": "connection_lost",
+    "57P01": "connection_lost",
+    "57P02": "connection_lost",
+    "57P03": "connection_lost",
+    "57P04": "connection_refused",
+    "57P05": "connection_lost",
     "58P01": "changes_missing",
 }
 SLOT_CODES = {"42704": "no_slot"}
@@ -219,7 +223,7 @@ def _code_of(text: str, sqlstate: str | None, codes: Mapping[str, str]) -> str:
     if sqlstate is None:
         return "connection_lost" if _is_retryable(text, None) else "connection_refused"
     known = {**_CODES, **codes}
-    found = (known[one] for one in (sqlstate, sqlstate[:3], sqlstate[:2]) if one in known)
+    found = (known[one] for one in (sqlstate, sqlstate[:2]) if one in known)
     return next(found, "server_refused")
 
 

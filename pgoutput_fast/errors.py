@@ -323,7 +323,7 @@ CODES: dict[str, str] = {
     "unfit_schema": "a type, a column or an alteration that the target cannot have",
     "unfit_value": "a value that the target, or a type of Python's, cannot have",
     "unfit_row": "a change that does not fit the row that the target has",
-    "unfit_stream": "a message of the server that cannot follow those before it",
+    "unfit_stream": "what the server sent is no message, or cannot follow those before it",
     "null_key": "a key without a value: a policy makes NULL of it, or it was not sent",
     "paused": "a table is paused; the reason says why",
     "stale": "a table is stale and needs a new snapshot",

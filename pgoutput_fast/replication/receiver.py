@@ -366,7 +366,7 @@ class Receiver:
         try:
             keepalive = parse_keepalive(data)
         except PgOutputError as error:
-            raise PgOutputError(f"the server sent {error.message}", code=error.code) from None
+            raise PgOutputError(f"the server sent {error.message}", code="unfit_stream") from None
         self.received = max(self.received, keepalive.lsn)
         # A server that shuts down answers every status with another question, until all is
         # acknowledged.
