@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.expected_errors import expect_error
 
-from pgoutput_fast.errors import PgOutputError, counted
+from pgoutput_fast.errors import counted
 from pgoutput_fast.names import distinct_names, parse_name, sql_name
 
 
@@ -32,14 +33,14 @@ def test_names_are_read_as_regclass_reads_them(text: str, expected: tuple[str, .
     ["", ".", "a.", ".a", "a..b", "a b.c", 'a."b', 'a."b"c', 'a"b".c', 'a.""', "a .b", 'a."b".'],
 )
 def test_what_is_no_name(text: str) -> None:
-    with pytest.raises(PgOutputError, match=r"is no name as SQL has it: write public\.orders"):
+    with expect_error(code="unfit_input"):
         parse_name(text, "schema.table")
 
 
 def test_names_of_another_form() -> None:
-    with pytest.raises(PgOutputError, match=r"^'a' is no name of the form schema\.table$"):
+    with expect_error(code="unfit_input"):
         parse_name("a", "schema.table")
-    with pytest.raises(PgOutputError, match=r"'a\.b' is no name of the form schema\.table\.column"):
+    with expect_error(code="unfit_input"):
         parse_name("a.b", "schema.table.column")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import paths
+from support.expected_errors import expect_error
 
 pytest.importorskip("psycopg")
 
@@ -21,7 +22,7 @@ from support.postgres.made_connection import Connection, Notice
 
 from pgoutput_fast import _impl, replication, testing
 from pgoutput_fast.connections import server_error
-from pgoutput_fast.errors import PgOutputError, ReplicationError, RetryableError
+from pgoutput_fast.errors import ReplicationError, RetryableError
 from pgoutput_fast.replication import receiver, waiter, walsender
 from pgoutput_fast.replication import stream as module
 from pgoutput_fast.replication.link import Link
@@ -113,7 +114,7 @@ def test_what_came_before_the_connection_was_lost_is_handed_over(begin):
     lost = psycopg.OperationalError("server closed the connection")
     stream, _ = begin(PIECES[:2], collect=60.0, error=lost)
     assert batches(stream, 1) == [([b"a", b"b", b"c"], None)]
-    with pytest.raises(PgOutputError, match="the connection is lost: server closed"):
+    with expect_error(RetryableError, code="connection_lost"):
         stream.receive(10)
 
 
@@ -216,7 +217,7 @@ def test_an_interrupted_stream_does_not_go_on(begin):
     with pytest.raises(KeyboardInterrupt):
         stream.receive(10)
     for _ in range(2):
-        with pytest.raises(PgOutputError, match=r"interrupted \(Keyboard.*connect again"):
+        with expect_error(code="incomplete"):
             stream.receive(10)
     stream.acknowledge(77)
     stream.close()
@@ -243,17 +244,13 @@ def test_a_stream_may_be_closed_while_it_receives(begin):
 
 
 @pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (b"w" + bytes(23), "24 bytes, the first b'w'"),
-        (b"k" + bytes(16), "17 bytes, the first b'k'"),
-        (b"x" + bytes(30), "31 bytes, the first b'x'"),
-    ],
+    "data",
+    [b"w" + bytes(23), b"k" + bytes(16), b"x" + bytes(30)],
 )
-def test_copy_data_of_no_known_kind(begin, data, match):
+def test_copy_data_of_no_known_kind(begin, data):
     stream, _ = begin([[xlog(1, b"a"), data]], collect=60.0)
     assert batches(stream, 1) == [([b"a"], None)]
-    with pytest.raises(PgOutputError, match=match):
+    with expect_error(code="unfit_stream"):
         stream.receive(10)
 
 
@@ -267,30 +264,30 @@ def test_a_closed_stream_is_not_acknowledged(begin):
     stream, _ = begin([[xlog(5, b"a"), keepalive(9)]], collect=0.0)
     assert batches(stream, 1) == [([b"a"], 9)]
     stream.close()
-    with pytest.raises(PgOutputError, match="is closed, so that the server can't be told"):
+    with expect_error(code="unfit_input"):
         stream.acknowledge(9)
     assert stream.acknowledged_lsn == 0
 
 
 @pytest.mark.parametrize(
-    ("lsn", "error", "match"),
+    ("lsn", "code"),
     [
-        ("0/1", TypeError, "a transaction or an int, its end LSN, can be acknowledged, not str"),
-        (True, TypeError, "not bool"),
-        (None, TypeError, "not NoneType"),
-        (1.0, TypeError, "not float"),
-        (-1, PgOutputError, "-1 is no LSN"),
-        (1 << 64, PgOutputError, "is no LSN"),
-        (10, PgOutputError, "0/A can't be acknowledged: nothing beyond 0/9 was received"),
+        ("0/1", None),
+        (True, None),
+        (None, None),
+        (1.0, None),
+        (-1, "unfit_input"),
+        (1 << 64, "unfit_input"),
+        (10, "unfit_input"),
         # The commit time of a Commit, given by mistake.
-        (843_000_000_000_000, PgOutputError, "2FEB4/3B8BB000 can't be .*end_lsn.* not a time"),
+        (843_000_000_000_000, "unfit_input"),
     ],
 )
-def test_what_is_no_lsn_is_not_acknowledged(begin, lsn, error, match):
+def test_what_is_no_lsn_is_not_acknowledged(begin, lsn, code):
     """It would end the thread that tells the server; or lose all changes before it."""
     stream, _ = begin([[xlog(5, b"a"), keepalive(9)]], collect=0.0)
     assert batches(stream, 1) == [([b"a"], 9)]
-    with pytest.raises(error, match=match):
+    with expect_error(code=code) if code else pytest.raises(TypeError):
         stream.acknowledge(lsn)
     assert stream.acknowledged_lsn == 0
     stream.acknowledge(9)
@@ -306,7 +303,7 @@ def test_a_transaction_is_acknowledged_by_its_end(begin):
         transaction.message("a", b"b")
     (transaction,) = Assembler().feed(server.frames, server.lsns)
     stream, _ = begin([list(server.copy_data())], collect=0.0)
-    with pytest.raises(PgOutputError, match="can't be acknowledged"):
+    with expect_error(code="unfit_input"):
         stream.acknowledge(transaction)
     assert len(stream.receive(10).frames) == 3
     stream.acknowledge(transaction)
@@ -329,7 +326,7 @@ def test_an_end_without_an_error_is_one(begin, caplog):
     connection.get_copy_data = lambda no_wait: (-1, memoryview(b""))
     connection.get_result = Result
     for _ in range(2):
-        with pytest.raises(RetryableError, match="without an error, as it does when it shuts down"):
+        with expect_error(RetryableError, code="connection_lost"):
             stream.receive(10)
     with pytest.raises(RetryableError):
         next(iter(stream))
@@ -388,10 +385,7 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
     ],
 )
 def test_the_same_state_has_advice_for_what_was_said(said, advice):
-    assert str(server_error("can't", said, "55000")).endswith(advice)
-
-
-LEFT_OUT = 'leaves out the changes of a publication: skipped loading publication "p"'
+    assert server_error("can't", said, "55000").message.endswith(advice)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +404,7 @@ def test_nothing_behind_what_the_server_leaves_out_is_given(begin, messages, giv
     if given:
         assert batches(stream, 1) == [(given, None)]
     for _ in range(2):
-        with pytest.raises(ReplicationError, match=LEFT_OUT):
+        with expect_error(ReplicationError, code="no_publication"):
             stream.receive(10)
 
 
@@ -427,7 +421,7 @@ def test_it_is_come_upon_while_the_consumer_works(begin, monkeypatch):
         time.sleep(0.01)
     assert len(connection.messages) == len(behind)
     for _ in range(2):
-        with pytest.raises(ReplicationError, match=LEFT_OUT):
+        with expect_error(ReplicationError, code="no_publication"):
             stream.receive(10)
 
 
@@ -447,7 +441,7 @@ def test_it_comes_with_the_answer_that_the_stream_begins(begin, monkeypatch):
     made.start("s", 0, {})
     assert len(connection.messages) == 1
     stream = stream_of(made)
-    with pytest.raises(ReplicationError, match=LEFT_OUT):
+    with expect_error(ReplicationError, code="no_publication"):
         stream.receive(10)
     stream.close()
 

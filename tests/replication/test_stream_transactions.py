@@ -144,7 +144,7 @@ def test_packing_is_as_taking(impl):
 
     assert both(1 << 20) == both(1 << 20, drain=True) == 3
     assert both(1) == both(1, drain=True) == 8
-    with pytest.raises(TypeError, match="arrays of 8 bytes"):
+    with pytest.raises(TypeError):
         twin.pack_copy_data(None, bytearray(), array("i", [0]), array("Q"), 1, False)
 
 
@@ -252,9 +252,9 @@ def test_only_what_was_delivered_is_acknowledged(begin):
     first, second = server.committed
     found = stream.transactions(stop_at=server.lsn)
     transaction = next(found)
-    with pytest.raises(PgOutputError, match=r"can't be acknowledged: nothing beyond .* was deliv"):
+    with expect_error(code="unfit_input"):
         stream.acknowledge(second.end_lsn)
-    with pytest.raises(PgOutputError, match="not a time"):
+    with expect_error(code="unfit_input"):
         stream.acknowledge(transaction.commit_time)
     assert stream.acknowledged_lsn == 7
     stream.acknowledge(transaction)
@@ -267,7 +267,7 @@ def test_only_what_was_delivered_is_acknowledged(begin):
 def test_a_closed_stream_is_not_taken_for_one_at_its_end(begin, how):
     stream, _ = begin([copy_data(server_of(3))])
     stream.close()
-    with pytest.raises(PgOutputError, match="the stream is closed, so that nothing comes any more"):
+    with expect_error(code="unfit_input"):
         list(getattr(stream, how)())
     # One that is closed by its consumer meanwhile ends in good order.
     stream, _ = begin([copy_data(server_of(3))])
@@ -280,7 +280,7 @@ def test_a_closed_stream_is_not_taken_for_one_at_its_end(begin, how):
 @pytest.mark.parametrize("how", ["transactions", "groups"])
 def test_an_idle_timeout_is_a_number_of_seconds(begin, how, given):
     stream, _ = begin([copy_data(server_of(1))])
-    with pytest.raises((PgOutputError, TypeError), match=r"idle_timeout.* a number"):
+    with pytest.raises((PgOutputError, TypeError), match="idle_timeout"):
         getattr(stream, how)(idle_timeout=given)
 
 
@@ -472,8 +472,8 @@ def test_what_a_standby_sent_is_not_given_without_its_timeline(begin):
 
 
 def test_an_error_that_stays_ends_it(begin):
-    stream, _ = begin([], PgOutputError("the slot is gone"), error=LOST)
-    with pytest.raises(PgOutputError, match="the slot is gone"):
+    stream, _ = begin([], PgOutputError("the slot is gone", code="no_slot"), error=LOST)
+    with expect_error(code="no_slot"):
         list(stream.transactions())
 
 
@@ -508,17 +508,16 @@ def test_an_internal_error_stops_streaming_and_only_once(begin, code):
 
 
 def test_it_tries_for_as_long_as_it_is_told(begin):
-    stream, source = begin(
-        [], *[RetryableError(f"try {number}") for number in range(1000)], error=LOST, retry_for=0.05
-    )
-    with pytest.raises(RetryableError, match="try"):
+    tries = [RetryableError(f"try {number}", code="standby") for number in range(1000)]
+    stream, source = begin([], *tries, error=LOST, retry_for=0.05)
+    with expect_error(RetryableError, code="standby"):
         list(stream.transactions())
     assert 0 < len(source.asked) < 20
 
 
 def test_a_lost_connection_that_can_not_be_made_again(begin):
     stream, _ = begin([], error=LOST)
-    with pytest.raises(RetryableError, match="server closed the connection"):
+    with expect_error(RetryableError, code="connection_lost"):
         list(stream.transactions())
 
 
@@ -541,7 +540,7 @@ def test_a_malformed_frame_comes_after_what_was_before_it(begin):
     found = stream.transactions()
     assert ids([next(found), next(found)]) == [0, 1]
     for again in (found, stream.transactions()):
-        with pytest.raises(PgOutputError, match="stream_order"):
+        with expect_error(code="stream_order"):
             next(again)
 
 
@@ -549,33 +548,34 @@ def test_an_interrupted_iteration_does_not_go_on(begin):
     stream, _ = begin([[*copy_data(server_of(1))[:2], KeyboardInterrupt()]])
     with pytest.raises(KeyboardInterrupt):
         list(stream.transactions())
-    with pytest.raises(PgOutputError, match="interrupted"):
+    with expect_error(code="incomplete"):
         list(stream.transactions())
 
 
 def test_frames_or_transactions_but_not_both(begin):
     stream, _ = begin([copy_data(server_of(1))])
     assert stream.receive(0) is not None
-    with pytest.raises(PgOutputError, match="frames were received from this stream already"):
+    with expect_error(code="unfit_input"):
         stream.transactions()
     stream, _ = begin([copy_data(server_of(1))])
     stream.transactions()
-    with pytest.raises(PgOutputError, match="go into its transactions"):
+    with expect_error(code="unfit_input"):
         stream.receive(0)
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "code"),
     [
-        ({"stop_at": "0/1"}, "stop_at must be an int, as .*parse_lsn.*, not str"),
-        ({"stop_at": -1}, "-1 is no LSN"),
-        ({"idle_timeout": "1"}, "idle_timeout must be a number of seconds, .*, not str"),
-        ({"stop": len}, r"stop must be a threading\.Event"),
+        ({"stop_at": "0/1"}, None),
+        ({"stop_at": -1}, "unfit_input"),
+        ({"idle_timeout": "1"}, None),
+        ({"stop": len}, None),
     ],
 )
-def test_arguments_of_an_iteration(begin, options, match):
+def test_arguments_of_an_iteration(begin, options, code):
     stream, _ = begin([])
-    with pytest.raises((TypeError, PgOutputError), match=match):
+    named = next(iter(options))
+    with expect_error(code=code) if code else pytest.raises(TypeError, match=named):
         stream.transactions(**options)
 
 
@@ -683,7 +683,7 @@ def test_a_group_is_cut_where_an_iteration_stops(begin):
     # The first one announces the table.
     assert (ids([first]), ids(group.transactions()), group.end_lsn) == ([0], [1, 2, 3], ends[3])
     assert list(stream.groups(stop_at=server.committed[4].commit_lsn)) == []
-    with pytest.raises(PgOutputError, match=r"can't be acknowledged: nothing beyond .* was deliv"):
+    with expect_error(code="unfit_input"):
         stream.acknowledge(ends[4])
     stream.acknowledge(ends[2])
     assert stream.acknowledged_lsn == ends[2]

@@ -104,7 +104,7 @@ def test_an_iterator_ends_its_threads_and_connections(shop: Any, how: str) -> No
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
             " AND datname = current_database() AND backend_type = 'client backend'"
         )
-        with pytest.raises(RetryableError, match="can't copy table"):
+        with expect_error(RetryableError, code="connection_lost"):
             list(batches)
     else:
         list(batches)
@@ -122,23 +122,23 @@ def test_an_iterator_ends_its_threads_and_connections(shop: Any, how: str) -> No
 
 
 def test_what_is_refused(shop: Any) -> None:
-    with expect_error(parameter="tables"):
+    with expect_error(code="no_table", parameter="tables"):
         snapshot(shop.dsn, ["p"], tables="public.no")
-    with pytest.raises(pf.PgOutputError, match=r"patterns are of namespace\.name"):
+    with expect_error(code="bad_option", parameter="tables"):
         snapshot(shop.dsn, ["p"], tables="items")
     with expect_error(parameter="target"):
         snapshot(shop.dsn, ["p"], target="other")  # type: ignore[arg-type]
     with ReplicationConnection(shop.dsn) as connection:
         made = slots.create(connection, f"{shop.name}_s", temporary=True, snapshot=True)
         shop.execute("TRUNCATE items")
-        with pytest.raises(RetryableError, match=r"public\.items was truncated .*. Take it again"):
+        with expect_error(RetryableError, code="conflict"):
             snapshot(shop.dsn, ["p"], exported=made)
     assert threads() == []
 
 
 def test_a_value_that_no_column_holds_ends_it(shop: Any) -> None:
     shop.execute("CREATE TABLE dates (d date)", "INSERT INTO dates VALUES ('infinity')")
-    with pytest.raises(pf.DecodeError, match=r"public\.dates"):
+    with expect_error(pf.DecodeError, code="out_of_range"):
         list(snapshot(shop.dsn, ["p"], tables="public.dates"))
     policies = pf.Policies(infinity="null")
     rows = [

@@ -13,8 +13,8 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from support.expected_errors import expect_error
 
-import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import ReplicationConnection, RetryableError, connect, snapshot
 
@@ -151,27 +151,27 @@ def test_a_client_certificate(tls: Any) -> None:
     given = keywords(tls, port=tls.port, dbname="postgres", user="certified")
     with ReplicationConnection(**given, **own) as connection:
         assert connection.database == "postgres"
-    with pytest.raises(pf.PgOutputError, match="certificate") as caught:
+    with expect_error(code="connection_refused") as caught:
         ReplicationConnection(**given)
     assert not isinstance(caught.value, RetryableError)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("more", "match"),
+    "more",
     [
-        ({"sslrootcert": "other.crt"}, "certificate verify failed"),
-        ({"host": "elsewhere"}, 'does not match host name "elsewhere"'),
-        ({"sslmode": "disable"}, "no pg_hba.conf entry"),
-        ({"password": "wr0ng-s3cret"}, "password authentication failed"),
-        ({"sslpassword": "wr0ng-s3cret", "sslmode": "nonsense"}, "invalid sslmode"),
+        {"sslrootcert": "other.crt"},
+        {"host": "elsewhere"},
+        {"sslmode": "disable"},
+        {"password": "wr0ng-s3cret"},
+        {"sslpassword": "wr0ng-s3cret", "sslmode": "nonsense"},
     ],
     ids=str,
 )
-def test_what_is_refused_stays_refused(tls: Any, more: dict[str, Any], match: str) -> None:
+def test_what_is_refused_stays_refused(tls: Any, more: dict[str, Any]) -> None:
     if "sslrootcert" in more:
         more["sslrootcert"] = tls.certificates / more["sslrootcert"]
-    with pytest.raises(pf.PgOutputError, match=match) as caught:
+    with expect_error(code="connection_refused") as caught:
         connect(tls.dsn(tcp=True), slot="s", publications=["p"], **{**keywords(tls), **more})
     assert not isinstance(caught.value, RetryableError)
     assert "s3cret" not in str(caught.value)
