@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from support.expected_errors import expect_error
 from support.postgres.servers import NewServer
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
 from pgoutput_fast.captured.units import open_source
 from pgoutput_fast.embedded import EmbeddedServer
+from pgoutput_fast.errors import Argument
 from pgoutput_fast.replication import (
     CaptureProgress,
     ReplicationConnection,
@@ -426,9 +428,9 @@ def test_slot_beyond_the_directory_is_refused(prepared: Any, tmp_path: Path) -> 
         "INSERT INTO t VALUES (2, 'x')",
         f"SELECT pg_replication_slot_advance('{slot_of(prepared)}', pg_current_wal_lsn())",
     )
-    with pytest.raises(pf.PgOutputError, match="a capture into another directory may have them"):
+    with expect_error(code="changes_missing"):
         run(prepared, tmp_path)
-    with pytest.raises(pf.PgOutputError, match="the changes between them are lost"):
+    with expect_error(code="changes_missing"):
         connect(
             prepared.dsn, slot=slot_of(prepared), publications=["p"],
             start_lsn=list_segments(tmp_path)[-1].end_lsn,
@@ -445,11 +447,8 @@ def test_slot_that_was_there_does_not_begin_another_directory(
     mistyped = tmp_path / "segmets"
     for directory in (mistyped, tmp_path):  # an empty one neither
         for create in (False, True):
-            with pytest.raises(
-                pf.PgOutputError,
-                match=rf"no capture has begun in {directory}\. .*adopt_slot=True .*"
-                + pf.format_lsn(before),
-            ):
+            adopt = [Argument("adopt_slot", True)]
+            with expect_error(code="not_ours", path=str(directory), options=adopt):
                 run(prepared, directory, adopt_slot=False, create_slot=create)
     assert list(tmp_path.iterdir()) == []
     assert confirmed(prepared) == before
@@ -499,9 +498,8 @@ def test_until_lsn_is_exact(prepared: Any, tmp_path: Path) -> None:
 def test_slot_in_use(prepared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.01, 0.01))
     with connect(prepared.dsn, slot=slot_of(prepared), publications=["p"]) as stream:
-        with pytest.raises(ReplicationError, match=r"in use by .*SQLSTATE 55006.*end it") as caught:
+        with expect_error(ReplicationError, code="in_use", sqlstate="55006"):
             run(prepared, tmp_path)
-        assert caught.value.sqlstate == "55006"
         monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.1,) * 100)
         threading.Timer(0.5, stream.close).start()
         # It is tried again until the slot is free.
@@ -517,7 +515,7 @@ def test_a_slot_that_stays_in_use_is_told_briefly(
     monkeypatch.setattr(walsender, "_BUSY_WAITS", (0.01, 0.02, 0.03))
     slot = slot_of(prepared)
     with connect(prepared.dsn, slot=slot, publications=["p"]):
-        with pytest.raises(ReplicationError, match="SQLSTATE 55006") as caught:
+        with expect_error(ReplicationError, code="in_use", sqlstate="55006") as caught:
             connect(prepared.dsn, slot=slot, publications=["p"])
         still = f"slot {slot!r} is still in use; trying again in"
         assert [one for one in caplog.messages if "trying again" in one] == [
@@ -526,25 +524,25 @@ def test_a_slot_that_stays_in_use_is_told_briefly(
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "code"),
     [
-        ({"slot": "nothing"}, r"no slot 'nothing' .*SQLSTATE 42704.*create_slot=True"),
-        ({"slot": "No'thing"}, "is no name of a slot"),
-        ({"slot": "physical"}, "is a physical one, for a standby"),
-        ({"publications": ["p", "q"]}, "no publication 'q' in database"),
-        ({"publications": ['"p"']}, "no publication '\"p\"' in .*, without the quotes"),
-        ({"publications": ["p\0"]}, "name of a publication"),
+        ({"slot": "nothing"}, "no_slot"),
+        ({"slot": "No'thing"}, "bad_option"),
+        ({"slot": "physical"}, "not_ours"),
+        ({"publications": ["p", "q"]}, "no_publication"),
+        ({"publications": ['"p"']}, "no_publication"),
+        ({"publications": ["p\0"]}, "bad_option"),
     ],
 )
 def test_what_is_not_there(
-    prepared18: Any, tmp_path: Path, options: dict[str, Any], match: str
+    prepared18: Any, tmp_path: Path, options: dict[str, Any], code: str
 ) -> None:
     if options.get("slot") == "physical":
         options = {**options, "slot": f"physical_{prepared18.name}"}
         prepared18.execute(f"SELECT pg_create_physical_replication_slot('{options['slot']}')")
     given = {"slot": slot_of(prepared18), "publications": ["p"], **options}
     try:
-        with pytest.raises(pf.PgOutputError, match=match):
+        with expect_error(code=code):
             capture(prepared18.dsn, directory=tmp_path / "new", **given)
     finally:
         prepared18.execute(
@@ -556,38 +554,40 @@ def test_what_is_not_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("options", "code"),
     [
-        ({"slot": None}, "the name of a slot must be a str, not NoneType"),
-        ({"until_lsn": "0/1"}, r"until_lsn must be an int, as pgoutput_fast\.parse_lsn .* not str"),
-        ({"until_lsn": 1.0}, "not float"),
-        ({"until_lsn": True}, "not bool"),
-        ({"until_lsn": -1}, "-1 is no LSN"),
-        ({"until_lsn": 1 << 64}, "is no LSN"),
+        ({"until_lsn": -1}, "unfit_input"),
+        ({"until_lsn": 1 << 64}, "unfit_input"),
+        ({"segment_bytes": 0}, "bad_option"),
+        # Those of other types.
+        ({"slot": None}, None),
+        ({"until_lsn": "0/1"}, None),
+        ({"until_lsn": 1.0}, None),
+        ({"until_lsn": True}, None),
         # Not a function of its own: tests have the same names in every process.
-        ({"stop": len}, r"stop must be a threading\.Event, not builtin_function_or_method"),
-        ({"progress": 1}, "progress must be callable, not int"),
-        ({"directory": None}, "directory must be a path, not NoneType"),
-        ({"directory": b"x"}, "directory must be a path, not bytes"),
-        ({"segment_bytes": "1"}, "segment_bytes must be a number of bytes .*, not str"),
-        ({"segment_bytes": 0}, "segment_bytes: 0 is not a number of bytes from 1"),
-        ({"binary": "false"}, "binary must be a bool, not str"),
-        ({"messages": 1}, "messages must be a bool, not int"),
-        ({"create_slot": "yes"}, "create_slot must be a bool, not str"),
-        ({"adopt_slot": None}, "adopt_slot must be a bool, not NoneType"),
+        ({"stop": len}, None),
+        ({"progress": 1}, None),
+        ({"directory": None}, None),
+        ({"directory": b"x"}, None),
+        ({"segment_bytes": "1"}, None),
+        ({"binary": "false"}, None),
+        ({"messages": 1}, None),
+        ({"create_slot": "yes"}, None),
+        ({"adopt_slot": None}, None),
         *[
-            ({"dsn": dsn}, f"the connection string must be a str, not {type(dsn).__name__}")
+            ({"dsn": dsn}, None)
             for dsn in (1.5, ["s3cret"], b"password=s3cret", {"password": "s3cret"})
         ],
     ],
     ids=str,
 )
 def test_wrong_arguments_leave_nothing_behind(
-    database18: Any, tmp_path: Path, options: dict[str, Any], match: str
+    database18: Any, tmp_path: Path, options: dict[str, Any], code: str | None
 ) -> None:
     database18.execute(*SETUP)
     given = {"create_slot": True, "directory": tmp_path / "new", **options}
-    with pytest.raises((TypeError, pf.PgOutputError), match=match) as caught:
+    named = "connection string" if "dsn" in options else next(iter(options))
+    with expect_error(code=code) if code else pytest.raises(TypeError, match=named) as caught:
         run(database18, given.pop("directory"), **given)
     assert "s3cret" not in str(caught.value)
     assert database18.slots() == {}
@@ -613,7 +613,7 @@ def test_invalidated_slot(tmp_path: Path) -> None:
                 connection.execute("INSERT INTO unpublished VALUES (1)")
                 connection.execute("SELECT pg_switch_wal()")
             connection.execute("CHECKPOINT")
-        with pytest.raises(pf.PgOutputError, match=r"'s' is invalidated.*copy the tables anew"):
+        with expect_error(code="changes_missing"):
             capture(server.dsn(), slot="s", publications=["p"], directory=tmp_path)
 
 
@@ -627,7 +627,7 @@ def test_end_of_the_server_is_an_error_and_harms_nothing(tmp_path: Path) -> None
             connection.execute("INSERT INTO t VALUES (1, 'x')")
             connection.execute("BEGIN")
         threading.Timer(1.0, server.stop).start()
-        with pytest.raises(RetryableError, match=r"can't connect|ended the stream"):
+        with expect_error(RetryableError, code="connection_lost"):
             capture(
                 server.dsn(), slot="s", publications=["p"], directory=tmp_path, adopt_slot=True,
                 retry_for=0.5,
@@ -720,7 +720,7 @@ def test_stream_that_the_server_ends_with_an_error(prepared: Any, tmp_path: Path
         "INSERT INTO f VALUES (1)",
         "INSERT INTO f VALUES (0)",
     )
-    with pytest.raises(ReplicationError, match=r"ended the stream: division by zero.*22012"):
+    with expect_error(ReplicationError, code="server_refused", sqlstate="22012"):
         run(prepared, tmp_path)
     assert prepared.slots() == {slot_of(prepared): False}
 
@@ -770,28 +770,25 @@ def test_what_the_server_can_not_stream_comes_whole(
 SECRET = "s3cr€t/p@ss:word"
 
 
-UNREADABLE = "can't be read|that can't be one"
-
-
 @pytest.mark.parametrize(
-    ("dsn", "match"),
+    ("dsn", "code"),
     [
         (
             "host={host} port={port} user=postgres dbname=postgres password='{secret}'",
-            "28P01|password authentication failed",
+            "connection_refused",
         ),
-        ("postgresql://postgres:{secret}@{host}:{port}/postgres", UNREADABLE),
-        ("postgresql://postgres:a@{secret}@{host}:{port}/postgres", UNREADABLE),
-        ("postgresql://postgres:x/{secret}@{host}:{port}/postgres", UNREADABLE),
-        ("host={host} {secret}", "can't be read"),
-        ("host={host} password={secret} nonsense={secret}", "can't be read"),
+        ("postgresql://postgres:{secret}@{host}:{port}/postgres", "bad_option"),
+        ("postgresql://postgres:a@{secret}@{host}:{port}/postgres", "bad_option"),
+        ("postgresql://postgres:x/{secret}@{host}:{port}/postgres", "bad_option"),
+        ("host={host} {secret}", "bad_option"),
+        ("host={host} password={secret} nonsense={secret}", "bad_option"),
     ],
 )
 def test_password_is_in_no_message(
-    tcp_server: EmbeddedServer, tmp_path: Path, dsn: str, match: str
+    tcp_server: EmbeddedServer, tmp_path: Path, dsn: str, code: str
 ) -> None:
     given = dsn.format(host="127.0.0.1", port=tcp_server.port, secret=SECRET)
-    with pytest.raises(pf.PgOutputError, match=match) as caught:
+    with expect_error(code=code) as caught:
         capture(given, slot="s", publications=["p"], directory=tmp_path)
     # With what Python prints of the causes.
     text = "".join(traceback.format_exception(caught.value)) + repr(caught.value)

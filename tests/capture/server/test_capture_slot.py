@@ -59,12 +59,12 @@ def test_refused_by_the_directory(database: Any, tmp_path: Path) -> None:
     land(database, tmp_path / "a", "slot_a")
     before = slots(database)
     assert "slot_a" in before
-    with pytest.raises(pf.PgOutputError, match="no slot 'slot_b', and a capture has begun in"):
+    with expect_error(code="no_slot", path=str(tmp_path / "a")):
         land(database, tmp_path / "a", "slot_b")
     assert slots(database) == before
     # Made and dropped again.
     lock = claim_directory(tmp_path / "b", "capture", "segments")
-    with pytest.raises(pf.PgOutputError, match="another capture writes into"):
+    with expect_error(code="in_use", path=str(tmp_path / "b")):
         land(database, tmp_path / "b", "slot_b")
     os.close(lock)
     assert slots(database) == before
@@ -92,10 +92,7 @@ def test_a_slot_that_was_dropped_is_not_made_again_for_its_directory(
     land(database, directory, "slot_e")
     database.execute("SELECT pg_drop_replication_slot('slot_e')", "INSERT INTO t VALUES (1)")
     before = slots(database)
-    with pytest.raises(
-        pf.PgOutputError,
-        match=r"no slot 'slot_e', and a capture has begun in .*dropped, begin with a new slot",
-    ):
+    with expect_error(code="no_slot", path=str(directory)):
         capture(
             database.dsn, slot="slot_e", publications=["p"], directory=directory,
             create_slot=create_slot,
@@ -120,7 +117,7 @@ def test_killed_after_it_has_made_the_slot_it_knows_it(database18: Any, tmp_path
     ended = subprocess.run([sys.executable, "-c", KILLED, database18.dsn, directory], check=False)
     assert (ended.returncode, slots(database18)) == (9, ["slot_k"])
     # No other directory takes it.
-    with pytest.raises(pf.PgOutputError, match="is there already, and no capture has begun in"):
+    with expect_error(code="not_ours", path=str(tmp_path / "b")):
         land(database18, tmp_path / "b", "slot_k")
     database18.execute("INSERT INTO t VALUES (1)")
     land(database18, directory, "slot_k")
@@ -148,14 +145,12 @@ def test_an_adopted_slot_that_is_in_use(
     with connect(database18.dsn, **options):
         query = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'slot_u'"
         ((pid,),) = database18.execute(query)
-        with pytest.raises(
-            RetryableError,
-            match=rf"with slot 'slot_u': it is in use by the server's process {pid} .*: end it",
-        ):
+        with expect_error(RetryableError, code="in_use", sqlstate="55006") as caught:
             capture(
                 database18.dsn, directory=tmp_path / "a", adopt_slot=True, snapshot=snapshot,
                 **options,
             )  # fmt: skip
+        assert str(pid) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     # Its last reader has only just gone.
     monkeypatch.undo()
@@ -182,11 +177,7 @@ def test_a_publication_that_was_made_again(pg16: Any, tmp_path: Path) -> None:
         ):
             connection.execute(statement)
         options: Any = {"slot": "again", "publications": ["again"], "directory": tmp_path}
-        match = (
-            r"\"again\" does not exist .*42704.* there still: .*dropped and made again"
-            r".* copy the tables anew"
-        )
-        with pytest.raises(ReplicationError, match=match):
+        with expect_error(ReplicationError, code="no_publication", sqlstate="42704"):
             capture(pg16.dsn(), adopt_slot=True, **options)
         connection.execute("SELECT pg_drop_replication_slot('again')")
         connection.execute("DROP PUBLICATION again")
@@ -198,10 +189,11 @@ def test_a_server_without_slots_is_told_what_to_set(tmp_path: Path) -> None:
     with EmbeddedServer(18, {"max_replication_slots": 0}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
-        with pytest.raises(ReplicationError, match=r"55000.*; set max_replication_slots") as caught:
+        with expect_error(ReplicationError, code="server_setting", sqlstate="55000") as caught:
             capture(
                 server.dsn(), slot="s", publications=["p"], directory=tmp_path, create_slot=True
             )
+    assert "max_replication_slots" in str(caught.value)
     assert "anew" not in str(caught.value)
 
 
@@ -237,7 +229,7 @@ def test_a_role_that_lacks_the_attribute(database: Any) -> None:
     role = f"plain_{database.name}"
     database.execute(f"CREATE ROLE {role} LOGIN")
     try:
-        with pytest.raises(ReplicationError, match="give the role the attribute: ALTER ROLE"):
+        with expect_error(ReplicationError, code="no_rights"):
             ReplicationConnection(ConnectionParameters(database.dsn, {"user": role}))
     finally:
         database.execute(f"DROP ROLE {role}")
