@@ -211,24 +211,20 @@ def test_nothing_found_is_said(
     run: Run, directory: Path, options: list[str], as_objects: bool
 ) -> None:
     assert run("inspect", *["--json"] * as_objects, *options, directory, code=1) == []
-    assert run.error == (
-        "pgoutput-fast: no message matches; there are messages of the tables other.t, public.t\n"
-    )
+    assert "[no_table]" in run.error
+    assert "tables other.t, public.t" in run.error
 
 
 @pytest.mark.parametrize(
     ("options", "tags"),
     [
-        (["--tag", "c P,K"], "the tags are B C D I M R T U"),
-        (["--table", "other.t", "--tag", "D"], "the tags of what else was asked for are I R T"),
+        (["--tag", "c P,K"], "B C D I M R T U"),
+        (["--table", "other.t", "--tag", "D"], "I R T"),
     ],
 )
 def test_nothing_found_of_a_tag(run: Run, directory: Path, options: list[str], tags: str) -> None:
     assert run("inspect", *options, directory, code=1) == []
-    assert run.error == (
-        "pgoutput-fast: no message matches; there are messages of the tables other.t, public.t; "
-        f"{tags}\n"
-    )
+    assert run.error.endswith(f" {tags} [no_table]\n")
 
 
 def test_files_that_do_not_go_together_are_refused(
@@ -243,30 +239,30 @@ def test_files_that_do_not_go_together_are_refused(
         writer.flush()
     recorded = recording(tmp_path / "r.arrow", FRAMES)
     again = recording(tmp_path / "again.arrow", FRAMES)
-    for paths, said in [
-        ([directory, directory], "is given twice"),
-        ([first, directory], "is given twice"),
-        ([directory, other], "slot"),
-        ([recorded, tmp_path / "other" / ".." / "r.arrow"], "is given twice, once as"),
+    for paths, code in [
+        ([directory, directory], "bad_option"),
+        ([first, directory], "bad_option"),
+        ([directory, other], "another_history"),
+        ([recorded, tmp_path / "other" / ".." / "r.arrow"], "bad_option"),
     ]:
         for options in ([], ["--stats"]):
             assert run("inspect", *options, *paths, code=1) == []
-            assert said in run.error
+            assert f"[{code}]" in run.error
     assert run("inspect", second, first) == run("inspect", directory)
     assert len(run("inspect", recorded, again, directory)) == 3 * len(FRAMES) + 1
 
 
 def test_an_empty_directory_is_said(run: Run, tmp_path: Path) -> None:
     assert run("inspect", tmp_path, code=1) == []
-    assert run.error == f"pgoutput-fast: there is no segment in {tmp_path}\n"
+    assert run.error.endswith(f" {tmp_path} [missing_path]\n")
 
 
 def test_nothing_found_among_many_tables_or_none(run: Run, tmp_path: Path) -> None:
     frames = [relation(n, "s", f"t{n:02}") for n in range(22)]
     run("inspect", "--table", "t", recording(tmp_path / "a.arrow", frames), code=1)
-    assert run.error.endswith(f"tables {', '.join(f's.t{n:02}' for n in range(20))} and 2 more\n")
+    assert f"tables {', '.join(f's.t{n:02}' for n in range(20))} and 2 more" in run.error
     run("inspect", "--tag", "I", recording(tmp_path / "b.arrow", [begin(1, 1)]), code=1)
-    assert run.error.endswith("; there are messages of no table; the tags are B\n")
+    assert run.error.endswith(" B [no_table]\n")
 
 
 def test_stats(run: Run, directory: Path) -> None:
@@ -296,7 +292,7 @@ def test_stats(run: Run, directory: Path) -> None:
     ]
     (empty,) = run.objects("--stats", "--tag", "K", directory, code=1)
     assert (empty["frames"], empty["lsns"], empty["tables"]) == (0, [], {})
-    assert "no message matches" in run.error
+    assert "[no_table]" in run.error
 
 
 @pytest.mark.everyday(
@@ -362,7 +358,8 @@ def test_frame_that_cannot_be_decoded_is_shown_and_counted(run: Run, tmp_path: P
     frames = [begin(1, 1), testing.insert(99, ["1"]), b"", b"?", commit(1)]
     path = recording(tmp_path / "a", frames)
     found = run.objects(path, code=1)
-    assert run.error == "pgoutput-fast: 3 frames could not be decoded\n"
+    assert "3 frames" in run.error
+    assert "[frames_refused]" in run.error
     assert [shown.get("error", {}).get("code") for shown in found] == [
         *(None, "unknown_relation", "empty_frame", "unknown_tag"),
         None,
@@ -370,7 +367,8 @@ def test_frame_that_cannot_be_decoded_is_shown_and_counted(run: Run, tmp_path: P
     assert found[1]["frame"] == {"hex": frames[1].hex()}
     assert found[1]["xid"] == 1
     run("inspect", recording(tmp_path / "b", [b"?"]), code=1)
-    assert run.error == "pgoutput-fast: 1 frame could not be decoded\n"
+    assert "1 frame " in run.error
+    assert "[frames_refused]" in run.error
     lines = run("inspect", path, code=1)
     assert lines[1].startswith("0/2 1 ERROR unknown_relation at byte 1: ")
     (stats,) = run.objects("--stats", path, code=1)
@@ -387,28 +385,26 @@ def test_files_that_are_none(run: Run, tmp_path: Path, directory: Path) -> None:
     segment = min(directory.glob("*.arrow"))
     cut = tmp_path / "cut"
     cut.write_bytes(segment.read_bytes()[:-20])
-    for path, match in [
-        (tmp_path / "none", f"can't read {tmp_path}/none: No such file"),
-        (text, "is no Arrow IPC file, or is cut short"),
-        (cut, "is no Arrow IPC file, or is cut short"),
-        (table, "is neither a segment nor a recorded stream"),
-        (
-            copy_data,
-            "has CopyData that is neither a keepalive nor XLogData: 4 bytes, the first b'w'",
-        ),
-        (recording(tmp_path / "e", [], client_encoding="klingon"), "klingon"),
-        (recording(tmp_path / "n", [], client_encoding=7), "client_encoding is 7, expected str"),
-        (recording(tmp_path / "t", [], payload=pa.utf8()), "its column payload is no binary"),
+    for path, code in [
+        (tmp_path / "none", "missing_path"),
+        (text, "damaged"),
+        (cut, "damaged"),
+        (table, "not_ours"),
+        (copy_data, "damaged"),
+        (recording(tmp_path / "e", [], client_encoding="klingon"), "bad_option"),
+        (recording(tmp_path / "n", [], client_encoding=7), "not_ours"),
+        (recording(tmp_path / "t", [], payload=pa.utf8()), "not_ours"),
     ]:
         assert run("inspect", path, code=1) == []
         assert run.error.startswith("pgoutput-fast: ")
         assert run.error.count("\n") == 1
-        assert match in run.error
+        assert f"[{code}]" in run.error
+        assert path.name in run.error
     damaged = bytearray(segment.read_bytes())
     damaged[damaged.index(b"public\0")] ^= 1
     segment.write_bytes(damaged)
     assert run("inspect", directory, code=1) == []
-    assert "is damaged: record batch 0" in run.error
+    assert "[damaged]" in run.error
 
 
 def test_usage_and_version(run: Run) -> None:
@@ -461,10 +457,10 @@ def test_a_server_has_to_be_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert "no server is named: give --dsn or --dsn-file, or set libpq's variables" in run.error
     monkeypatch.setenv("PGHOST", "/nonexistent")
     run(*arguments, code=1)
-    assert "can't connect" in run.error
+    assert "[connection_lost]" in run.error
     monkeypatch.delenv("PGHOST")
     run(*arguments, "--dsn", "host=/nonexistent", code=1)
-    assert "can't connect" in run.error
+    assert "[connection_lost]" in run.error
 
 
 def test_two_phase_commit(run: Run, tmp_path: Path) -> None:
@@ -571,7 +567,8 @@ def test_segment_with_a_damaged_end_is_not_left_out(run: Run, directory: Path) -
     last.write_bytes(damaged)
     for path in (directory, last):
         assert run("inspect", path, code=1) == []
-        assert f"{last} is damaged: the last of its 2 record batches is no end mark" in run.error
+        assert str(last) in run.error
+        assert "[damaged]" in run.error
 
 
 def test_closed_pipe_is_quiet(tmp_path: Path) -> None:
@@ -819,4 +816,5 @@ def test_a_file_that_has_no_types_is_named(run: Run, tmp_path: Path) -> None:
     path.write_text("[]")
     options = ["--values", "typed", "--types", path]
     run.objects(*options, typed_recording(tmp_path), code=1)
-    assert f"{path}: this is no catalogue of types" in run.error
+    assert str(path) in run.error
+    assert "[damaged]" in run.error

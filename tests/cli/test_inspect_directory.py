@@ -64,7 +64,7 @@ def test_rows_of_snapshots_are_shown_as_read(made: MadeDirectory, run: Run) -> N
     # Files of snapshots do not follow each other, and go together with all others.
     segments = sorted(made.directory.glob("*.arrow"))
     assert len(run(second, *segments, first, "--tag", "IU")) == 2
-    assert run(second, second, code=1)[0].endswith(f"{second} is given twice, once as {second}")
+    assert run(second, second, code=1)[0].endswith(f" {second} [bad_option]")
 
 
 def test_the_summary_has_tables_and_consumers(made: MadeDirectory, run: Run) -> None:

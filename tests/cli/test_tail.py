@@ -182,11 +182,11 @@ def test_server_that_ends_the_connection(database: Any, tail: Callable[..., Tail
 
 @pytest.mark.slow
 def test_errors_are_one_line(database18: Any) -> None:
-    for dsn, text in [
-        (database18.dsn, "no publication 'p' in database"),
-        (database18.dsn + " password=s3cret sslmode=nonsense", "can't connect"),
-        ("postgresql://u:s3cret@x@y/z", "host, port or database that can't be one"),
-        ("host=/nonexistent password=s3cret", "can't connect"),
+    for dsn, code in [
+        (database18.dsn, "no_publication"),
+        (database18.dsn + " password=s3cret sslmode=nonsense", "connection_refused"),
+        ("postgresql://u:s3cret@x@y/z", "bad_option"),
+        ("host=/nonexistent password=s3cret", "connection_lost"),
     ]:
         done = subprocess.run(
             [sys.executable, "-m", "pgoutput_fast", "tail", "--publication", "p"],
@@ -196,7 +196,7 @@ def test_errors_are_one_line(database18: Any) -> None:
             env={**os.environ, "PGOUTPUT_FAST_DSN": dsn},
         )
         assert (done.returncode, done.stdout) == (1, "")
-        assert text in done.stderr
+        assert f"[{code}]" in done.stderr
         assert "s3cret" not in done.stderr
         assert "Traceback" not in done.stderr
         assert done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from psycopg import conninfo
+from support.expected_errors import expect_error
 from support.postgres.servers import find_server, standby
 from support.waiting import wait_until
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
+REFUSED = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference)
+"""Updates that the server refuses, without a replica identity or by columns outside of it."""
 SETTINGS = {"log_min_messages": "fatal"}
 VERSIONS = range(10, 19)
 
@@ -366,7 +369,7 @@ def test_sql_mends(running: EmbeddedServer, case: Case) -> None:
     run(dsn, *case.setup)
     if case.refused is not None:
         run(dsn, f"INSERT INTO {T} (id) VALUES (7)")
-        with pytest.raises(psycopg.Error, match=r"publi|identity"):
+        with pytest.raises(REFUSED):
             run(dsn, case.refused)
     finding = mended(dsn, case.id, publications=case.publications)
     assert finding.objects == case.objects
@@ -709,7 +712,7 @@ def test_privileges_on_partitions_and_their_root(
     assert the(examine(as_role), "select-privilege").objects == (T, U)
     run(dsn, f"GRANT SELECT ON {U} TO {R}")
     # A snapshot locks the root, for which the server asks for the same right.
-    with pytest.raises(pf.PgOutputError, match=r"can't copy table .*T .*permission denied"):
+    with expect_error(code="no_rights"):
         snapshot(as_role, ["r"])
     assert mended(dsn, "select-privilege", as_role).objects == (T,)
     with snapshot(as_role, ["r"]) as batches:

@@ -18,6 +18,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+from support.expected_errors import expect_error
 from support.waiting import wait_until
 
 pytest.importorskip("pyspark")
@@ -29,7 +30,6 @@ import duckdb
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
-import pgoutput_fast as pf
 from pgoutput_fast.cli.demo import command
 from pgoutput_fast.demo import report
 from pgoutput_fast.demo.driver import Driver
@@ -254,7 +254,7 @@ def test_a_sync_that_ends_by_itself_is_told_with_its_reason(tmp_path, monkeypatc
         lines.append,
     )  # fmt: skip
     try:
-        with pytest.raises(pf.PgOutputError, match=r"the sync failed: .*; its log is .*sync\.log"):
+        with expect_error(code="process_failed", path=str(tmp_path / "sync.log")):
             driver.wait_until(lambda: False, 60, "expected nothing")
     finally:
         driver.kill()

@@ -23,7 +23,6 @@ from support.waiting import wait_until
 
 import pgoutput_fast.embedded
 from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
-from pgoutput_fast.errors import PgOutputError
 
 pytestmark = pytest.mark.server
 
@@ -91,7 +90,7 @@ def test_server_decodes_logically(version: int) -> None:
         assert directory.stat().st_mode & 0o777 == 0o700
     assert not directory.exists()
     assert not processes_of(str(directory))
-    with pytest.raises(PgOutputError, match="does not run"):
+    with expect_error(code="unfit_input"):
         server.dsn()
 
 
@@ -129,7 +128,7 @@ def test_tcp_wants_the_password() -> None:
         with psycopg.connect(dsn) as connection:
             assert connection.info.host == "127.0.0.1"
             password = connection.info.password
-        with pytest.raises(psycopg.OperationalError, match="password"):
+        with pytest.raises(psycopg.OperationalError):
             psycopg.connect(dsn, password="wrong")
         assert password not in repr(server)
         assert password not in server.dsn()
@@ -138,17 +137,19 @@ def test_tcp_wants_the_password() -> None:
 @pytest.mark.slow
 def test_failed_start_says_why_and_leaves_nothing() -> None:
     server = EmbeddedServer(18, {"shared_buffers": "plenty"})
-    with pytest.raises(PgOutputError, match=r"did not start[\s\S]*shared_buffers"):
+    with expect_error(code="process_failed") as caught:
         server.start()
+    assert "shared_buffers" in str(caught.value)  # the end of its log
     assert not server.directory.exists()
     assert not processes_of(str(server.directory))
     assert "stopped" in repr(server)
 
 
 def test_unknown_version_says_where_it_was_looked_for() -> None:
-    with pytest.raises(PgOutputError, match=r"PostgreSQL 8 .*/usr/lib/postgresql/8/bin"):
+    with expect_error(code="missing_package") as caught:
         find_server_bindir(8)
-    with pytest.raises(PgOutputError, match="has no PostgreSQL server that runs"):
+    assert "/usr/lib/postgresql/8/bin" in str(caught.value)
+    with expect_error(code="bad_option", path="/nonexistent"):
         EmbeddedServer(bindir="/nonexistent").start()
 
 
@@ -337,7 +338,7 @@ def test_it_is_restarted_with_its_data(mode: Any) -> None:
 @pytest.mark.slow
 def test_what_can_not_be_restarted() -> None:
     server = NewServer(18)
-    with pytest.raises(PgOutputError, match="does not run"):
+    with expect_error(code="unfit_input"):
         server.restart()
     with server, expect_error(parameter="mode"):
         server.restart("slow")  # type: ignore[arg-type]
@@ -348,5 +349,6 @@ def test_what_can_not_be_restarted() -> None:
                 psycopg.connect(ended.dsn()).close()
         while "is shut down" not in ended.log():  # it removes its file before that line
             time.sleep(0.01)
-        with pytest.raises(PgOutputError, match=r"(?s)has ended by itself.*is shut down"):
+        with expect_error(code="process_failed") as caught:
             ended.restart()
+        assert "is shut down" in str(caught.value)  # the end of its log

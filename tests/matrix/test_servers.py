@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from support.expected_errors import expect_error
 from support.postgres.servers import (
     CopiedServer,
     backup,
@@ -156,7 +157,7 @@ def test_a_restore_to_an_earlier_point_is_refused(shop: EmbeddedServer, programs
                 f"INSERT INTO t SELECT g, 'x' FROM generate_series(100001, 100000 + {rows}) g",
                 "DELETE FROM t WHERE id > 100000",
             )
-            with pytest.raises(pf.PgOutputError, match=r"earlier state( of it)? was") as caught:
+            with expect_error(code="another_history") as caught:
                 connect(earlier.dsn(), start_lsn=positions[-1], start_timeline=timeline, **GIVEN)
             assert not isinstance(caught.value, RetryableError)
         assert now(earlier) > positions[-1]
@@ -173,7 +174,7 @@ def test_a_slot_on_a_standby(shop: EmbeddedServer, programs: Path, version: int)
     """From 16 on; it stays when the standby is promoted."""
     with standby(shop, programs) as other:
         if version < 16:
-            with pytest.raises(pf.PgOutputError, match="on which logical decoding needs"):
+            with expect_error(code="standby"):
                 connect(other.dsn(), create_slot=True, slot="s", publications=["p"])
             return
         with on_standby(shop, other, **GIVEN) as stream:
@@ -217,8 +218,9 @@ def test_a_failover_slot_after_the_standby_is_promoted(
             def synced() -> bool:
                 """Whether the standby's copy can be used; some more is written and acknowledged."""
                 time.sleep(0.2)
-                with pytest.raises(pf.PgOutputError, match=r"once the standby|no slot 's'|made"):
+                with pytest.raises(pf.PgOutputError) as caught:
                     connect(other.dsn(), slot="s", publications=["p"])
+                assert caught.value.code in {"standby", "no_slot", "in_use"}
                 execute(shop, f"INSERT INTO t VALUES ({len(found)})")
                 transaction = next(transactions)
                 found.extend(ids(transaction))
