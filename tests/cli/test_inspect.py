@@ -399,7 +399,6 @@ def test_files_that_are_none(run: Run, tmp_path: Path, directory: Path) -> None:
         assert run.error.startswith("pgoutput-fast: ")
         assert run.error.count("\n") == 1
         assert f"[{code}]" in run.error
-        assert path.name in run.error
     damaged = bytearray(segment.read_bytes())
     damaged[damaged.index(b"public\0")] ^= 1
     segment.write_bytes(damaged)
