@@ -89,36 +89,36 @@ def test_columns_added_and_dropped(spark, tmp_path, new, lacking):
 
 
 RENAMED = [
-    ({"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}, "the column a in the place of x"),
-    ({"id": INT4, "x": DATE, "b": INT8, "c": TEXT}, "the column a in the place of x"),
-    ({"id": INT4, "x": TEXT, "c": TEXT}, "the column a in the place of x"),  # and b dropped
-    ({"id": INT4, "x": TEXT, "b": INT8, "c": TEXT, "d": TEXT}, "the column a in the place of x"),
-    ({"id": INT4, "a": TEXT, "b": INT8, "x": TEXT}, "the column c in the place of x"),
-    ({"id": INT4, "a": TEXT, "b": INT8, "x": TEXT, "d": TEXT}, "the column c in the place of x"),
-    ({"id": INT4, "a": TEXT, "x": TEXT}, "the column c in the place of x"),
-    ({"id": INT4, "b": INT8, "x": TEXT, "y": DATE}, "the column c in the place of x"),
-    ({"x": INT4, "a": TEXT, "b": INT8, "c": TEXT}, "the column id in the place of x"),
-    ({"x": TEXT}, "the column a or c in the place of x"),
-    ({"id": INT4, "c": TEXT, "b": INT8, "a": TEXT}, "a and c have changed places"),
-    ({"id": INT4, "a": TEXT, "n": TEXT, "b": INT8, "c": TEXT}, "lacks the column n"),
+    {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT},
+    {"id": INT4, "x": DATE, "b": INT8, "c": TEXT},
+    {"id": INT4, "x": TEXT, "c": TEXT},  # and b dropped
+    {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT, "d": TEXT},
+    {"id": INT4, "a": TEXT, "b": INT8, "x": TEXT},
+    {"id": INT4, "a": TEXT, "b": INT8, "x": TEXT, "d": TEXT},
+    {"id": INT4, "a": TEXT, "x": TEXT},
+    {"id": INT4, "b": INT8, "x": TEXT, "y": DATE},
+    {"x": INT4, "a": TEXT, "b": INT8, "c": TEXT},
+    {"x": TEXT},
+    {"id": INT4, "c": TEXT, "b": INT8, "a": TEXT},
+    {"id": INT4, "a": TEXT, "n": TEXT, "b": INT8, "c": TEXT},
 ]
 
 
 @pytest.mark.everyday("new0", "new11")
-@pytest.mark.parametrize(("new", "named"), RENAMED)
-def test_a_column_that_may_have_been_renamed_is_an_error(spark, tmp_path, new, named):
+@pytest.mark.parametrize("new", RENAMED)
+def test_a_column_that_may_have_been_renamed_is_an_error(spark, tmp_path, new):
     directory = land(tmp_path / "s", itertools.chain(*versions(ABC, new)), segment_bytes=1)
-    with pytest.raises(PySparkException, match=rf"public\.t: .*{named}.*new copy"):
+    with expect_error(PySparkException, code="unfit_schema", table="public.t"):
         read_segments(spark, directory, "public.t").collect()
 
 
 @pytest.mark.slow
 def test_a_renamed_column_in_frames_and_with_a_schema(spark, tmp_path):
     frames = versions(ABC, {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT})
-    with pytest.raises(PySparkException, match="column a in the place of x"):
+    with expect_error(PySparkException, code="unfit_schema", table="public.t"):
         decode_frames(partitions(spark, *frames), "public.t").collect()
     directory = land(tmp_path / "s", itertools.chain(*frames))
-    with pytest.raises(PySparkException, match="column a in the place of x"):
+    with expect_error(PySparkException, code="unfit_schema", table="public.t"):
         read_segments(spark, directory, "public.t", "id string, x string").collect()
 
 
@@ -126,10 +126,10 @@ def test_a_renamed_column_in_frames_and_with_a_schema(spark, tmp_path):
 def test_a_renamed_column_with_relations_of_either_version(spark):
     new = {"id": INT4, "x": TEXT, "b": INT8, "c": TEXT}
     frames = partitions(spark, *versions(ABC, new))
-    for given, named in ((new, "column a in the place of x"), (ABC, "column x in the place of a")):
+    for given in (new, ABC):
         for schema in (None, "id int, a string", "x string"):
             changes = decode_frames(frames, "public.t", [relation(1, "t", given)], schema)
-            with pytest.raises(PySparkException, match=named):
+            with expect_error(PySparkException, code="unfit_schema", table="public.t"):
                 changes.collect()
     # What was dropped after the relations given is no other column's old name.
     dropped = {"id": INT4, "a": TEXT, "c": TEXT}
@@ -357,7 +357,7 @@ def test_schema_chooses_the_dimensions_of_a_column(spark, tmp_path):
     schema = "a array<int>, b array<array<int>>, r string"
     changes = read_segments(spark, directory, "public.t", schema)
     assert changes.first().after == ([1], [[1], [2]], "[1,2)")
-    with pytest.raises(PySparkException, match=r"column r as struct.*fits into the schema's int"):
+    with expect_error(PySparkException, code="unfit_schema", table="public.t"):
         read_segments(spark, directory, "public.t", "r int").collect()
 
 

@@ -176,7 +176,7 @@ def test_what_another_sync_has_in_the_target_stays(
     staged = Path(tables.target, "_staged", "1" * 32, f"1-{'0' * 32}.parquet")
     staged.parent.mkdir(parents=True)
     staged.touch()
-    with pytest.raises(pf.PgOutputError, match="another sync"):
+    with expect_error(code="in_use"):
         sync(spark, **given)
     assert staged.exists()
     other.close()
@@ -196,7 +196,7 @@ def test_what_executors_refuse(spark: Any, made: MadeDirectory, tmp_path: Path) 
             sync_here(**given, target=tmp_path / "lake", **engine)
         found.append(caught.value)
     assert str(found[0]) == str(found[1])
-    assert "bad_value" in str(found[0])
+    assert found[0].code == "bad_value"
     assert not list((tmp_path / "lake").glob("changes/*/*.parquet"))
 
 
@@ -205,12 +205,10 @@ def test_functions_that_fail(spark: Any) -> None:
     told: list[int] = []
     assert jobs.run("count", len, ["a", "bb", ""], lambda: told.append(1)) == [1, 2, 0]
     # An error of a function is no outage: it would come again.
-    with pytest.raises(pf.PgOutputError, match="Spark could not parse: ValueError: invalid") as bad:
+    with expect_error(code="io_failed") as bad:
         jobs.run("parse", int, ["1", "x"], lambda: None)
     assert not isinstance(bad.value, RetryableError)
-    with pytest.raises(
-        RetryableError, match=r"^Spark could not end: Job aborted .*Python worker exited unexpected"
-    ):
+    with expect_error(RetryableError, code="io_failed"):
         jobs.run("end", os._exit, [3], lambda: None)
 
 
@@ -239,14 +237,14 @@ def test_targets_and_options_that_spark_can_not_have(
     spark: Any, made: MadeDirectory, tmp_path: Path
 ) -> None:
     made.commit(1200, THINGS.relation(), testing.insert(THINGS, [1, "a"]))
-    with pytest.raises(pf.PgOutputError, match="a file that one process writes"):
+    with expect_error(code="bad_option"):
         sync(spark, target=f"duckdb:{tmp_path / 'a.duckdb'}", segments=made.directory)
     assert not (tmp_path / "a.duckdb").exists()
-    with pytest.raises(pf.PgOutputError, match="driver_bytes must be 0 at least, not -1"):
+    with expect_error(code="bad_option"):
         SparkEngine(spark, driver_bytes=-1)
-    with pytest.raises(TypeError, match="driver_bytes must be an int, not float"):
+    with pytest.raises(TypeError, match="driver_bytes"):
         SparkEngine(spark, driver_bytes=1.5)  # type: ignore[arg-type]
-    with pytest.raises(pf.PgOutputError, match="merge_by must be one of auto, task, spark, not"):
+    with expect_error(code="bad_option"):
         SparkEngine(spark, merge_by="duckdb")  # type: ignore[arg-type]
     assert repr(SparkEngine(spark)) == "SparkEngine('local[2]')"
 
@@ -257,12 +255,7 @@ def test_a_merge_of_spark_that_can_not_be(spark: Any, made: MadeDirectory, tmp_p
     given: dict[str, Any] = {"segments": made.directory, "until": "now", "uncopied": "empty"}
     other = spark.newSession()
     other.conf.set("spark.sql.catalog.spark_catalog", "another.Catalog")
-    with pytest.raises(
-        pf.PgOutputError,
-        match=r"merge_by: 'spark' .*: start Spark with the packages "
-        r"io\.delta:delta-spark_4\.2_2\.13:4\.4\.0 and io\.delta:delta-storage:4\.4\.0 .*"
-        r"spark\.sql\.extensions=io\.delta\.\S+ and spark\.sql\.catalog\.spark_catalog=org\.",
-    ):
+    with expect_error(code="bad_option", parameter="merge_by"):
         sync(other, target=tmp_path / "lake", merge_by="spark", **given)
     with expect_error(parameter="merge_by"):
         sync(other, target="s3://bucket/lake", merge_by="spark", **given)
@@ -306,7 +299,7 @@ def test_object_storage_by_executors(spark: Any, made: MadeDirectory, tmp_path: 
         server.stdin.close()
         server.wait()
         made.commit(1400, THINGS.relation(), testing.insert(THINGS, [3, "c"]))
-        with pytest.raises(RetryableError, match="s3://bucket/lake") as refused:
+        with pytest.raises(RetryableError) as refused:
             sync(spark, **given)
     assert SECRET not in str(refused.value)
     assert KEY_ID not in str(refused.value)

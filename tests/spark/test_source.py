@@ -15,7 +15,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.errors import (
+    AnalysisException,
+    PySparkException,
+    PythonException,
+    StreamingQueryException,
+)
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 from pyspark.sql.streaming.datasource import ReadMaxBytes
@@ -33,7 +38,7 @@ from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.errors import Argument
 from pgoutput_fast.segments.listing import Segment
-from pgoutput_fast.spark import data_source, error_of, read_segments
+from pgoutput_fast.spark import data_source, read_segments
 from pgoutput_fast.spark._source_options import source_options
 from pgoutput_fast.spark.data_source import (
     PgOutputDataSource,
@@ -260,7 +265,7 @@ def test_a_table_that_leaves_the_publications(
     limit = reader.getDefaultReadLimit()
     last = reader.latestOffset(first, limit)
     assert ids(reader, first, last) == [1, 1200]
-    with pytest.raises(pf.PgOutputError, match=r"public\.t was dropped, or .* before 0/4BB: all"):
+    with expect_error(code="no_table", table="public.t"):
         reader.latestOffset(last, limit)
     made.wait(T, 1310, first=False)
     made.copy(T, 1351, [[3, "a"]])
@@ -325,7 +330,7 @@ def test_a_checkpoint_of_another_query(
     with contextlib.nullcontext() if is_finished else pytest.raises(StreamingQueryException):
         query.run()
     query.fails_at = None
-    with pytest.raises(StreamingQueryException, match=r"is of the table with the OID .*another"):
+    with expect_error(StreamingQueryException, code="another_history", table="public.other"):
         query.run(table="public.other")
     fill(made, 1400, 1)
     envelopes = {"mode": "envelope", "segments": str(made.directory), "topicPrefix": "p"}
@@ -381,7 +386,7 @@ def test_a_column_that_comes_while_a_stream_runs(
     assert ids(reader, begin, first) == [1200]
     made.commit(1300, WIDE.relation(), testing.insert(WIDE, [1300, "x", 7]))
     second = reader.latestOffset(first, reader.getDefaultReadLimit())
-    with pytest.raises(pf.PgOutputError, match=r"has got the column w since the query began"):
+    with expect_error(code="unfit_schema", table="public.t"):
         ids(reader, first, second)
     reader.stop()
     # A query that begins now has it, also in the changes that lack it.
@@ -408,11 +413,11 @@ def test_a_column_that_comes_before_a_stream_has_read(
     before, ignoring = frame.load(), frame.option("newColumns", "ignore").load()
     assert query.run() == [("insert", 1200)]
     wide = [WIDE.relation(), testing.insert(WIDE, [1300, "x", 7])]
-    with pytest.raises(StreamingQueryException, match="has got the column w since the query began"):
+    with expect_error(StreamingQueryException, code="unfit_schema", table="public.t"):
         query.run(lambda: made.commit(1300, *wide))
     assert query.run() == [("insert", 1300)]
     assert query.rows == [(1200, "x"), (1300, "x", 7)]
-    with pytest.raises(PythonException, match="has got the column w since the query began"):
+    with expect_error(PythonException, code="unfit_schema", table="public.t"):
         before.collect()
     assert sorted(tuple(row.after) for row in ignoring.collect()) == [(1200, "x"), (1300, "x")]
 
@@ -429,7 +434,7 @@ def test_a_column_that_comes_with_a_copy(source: Any, made: MadeDirectory, tmp_p
     made.copy(WIDE, 1250, [[1, "a", 7], [1200, "x", 7]])
     begin = reader.initialOffset()
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    with pytest.raises(pf.PgOutputError, match=r"has got the column w since the query began"):
+    with expect_error(code="unfit_schema", table="public.t"):
         ids(reader, begin, end)
     reader.stop()
     assert read_anew(made, tmp_path, begin, end) == [1, 1200]
@@ -444,8 +449,7 @@ def test_a_type_that_is_altered_while_a_stream_runs(
     begin = reader.initialOffset()
     made.commit(1300, wider.relation(), testing.insert(wider, [1 << 40, "x"]))
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    told = "changes have the column id as bigint, the schema has it as int"
-    with pytest.raises(pf.PgOutputError, match=told):
+    with expect_error(code="unfit_schema", table="public.t"):
         ids(reader, begin, end)
     reader.stop()
     assert read_anew(made, tmp_path, begin, end) == [1200, 1 << 40]
@@ -460,7 +464,7 @@ def test_another_table_has_got_the_name(source: Any, made: MadeDirectory, tmp_pa
     another = testing.Table("t", {"id": "int4", "v": "text"}, 16999, key=["id"])
     made.commit(1300, renamed.relation(), testing.insert(renamed, [1300, "old"]))
     made.commit(1320, another.relation(), testing.insert(another, [1320, "new"]))
-    with pytest.raises(StreamingQueryException, match=r"of the table with the OID 16390, .* 16999"):
+    with expect_error(StreamingQueryException, code="another_history", table="public.t"):
         query.run()
     assert query.run(table="public.t_old") == [("insert", 1300)]
     assert query.rows == [(1200, "x"), (1300, "old")]
@@ -498,7 +502,7 @@ def test_tables_that_change_names(
     third = named(16400, "t")
     made.commit(1500, third.relation(), testing.insert(third, [9, "x"]))
     later = reader.latestOffset(end, reader.getDefaultReadLimit())
-    with pytest.raises(pf.PgOutputError, match=r"renamed\. Start the query again, which finds"):
+    with expect_error(code="another_history", table="public.t"):
         ids(reader, end, later)
     reader.stop()
 
@@ -524,24 +528,24 @@ def ids(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("change", "code"),
     [
-        ({"slot": "another"}, "the checkpoint is of slot 'another', and the segments are of 's"),
-        ({"database": "another"}, "the checkpoint is of database 'another', and the segments "),
-        ({"system_identifier": "1"}, "the checkpoint is of system_identifier '1'"),
-        ({"position": "0/FFFFFF"}, "the checkpoint is at 0/FFFFFF, and .* ends at 0/"),
-        ({"position": "0/10"}, "0/10"),
-        ({"position": "x"}, "the checkpoint has an offset that this source does not write"),
-        ({"tables": {"a": "0/1"}}, "the checkpoint has an offset that this source does not write"),
+        ({"slot": "another"}, "another_history"),
+        ({"database": "another"}, "another_history"),
+        ({"system_identifier": "1"}, "another_history"),
+        ({"position": "0/FFFFFF"}, "another_history"),
+        ({"position": "0/10"}, "changes_missing"),
+        ({"position": "x"}, "not_ours"),
+        ({"tables": {"a": "0/1"}}, "not_ours"),
     ],
 )
 def test_a_checkpoint_of_something_else(
-    source: Any, made: MadeDirectory, tmp_path: Path, change: dict[str, Any], text: str
+    source: Any, made: MadeDirectory, tmp_path: Path, change: dict[str, Any], code: str
 ) -> None:
     fill(made, 1200, 2)
     reader = _StreamReader(*parts_of(made, tmp_path))
     offset = {**reader.initialOffset(), **change}
-    with pytest.raises(pf.PgOutputError, match=text):
+    with expect_error(code=code):
         reader.latestOffset(offset, reader.getDefaultReadLimit())
     reader.stop()
 
@@ -616,7 +620,7 @@ def test_two_queries_as_one_consumer(
     fill(made, 1200, 1)
     reader = _StreamReader(*parts_of(made, tmp_path))
     reader.initialOffset()
-    with pytest.raises(pf.PgOutputError, match="give another query the option consumer"):
+    with expect_error(code="in_use"):
         _StreamReader(*parts_of(made, tmp_path)).initialOffset()
     other = _StreamReader(*parts_of(made, tmp_path, consumer="another"))
     other.initialOffset()
@@ -629,14 +633,14 @@ def test_two_queries_as_one_consumer(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("begin", "text"),
+    ("begin", "code"),
     [
-        (1000, r"is at 0/4E2, and .* ends at 0/456: .* Begin with a new checkpoint"),
-        (4000, r"is at 0/4E2, and .* begins at 0/FA0: .* with a new checkpoint, and a new target"),
+        (1000, "another_history"),
+        (4000, "changes_missing"),
     ],
 )
 def test_a_directory_that_was_replaced(
-    source: Any, made: MadeDirectory, tmp_path: Path, begin: int, text: str
+    source: Any, made: MadeDirectory, tmp_path: Path, begin: int, code: str
 ) -> None:
     fill(made, 1200, 3)
     query = Query(source, made, tmp_path / "checkpoint")
@@ -644,7 +648,7 @@ def test_a_directory_that_was_replaced(
     shutil.rmtree(made.directory)
     with contextlib.closing(MadeDirectory(made.directory, begin)) as anew:
         fill(anew, begin + 100, 1)
-        with pytest.raises(StreamingQueryException, match=text):
+        with expect_error(StreamingQueryException, code=code, path=str(made.directory)):
             query.run()
     # What is refused is not acknowledged.
     assert list((made.directory / "consumers").glob("*.json")) == []
@@ -756,9 +760,9 @@ def test_options_that_do_not_go_together_with_a_query(
     given = {"table": "public.t", "segments": str(made.directory)}
     fill(made, 1200, 1)
     query = Query(source, made, tmp_path / "checkpoint")
-    with pytest.raises((StreamingQueryException, AnalysisException), match="with a batch query"):
+    with expect_error(PySparkException, code="bad_option"):
         query.run(endingLsn="0/10")
-    with pytest.raises(StreamingQueryException, match=r"startingLsn is FF/0, and .* ends at 0/"):
+    with expect_error(StreamingQueryException, code="bad_option", path=str(made.directory)):
         query.run(startingLsn="FF/0")
     server = {"slot": "s", "publications": "p", "segments": str(tmp_path / "none")}
     batch = source.read.format("pgoutput").options(**{**given, **server}).schema(
@@ -776,7 +780,7 @@ def test_errors_reach_the_user(source: Any, made: MadeDirectory) -> None:
     given = {"table": "public.t", "segments": str(made.directory)}
     whole = source.read.format("pgoutput").options(**given).load()
     for schema in ("id int", "op string, after struct<id: int, v: string>"):
-        with pytest.raises(AnalysisException, match=r"leave \.schema\(\) out to get it"):
+        with expect_error(AnalysisException, code="bad_option"):
             source.read.format("pgoutput").options(**given).schema(schema).load().count()
     # The text of any column may be asked for, and some of the columns.
     ddl = ", ".join(
@@ -786,7 +790,7 @@ def test_errors_reach_the_user(source: Any, made: MadeDirectory) -> None:
     )  # fmt: skip
     chosen = source.read.format("pgoutput").options(**given).schema(ddl).load()
     assert [row.after for row in chosen.collect()] == [("1200",)]
-    with pytest.raises(AnalysisException, match=r"no Relation of public\.u is in the segments"):
+    with expect_error(AnalysisException, code="no_table", table="public.u"):
         read(table="public.u")
 
 
@@ -886,13 +890,12 @@ def test_files_that_can_not_be_written(source: Any, made: MadeDirectory, tmp_pat
                 testing.insert(dates, [2, "infinity"]))  # fmt: skip
     given = {"mode": "manifest", "segments": str(made.directory)}
     read = source.read.format("pgoutput").options(**given)
-    with pytest.raises(PythonException, match="the policy infinity can be 'null'") as raised:
+    with expect_error(PythonException, code="out_of_range", column="day"):
         read.options(output=str(tmp_path / "files")).load().collect()
-    assert "the policy infinity can be" in str(error_of(raised.value))
     # Nothing is left of what a failed task began.
     assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(PythonException, match="can't write into"):
+    with expect_error(PythonException, code="io_failed", path=str(tmp_path / "file")):
         read.options(output=str(tmp_path / "file"), policies="infinity=null").load().collect()
 
 
@@ -978,9 +981,7 @@ def test_what_another_table_lacks_does_not_matter(
     assert query.run() == [("truncate", None), ("read", 1), ("insert", 1500)]
     fill(made, 1600, 1)
     assert query.run() == [("insert", 1600)]
-    with pytest.raises(
-        pf.PgOutputError, match=r"no change of public\.other any more, nor its snap"
-    ):
+    with expect_error(code="changes_missing", table="public.other"):
         read_segments(source, made.directory, "public.other")
 
 
@@ -1012,7 +1013,7 @@ def test_a_batch_from_before_the_first_segment(
     retain(made.directory, Keep(bytes=0), made.writer.store_position)
     given |= {"output": str(tmp_path / "late")} if mode == "manifest" else {}
     made.commit(1200, T.relation(), testing.insert(T, [3, "c"]))
-    with pytest.raises(AnalysisException, match=r"is deleted from"):
+    with expect_error(AnalysisException, code="changes_missing", path=str(made.directory)):
         source.read.format("pgoutput").options(**given, startingLsn="0/1").load().collect()
 
 
@@ -1026,7 +1027,7 @@ def test_a_published_table_without_changes(source: Any, made: MadeDirectory) -> 
     assert found.collect() == []
     read = source.read.format("pgoutput").option("table", "public.quiet")
     assert read.load(str(made.directory)).collect() == []
-    with pytest.raises(pf.PgOutputError, match=r"public\.quiet, public\.t$"):
+    with expect_error(code="no_table", table="public.nobody"):
         read_segments(source, made.directory, "public.nobody")
     listed = read_segments(source, made.directory).collect()
     assert [(row.table, row.schema) for row in listed] == [

@@ -25,7 +25,7 @@ from support.sparks.spark_frames import (
 )
 
 from pgoutput_fast.catalog import CatalogColumn, CatalogTable
-from pgoutput_fast.errors import Argument, PgOutputError
+from pgoutput_fast.errors import Argument
 from pgoutput_fast.spark import current_state, decode_frames, read_segments
 from pgoutput_fast.spark._state_rows import united
 
@@ -272,21 +272,19 @@ def test_a_long_chain_of_moves_keeps_what_was_sent_once(spark):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (("update", None, None, row(2, "sent"), None), "is no row with this key"),
-        (("delete", "K", key_of(2), None, None), "is no row with this key"),
-        (moved(2, 1, unchanged=()), "is no row with this key"),
-        (("insert", None, None, row(1), None), "is a row with this key already"),
+        ("update", None, None, row(2, "sent"), None),
+        ("delete", "K", key_of(2), None, None),
+        moved(2, 1, unchanged=()),
+        ("insert", None, None, row(1), None),
     ],
     ids=["update", "delete", "move", "insert"],
 )
-def test_changes_of_rows_that_were_there_before_are_an_error(spark, change, said):
+def test_changes_of_rows_that_were_there_before_are_an_error(spark, change):
     """As where a slot was made after its table was filled."""
     changes = numbered(("insert", None, None, row(1, "here"), None), change)
-    with pytest.raises(
-        PySparkException, match=rf"s\.t, row \(id, part\) = \([12], 'x'\): change .*{said}"
-    ):
+    with expect_error(PySparkException, code="unfit_row", table="s.t"):
         state(spark, changes)
 
 
@@ -294,14 +292,12 @@ def test_changes_of_rows_that_were_there_before_are_an_error(spark, change, said
 def test_a_column_added_with_a_value_that_nobody_knows_is_an_error(spark):
     changes = numbered(("insert", None, None, row(1, "here"), ["late", "late_default"]))
     computed = column("late_default", has_default=True)
-    for key, shown_key in ((KEY, r"id, part\) = \(1, 'x'"), ([], "id, part, a, big")):
-        with pytest.raises(
-            PySparkException, match=rf"s\.t, row \({shown_key}.*column late_default: no change"
-        ):
+    for key in (KEY, []):
+        with expect_error(PySparkException, code="unfit_row", table="s.t"):
             state(spark, changes, key=key, late=[computed])
     # A default that was dropped may have been written into the rows, where they were written anew.
     plain = column("late_default")
-    with pytest.raises(PySparkException, match="column late: no change"):
+    with expect_error(PySparkException, code="unfit_row", table="s.t"):
         state(spark, changes, late=[plain], file_node=7)
     assert state(spark, changes, late=[plain]) == Counter([shown(row(1, "here"))])
     before = catalogued(column("id", 23), file_node=7)
@@ -324,15 +320,15 @@ def test_another_key_in_the_middle_is_an_error(spark):
         ("insert", None, None, row(1, "here"), None),
         ("delete", "K", (None, "x", None, None, None, None), None, None),
     )
-    with pytest.raises(PySparkException, match="brings no value of the key's column 'id'"):
+    with expect_error(PySparkException, code="null_key", table="s.t"):
         state(spark, changes)
 
 
 def test_changes_without_their_place_are_an_error(spark):
     changes = [("insert", None, 0, None, None, row(1, "here"), None)]
-    with pytest.raises(PgOutputError, match="1 changes are without their commit LSN"):
+    with expect_error(code="unfit_input", table="s.t"):
         state(spark, changes)
-    with pytest.raises(PgOutputError, match="no column 'none'"):
+    with expect_error(code="unfit_input", table="s.t"):
         state(spark, numbered(("insert", None, None, row(1), None)), key=["none"])
 
 
@@ -351,7 +347,7 @@ def test_an_old_row_of_a_partition_has_its_key_alone_though_it_is_called_whole(s
         ("update", "O", key_of(1), row(2), ["big"]),
     )
     assert state(spark, changes) == Counter([shown(row(2, "long"))])
-    with pytest.raises(PySparkException, match="does not bring the whole old row"):
+    with expect_error(PySparkException, code="no_key", table="s.t"):
         state(spark, changes, key=[])
 
 
@@ -362,7 +358,7 @@ def test_a_delete_of_a_row_that_was_never_seen_is_an_error_without_a_key_too(spa
         ("delete", "O", row(1, "same"), None, None),
         ("delete", "O", row(1, "same"), None, None),
     )
-    with pytest.raises(PySparkException, match=r"s\.t: more rows like one go than come"):
+    with expect_error(PySparkException, code="unfit_row", table="s.t"):
         state(spark, changes, key=[])
 
 
@@ -437,7 +433,7 @@ def test_changes_of_another_table_are_refused(spark):
         "op string, commit_lsn bigint, seq bigint, old_kind string, before struct<id:int,v:int>, "
         "after struct<id:int,v:int>, unchanged array<string>",
     )
-    with pytest.raises(PgOutputError, match=r"have the columns v, which s\.t has not"):
+    with expect_error(code="unfit_schema", table="s.t"):
         current_state(changes, table("id", "other"))
     # A column that was dropped since, or added, is no other table's.
     for names in (("id",), ("id", "v", "later")):
@@ -478,15 +474,11 @@ def test_what_relations_tell(spark, tmp_path):
     assert sorted(map(tuple, found.collect())) == [
         (1, 12, 5, True), (2, 21, 5, True), (3, 31, 30, True),
     ]  # fmt: skip
-    with pytest.raises(PgOutputError, match=r"relation id 1, and s\.t in the catalogue is 2"):
+    with expect_error(code="another_history", table="s.t"):
         current_state(changes, table(23, relation_id=2))
     changes.unpersist()
     changes = read_segments(spark, land(tmp_path / "other", altered(INT8)), "s.t")
-    with pytest.raises(
-        PySparkException,
-        match=r"s\.t, row \(id\) = \(1\) and other rows .* at change 0 of the transaction "
-        r"committed at 0/12C, s\.t, column n: its type was altered",
-    ):
+    with expect_error(PySparkException, code="unfit_row", table="s.t"):
         current_state(changes, table(20)).collect()
     state = current_state(changes, table(20), rewritten="keep")
     assert sorted(row.n for row in state.collect()) == [12, 21, 31]
@@ -503,7 +495,7 @@ def test_a_table_made_again_is_no_guess_where_its_relation_is_given(spark):
     given = [relation(oid, "t", {"id": INT4}) for oid in (1, 2)]
     for oid in (1, 2):
         changes = decode_frames(frames, "public.t", [given[oid - 1]])
-        with pytest.raises(PySparkException, match=f"this name was that of relation {oid}"):
+        with expect_error(PySparkException, code="another_history", table="public.t"):
             changes.collect()
     changes = decode_frames(frames, "public.t", given)
     assert [row.after.id for row in changes.collect()] == [2]

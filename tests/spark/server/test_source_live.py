@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from support.expected_errors import expect_error
 from support.waiting import wait_until
 
 from pgoutput_fast.embedded import EmbeddedServer
@@ -73,12 +74,12 @@ def test_a_slot_in_one_query_after_another(streams: Any) -> None:
     database.execute("TRUNCATE t")
     wait_until(lambda: len(made.changes) == 119 or running.exception())
     # No second query reads as the same consumer, nor captures the same slot.
-    for options, text in (
-        ({}, "give another query the option consumer"),
-        ({"consumer": "c"}, "another capture writes into"),
-        ({"segments": f"{made._root}/other", "consumer": "c"}, r"is active|adoptSlot=true"),
+    for options in (
+        {},
+        {"consumer": "c"},
+        {"segments": f"{made._root}/other", "consumer": "c"},
     ):
-        with pytest.raises(StreamingQueryException, match=text):
+        with expect_error(StreamingQueryException, code="in_use"):
             made.start("second", **options).awaitTermination()
     running.stop()
     assert len({(row.commit_lsn, row.seq) for row in made.changes}) == 119
@@ -104,5 +105,5 @@ def test_a_slot_that_is_beyond_the_directory(streams: Any) -> None:
     database.execute(
         f"SELECT pg_replication_slot_advance('slot_{database.name}', pg_current_wal_lsn())"
     )
-    with pytest.raises(StreamingQueryException, match="beyond the end"):
+    with expect_error(StreamingQueryException, code="changes_missing"):
         made.start().awaitTermination()
