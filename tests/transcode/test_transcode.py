@@ -147,34 +147,24 @@ def test_random_rows_in_random_pieces() -> None:
 
 
 BIG = 0x3FFFFFFF
-BAD: dict[str, tuple[bytes, str, str]] = {
-    "fewer columns": (copy_row(b"x") + copy_row(), "b",
-                      "byte 7: the row has 0 columns, and 1 were expected"),
-    "more columns": (copy_row(b"x", b"y"), "b",
-                     "byte 0: the row has 2 columns, and 1 were expected"),
-    "a negative count": (b"\xff\xfe", "b", "byte 0: the row has -2 columns, and 1 were expected"),
-    "a negative length": (copy_row(b"x", None)[:-4] + b"\xff\xff\xff\xfe", "bb",
-                          "byte 7: the length of column 1 is -2"),
-    "the least length": (b"\0\1\x80\0\0\0", "b",
-                         "byte 2: the length of column 0 is -2147483648"),
-    "the greatest length": (b"\0\1\x7f\xff\xff\xff", "b",
-                            ("byte 2: with column 0 of 2147483647 bytes the frame would be longer "
-                            "than 1073741823 bytes")),
-    "a length that no frame holds": (b"\0\2\0\0\0\1x" + struct.pack(">i", BIG - 18), "bb",
-                                     ("byte 7: with column 1 of 1073741805 bytes the frame would "
-                                     "be longer than 1073741823 bytes")),
-    "bytes behind the trailer": (copy_row(b"x") + TRAILER + b"\0", "b",
-                                 "byte 9: 1 bytes follow on the trailer"),
-    "text": (b"1\ta\n", "bb", "byte 0: the row has 12553 columns, and 2 were expected"),
-}  # fmt: skip
+BAD: dict[str, tuple[bytes, str, int]] = {
+    "fewer columns": (copy_row(b"x") + copy_row(), "b", 7),
+    "more columns": (copy_row(b"x", b"y"), "b", 0),
+    "a negative count": (b"\xff\xfe", "b", 0),
+    "a negative length": (copy_row(b"x", None)[:-4] + b"\xff\xff\xff\xfe", "bb", 7),
+    "the least length": (b"\0\1\x80\0\0\0", "b", 2),
+    "the greatest length": (b"\0\1\x7f\xff\xff\xff", "b", 2),
+    "a length that no frame holds": (b"\0\2\0\0\0\1x" + struct.pack(">i", BIG - 18), "bb", 7),
+    "bytes behind the trailer": (copy_row(b"x") + TRAILER + b"\0", "b", 9),
+    "text": (b"1\ta\n", "bb", 0),
+}
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_malformed_rows(case: str) -> None:
-    data, formats, expected = BAD[case]
-    with pytest.raises(pf.PgOutputError) as caught:
+    data, formats, offset = BAD[case]
+    with expect_error(code="unfit_input", offset=offset):
         inserts_of_copy(data, 5, formats)
-    assert str(caught.value) == f"COPY in binary format, {expected}"
 
 
 def test_the_longest_length_that_a_frame_holds_is_waited_for() -> None:
@@ -183,21 +173,17 @@ def test_the_longest_length_that_a_frame_holds_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "expected"),
+    ("header", "offset"),
     [
-        (b"1\tone", (r"byte 0: expected the signature of COPY's binary format, found b'1\tone'; "
-                      "was the format text?")),
-        (HEADER[:11] + struct.pack(">Ii", 1 << 16, 0),
-         "byte 11: the header's flags are 0x00010000; no flag of the upper 16 bits is known"),
-        (HEADER[:15] + b"\xff\xff\xff\xff", "byte 15: the length of the header's extension is -1"),
-        (HEADER[:15] + struct.pack(">i", BIG + 1),
-         "byte 15: the length of the header's extension is 1073741824"),
+        (b"1\tone", 0),
+        (HEADER[:11] + struct.pack(">Ii", 1 << 16, 0), 11),
+        (HEADER[:15] + b"\xff\xff\xff\xff", 15),
+        (HEADER[:15] + struct.pack(">i", BIG + 1), 15),
     ],
-)  # fmt: skip
-def test_malformed_headers(header: bytes, expected: str) -> None:
-    with pytest.raises(pf.PgOutputError) as caught:
+)
+def test_malformed_headers(header: bytes, offset: int) -> None:
+    with expect_error(code="unfit_input", offset=offset):
         inserts_of_copy(header, 5, "b", header=True)
-    assert str(caught.value) == f"COPY in binary format, {expected}"
 
 
 def test_mutated_rows_give_the_same_by_both(both: tuple[ModuleType, ModuleType]) -> None:
@@ -237,9 +223,9 @@ def outcome(call: Any, *arguments: Any) -> Any:
 def test_arguments() -> None:
     with expect_error(parameter="formats"):
         inserts_of_copy(b"", 5, "bx")
-    with pytest.raises(pf.PgOutputError, match="relation_id of a 'I' frame: expected an integer"):
+    with expect_error(code="unfit_input"):
         inserts_of_copy(b"", -1, "b")
-    with pytest.raises(pf.PgOutputError, match="the number of columns"):
+    with expect_error(code="unfit_input"):
         inserts_of_copy(b"", 1, "b" * 0x8000)
     for data in ("text", None, 5):
         with pytest.raises(TypeError):
@@ -247,18 +233,16 @@ def test_arguments() -> None:
         with pytest.raises(TypeError):
             without_xids(data, [0])
     for formats in (None, ["b"], b"b"):
-        with pytest.raises(
-            TypeError, match=f"^formats must be a str, not {type(formats).__name__}$"
-        ):
+        with pytest.raises(TypeError, match="formats"):
             inserts_of_copy(b"", 5, formats)  # type: ignore[arg-type]
 
 
 def test_a_strided_buffer_is_refused() -> None:
     rows = memoryview(bytes(2 * len(copy_row(b"x"))))[::2]
     for header in (False, True):
-        with pytest.raises(TypeError, match=r"^data must be a contiguous buffer$"):
+        with pytest.raises(TypeError, match="data"):
             inserts_of_copy(rows, 5, "b", header=header)
-    with pytest.raises(TypeError, match=r"^data must be a contiguous buffer$"):
+    with pytest.raises(TypeError, match="data"):
         without_xids(rows, [0, len(rows)])
 
 
@@ -323,12 +307,8 @@ def test_a_streamed_transaction_has_protocol_1s_form(impl: ModuleType) -> None:
 def test_what_has_no_place_inside_a_stream_chunk(tag: str) -> None:
     frame = testing.in_stream(testing.insert(5, []), 7)
     other = tag.encode("latin-1") + bytes(300)
-    with pytest.raises(
-        pf.DecodeError, match="is the tag of no message that comes inside a stream chunk"
-    ) as caught:
+    with expect_error(pf.DecodeError, code="stream_order", offset=0, tag=tag, frame=1):
         without_xids(*packed([frame, other, b""]))
-    error = caught.value
-    assert (error.code, error.offset, error.tag, error.frame) == ("stream_order", 0, tag, 1)
 
 
 @pytest.mark.parametrize(
@@ -344,9 +324,9 @@ def test_frames_too_short(frame: bytes, code: str, offset: int, tag: str | None)
 
 def test_offsets_that_fall_or_leave_the_buffer() -> None:
     for offsets in ([0, 2, 1], [0, 9], [-1, 3]):
-        with pytest.raises(ValueError, match=r"^offset \d is "):
+        with pytest.raises(ValueError, match="offset"):
             without_xids(bytes(8), offsets)
-    with pytest.raises(ValueError, match="n \\+ 1 integers"):
+    with pytest.raises(ValueError, match="offsets"):
         without_xids(b"", [])
 
 
