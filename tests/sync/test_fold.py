@@ -184,7 +184,7 @@ def test_values_that_were_not_sent_come_from_a_whole_old_row() -> None:
         ("upsert", (2, "long"), "absent", None, (1,)),
         ("upsert", (3, None), "present", ["note"], None),
     ]
-    with pytest.raises(pf.PgOutputError, match=r"the whole old row.*ALTER TABLE <partition>"):
+    with expect_error(code="no_key", table="public.things"):
         folded(WHOLE.relation(), t.update(WHOLE, [3, UNSENT], old=[3, None]))
 
 
@@ -296,41 +296,26 @@ def test_a_longer_type_evolves(before: Any, after: Any) -> None:
 def test_a_type_that_rewrites_the_table_is_refused(before: Any, after: Any) -> None:
     old = t.Table("things", {"id": "int4", "value": before})
     new = t.Table("things", {"id": "int4", "value": after})
-    with pytest.raises(pf.PgOutputError, match=r"public\.things, column value: its type was alter"):
+    with expect_error(code="unfit_schema", table="public.things"):
         folded(old.relation(), t.insert(old, [1, None]), new.relation(), t.insert(new, [2, None]))
 
 
 @pytest.mark.parametrize(
-    ("frames", "message"),
+    "frames",
     [
-        ([t.insert(THINGS, [1, "a", "b"])] * 2, r"row \(id\) = \(1\).*this key already"),
-        ([t.delete(THINGS, {"id": 1})] * 2, r"row \(id\) = \(1\).*no row with this key"),
-        (
-            [t.delete(THINGS, {"id": 1}), t.update(THINGS, [1, "a", "b"])],
-            r"row \(id\) = \(1\): change 1 .*no row with this key",
-        ),
-        (
-            [t.truncate([THINGS]), t.update(THINGS, [3, "a", "b"])],
-            r"row \(id\) = \(3\).*no row with this key",
-        ),
-        (
-            [
-                t.update(THINGS, [2, "a", "b"], old={"id": 1}),
-                t.update(THINGS, [3, "a", "b"], old={"id": 1}),
-            ],
-            r"row \(id\) = \(1\).*no row with this key",
-        ),
-        (
-            [
-                t.update(THINGS, [5, "a", "b"]),
-                t.update(THINGS, [5, "a", "b"], old={"id": 1}),
-            ],
-            r"row \(id\) = \(5\).*this key already",
-        ),
+        [t.insert(THINGS, [1, "a", "b"])] * 2,
+        [t.delete(THINGS, {"id": 1})] * 2,
+        [t.delete(THINGS, {"id": 1}), t.update(THINGS, [1, "a", "b"])],
+        [t.truncate([THINGS]), t.update(THINGS, [3, "a", "b"])],
+        [
+            t.update(THINGS, [2, "a", "b"], old={"id": 1}),
+            t.update(THINGS, [3, "a", "b"], old={"id": 1}),
+        ],
+        [t.update(THINGS, [5, "a", "b"]), t.update(THINGS, [5, "a", "b"], old={"id": 1})],
     ],
 )
-def test_changes_that_do_not_go_together_are_refused(frames: list[bytes], message: str) -> None:
-    with pytest.raises(pf.PgOutputError, match=message):
+def test_changes_that_do_not_go_together_are_refused(frames: list[bytes]) -> None:
+    with expect_error(code="unfit_row", table="public.things"):
         folded(THINGS.relation(), *frames)
 
 
@@ -338,20 +323,20 @@ def test_changes_come_once_and_in_order() -> None:
     first = batches(THINGS.relation(), t.insert(THINGS, [1, "a", "b"]))
     second = batches(THINGS.relation(), t.insert(THINGS, [2, "a", "b"]), lsn=0x80)
     for wrong in (first * 2, first + second):
-        with pytest.raises(pf.PgOutputError, match="is not behind the one before it"):
+        with expect_error(code="unfit_input", table="public.things"):
             fold(wrong)
     assert fold(second + first).rows.num_rows == 2
 
 
 def test_changes_without_a_commit_are_refused() -> None:
     frames = [t.stream_start(7), THINGS.relation(7), t.insert(THINGS, [1, "a", "b"], 7)]
-    with pytest.raises(pf.PgOutputError, match=r"a change has no commit_lsn.*rolled back"):
+    with expect_error(code="incomplete", table="public.things"):
         fold(pf.ColumnarDecoder().decode([*frames, t.stream_stop()]))
 
 
 def test_two_tables_are_refused() -> None:
     other = t.Table("things", {"id": "int4", "name": "text", "note": "text"}, relation_id=9)
-    with pytest.raises(pf.PgOutputError, match="of two tables"):
+    with expect_error(code="unfit_input", table="public.things"):
         folded(
             THINGS.relation(),
             t.insert(THINGS, [1, "a", "b"]),
@@ -364,20 +349,20 @@ def test_wrong_keys_are_refused() -> None:
     given_batches = batches(THINGS.relation(), t.delete(THINGS, {"id": 1}))
     with expect_error(parameter="key", options=[Argument("key", ["id"])]):
         fold(given_batches, key="id")
-    with pytest.raises(pf.PgOutputError, match="no column 'nothing'"):
+    with expect_error(code="bad_option", parameter="key", table="public.things"):
         fold(given_batches, key=["nothing"])
-    with pytest.raises(pf.PgOutputError, match="twice"):
+    with expect_error(code="bad_option", parameter="key"):
         fold(given_batches, key=["id", "id"])
-    with pytest.raises(pf.PgOutputError, match="brings no value of the key's column 'name'"):
+    with expect_error(code="null_key", table="public.things"):
         fold(given_batches, key=["name"])
-    with pytest.raises(pf.PgOutputError, match="does not bring the whole old row"):
+    with expect_error(code="no_key", table="public.things"):
         fold(given_batches, key=[])
-    with pytest.raises(pf.PgOutputError, match="no batches"):
+    with expect_error(code="unfit_input"):
         fold([])
 
 
 def test_arrow_batches_of_other_columns_are_refused() -> None:
-    with pytest.raises(pf.PgOutputError, match="no struct column 'after'"):
+    with expect_error(code="unfit_input"):
         fold([pa.record_batch({"a": [1]})])
 
 
@@ -463,5 +448,5 @@ def test_many_histories(first: int) -> None:
 
 @pytest.mark.parametrize("changes", [None, 7, [None], ["x"], [[1]]])
 def test_what_is_no_change_batch(changes: Any) -> None:
-    with pytest.raises(TypeError, match=r"^changes must be .*, not (NoneType|int|str|list)$"):
+    with pytest.raises(TypeError, match="changes"):
         fold(changes)
