@@ -42,7 +42,7 @@ class StreamOptions(Options):
 
     protocol: Protocol = option(
         _PROTOCOLS, "auto",
-        "Version of the replication protocol. The default is the newest that the server has.",
+        "Version of the replication protocol. The default is the server's newest version.",
     )  # fmt: skip
     streaming: Streaming = option(
         _STREAMINGS, True,
@@ -53,8 +53,7 @@ class StreamOptions(Options):
     two_phase: bool | None = option(
         flag(), False,
         "Receive a prepared transaction when it is prepared (PostgreSQL 15 and newer). A slot "
-        "that was read in this way keeps it. None, the default of the command, means what the "
-        "slot has.",
+        "keeps this setting. None, the default of the command, means the slot's setting.",
         may_be_none=True,
     )  # fmt: skip
     binary: bool = option(flag(), False, "Receive values in binary format where a type has one.")
@@ -66,26 +65,25 @@ class StreamOptions(Options):
     )  # fmt: skip
     unknown_prepared: Literal["empty", "error"] | None = option(
         choice("empty", "error"), None,
-        "What to do at the commit of a prepared transaction whose changes never came: take it as "
-        "empty, or end with an error. The default is empty if the call makes the slot, else "
-        "error.",
+        "At the commit of a prepared transaction whose changes never came: take it as empty, or "
+        "end with an error. The default is empty if the call makes the slot, else error.",
         shown_default="see there",
     )  # fmt: skip
     max_memory: int = option(
         byte_count(), 64 << 20,
-        "Memory for transactions that have not ended. Beyond it, the largest transaction goes to "
-        "an unnamed temporary file.",
+        "Memory for transactions that have not ended. Beyond this, the largest transaction goes "
+        "to an unnamed temporary file.",
         shown_default="64MB",
     )  # fmt: skip
     silence_timeout: float | None = option(
         seconds(), None,
-        "Give up a connection after so long without a byte. The default is twice "
+        "Close a connection after this time without a byte. The default is twice "
         "wal_sender_timeout.",
     )  # fmt: skip
     retry_for: float | None = option(
         seconds(), None,
-        "How long to try to connect. By default the first connection is tried once, and a lost "
-        "connection is tried again without end.",
+        "How long to try to connect. By default, there is one try at the start, and endless tries "
+        "after a connection is lost.",
     )  # fmt: skip
 
 
@@ -95,35 +93,35 @@ class CaptureOptions(StreamOptions):
 
     snapshot: Literal["never", "initial", "only"] = option(
         choice("never", "initial", "only"), "never",
-        "Whether to copy the rows that exist already. initial also copies tables that join the "
-        "publications later. With only, the capture ends after the copies.",
+        "Whether to take snapshots of existing rows. initial includes tables that join the "
+        "publications later. With only, the capture ends after the snapshots.",
         flag=True,
     )  # fmt: skip
     create_slot: bool = option(
         flag(), False,
-        "Make the slot if it does not exist and the directory is new. The default of the command "
-        "and of a sync is true.",
+        "Make a missing slot if the directory is new. The default of the command and of a sync is "
+        "true.",
     )  # fmt: skip
     adopt_slot: bool = option(
         flag(), False,
-        "Begin with a slot that exists. Also continue in a directory that was downloaded because "
-        "the original is lost.",
+        "Begin with an existing slot. Also continue in a directory that was downloaded because the "
+        "original is lost.",
         flag=True,
     )  # fmt: skip
     connections: int = option(
         count(1),
         2,
-        "Number of connections that read snapshots, beside the connection of the stream.",
+        "Number of connections that read snapshots.",
     )
     segment_bytes: int = option(
         byte_count(1), 16 << 20,
-        "End a segment with the first commit after so many bytes. A transaction beyond one and a "
-        "half times that size is cut into parts.",
+        "End a segment with the first commit after this many bytes. A transaction larger than 1.5 "
+        "times this size is cut into parts.",
         shown_default="16MB",
     )  # fmt: skip
     max_delay: float = option(
         seconds(zero=True), 1.0,
-        "Time after which a commit is durable in a segment and acknowledged.",
+        "Time until a commit is durable in a segment and acknowledged.",
     )  # fmt: skip
     compression: Literal["lz4", "zstd"] | None = option(
         choice("lz4", "zstd"), None, "Compression of segments.", shown_default="none"
@@ -131,13 +129,12 @@ class CaptureOptions(StreamOptions):
     merge: bool = option(flag(), True, "Merge small segments, up to segment_bytes.")
     grace: float = option(
         seconds(), 3600.0,
-        "How long a file stays after a merge, for readers that listed the directory before.",
+        "How long a merged file stays for readers that listed the directory before the merge.",
         shown_default="1h",
     )  # fmt: skip
     keep_seconds: float | None = option(
         seconds(), None,
-        "Delete older segments once every consumer has read them. By default no segment is "
-        "deleted; a sync that captures keeps 10 minutes.",
+        "Delete segments older than this once every consumer has read them.",
     )  # fmt: skip
     keep_bytes: int | None = option(
         byte_count(), None,
@@ -145,21 +142,20 @@ class CaptureOptions(StreamOptions):
     )  # fmt: skip
     silent_after: float | None = option(
         seconds(), None,
-        "Report a consumer that has something to read and has not moved for so long.",
+        "Report a consumer that has something to read and has not moved for this time.",
         shown_default="2d",
     )  # fmt: skip
     give_up: bool = option(
         flag(), False,
-        "Remove a consumer that silent_after reports, so that no segment is kept for it.",
+        "Remove a consumer that silent_after reports, and keep no segment for it.",
     )  # fmt: skip
     min_free: int = option(
-        byte_count(), 256 << 20, "End with an error when the disk has fewer bytes free.",
+        byte_count(), 256 << 20, "End with an error when the disk has fewer free bytes.",
         shown_default="256MB",
     )  # fmt: skip
     schema_history: bool = option(
         flag(), True,
-        "Keep the schema history: types and tables by LSN. A connection beside the stream reads "
-        "it.",
+        "Keep the schema history, types and tables by LSN, through a second connection.",
     )  # fmt: skip
     upload: str | None = option(
         text(), None,
@@ -174,7 +170,7 @@ class CaptureOptions(StreamOptions):
     )  # fmt: skip
     upload_keep: Literal["all", "local"] = option(
         choice("all", "local"), "all",
-        "With local, a file that is deleted from the directory is then deleted from its copy.",
+        "With local, a file that is deleted from the directory is also deleted from its copy.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -29,9 +29,12 @@ from pgoutput_fast.watching.metrics import (
 )
 
 CLASSES: list[tuple[type[Options], str]] = [
-    (StreamOptions, "For `connect`, `capture` and a `sync` of a slot: how the slot is read."),
-    (CaptureOptions, "For `capture(options=)` and `sync(capture_options=)`: the change log."),
-    (SyncOptions, "For `sync(options=)`: how tables are kept up to date."),
+    (StreamOptions, "For `connect`, `capture` and a `sync` of a slot: how to read the slot."),
+    (
+        CaptureOptions,
+        "For `capture` and a `sync` of a slot, as `capture_options=`: the change log.",
+    ),
+    (SyncOptions, "For `sync(sync_options=)`: how to keep tables up to date."),
     (TargetOptions, "For `sync(target_options=)`: how the target stores tables."),
     (SparkOptions, "For `sync --engine spark`. In Python, these are arguments of `SparkEngine`."),
     (ServiceOptions, "For the commands `capture` and `sync`: what they report while they run."),
@@ -67,7 +70,7 @@ _ADVICE = {
 def commands() -> str:
     """Return the help of the command and of each subcommand."""
     group = _group()
-    with click.Context(group, info_name=group.name) as context:
+    with click.Context(group, info_name=group.name, **group.context_settings) as context:
         return "\n".join(_helps(group, context, 2))
 
 

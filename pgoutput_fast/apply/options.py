@@ -75,47 +75,46 @@ class TargetOptions(Options):
 
     policies: Policies | None = option(
         _POLICIES, None,
-        "Handle values that the target cannot store. For example, infinity=null; numeric=20,4 "
-        "makes decimals of numerics without precision. A target remembers its policies.",
+        "Handle values that the target cannot store, such as infinity=null. numeric=20,4 stores "
+        "numerics without precision as decimals. A target remembers its policies.",
         flag=True,
     )  # fmt: skip
     change_policies: bool = option(
         flag(), False,
-        "Replace the policies of the target. Tables whose values the change concerns get a new "
-        "snapshot.",
+        "Replace the policies of the target. Affected tables get a new snapshot.",
         flag=True,
     )  # fmt: skip
     soft_deletes: str | None = option(
         text(), None,
-        "Keep deleted rows, marked in this column. The column has the commit time of the "
-        "deletion. Such a row goes when another row gets its key, and with a new snapshot.",
+        "Keep deleted rows, marked in this column with the commit time of the deletion. A new row "
+        "with the same key, or a new snapshot, removes the deleted row.",
         flag=True,
     )  # fmt: skip
     duckdb_memory: int | None = option(
         byte_count(LEAST_MEMORY), None,
-        "Memory that DuckDB may use. One transaction has to fit in it.",
+        "Memory that DuckDB may use. The largest transaction has to fit.",
         flag=True,
         shown_default="1/4 of RAM, 384MB to 4GB",
     )  # fmt: skip
     lock_timeout: float | None = option(
         seconds(zero=True), None,
-        "End if the DuckDB file is locked for so long. By default windows wait, and the capture "
-        "goes on.",
+        "End if the DuckDB file is locked for this time. By default, windows wait, and the "
+        "capture goes on.",
         flag=True,
     )  # fmt: skip
     partition_by: Mapping[str, Sequence[str]] | None = option(
         _PARTITIONS, None,
-        "Partition a new Delta state table. The table is given as schema.name.",
+        "Partition a new Delta state table. TABLE is schema.name.",
         flag=True,
     )  # fmt: skip
     storage_options: Mapping[str, str] | None = option(
         _STORAGE, None,
         "Settings of delta-rs for the object storage of Delta tables, such as AWS_ENDPOINT_URL. "
-        "Other settings are found as the AWS SDK finds them.",
+        "Other settings come from where the AWS SDK looks.",
     )  # fmt: skip
     retention_hours: int | None = option(
         count(), None,
-        "Hours after which files are deleted that Delta tables do not need any more.",
+        "Hours after which files that Delta tables no longer need are deleted.",
         shown_default="6",
     )  # fmt: skip
     maintenance: bool | None = option(
@@ -174,38 +173,37 @@ class SyncOptions(Options):
     )  # fmt: skip
     pause_bytes: int = option(
         byte_count(), 10 << 30,
-        "Bytes of segments that are kept for a paused table. Beyond them, its changes are passed "
-        "over, and it gets a new snapshot.",
+        "Bytes of segments to keep for a paused table. Beyond this, its changes are skipped, and "
+        "it gets a new snapshot.",
         shown_default="10GB",
     )  # fmt: skip
     pause_time: float = option(
         seconds(zero=True), 3 * 86400.0,
-        "How long segments are kept for a paused table.",
+        "How long to keep segments for a paused table.",
         shown_default="3d",
     )  # fmt: skip
     schema_changes: Literal["evolve", "fail"] = option(
         choice("evolve", "fail"), "evolve",
-        "Whether state tables follow when columns are added, dropped, renamed or retyped.",
+        "Whether state tables follow added, dropped, renamed and retyped columns.",
     )  # fmt: skip
     uncopied: Uncopied = option(
         choice("error", "empty", "changes"), "error",
-        "What to do with a table without a snapshot: end with an error, treat it as empty before, "
-        "or keep only its changes.",
+        "For a table without a snapshot: end with an error, assume that it was empty, or keep only "
+        "its changes.",
     )  # fmt: skip
     history: HistoryPolicy = option(
         choice(*POLICIES), "newer",
-        "Which of two states of a type decodes values that were written at about the time of its "
-        "alteration.",
+        "For values written at about the time when their type was altered: decode them in the "
+        "type's newer or older form, or end with an error.",
     )  # fmt: skip
     window_bytes: int | None = option(
         byte_count(1), None,
-        "About how many bytes of changes sync commits together at most. A transaction is not cut.",
+        "Approximate limit for the changes of a window. A transaction is not cut.",
         shown_default="64MB, or 256MB where Spark has more than two cores",
     )  # fmt: skip
     consumer: str | None = option(
         _CONSUMER, None,
-        "Name under which the change log keeps what the target lacks. The default is made from "
-        "the target's name.",
+        "Name of the consumer in the change log. The default is made from the target's name.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

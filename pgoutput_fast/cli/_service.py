@@ -56,12 +56,12 @@ class ServiceOptions(Options):
 
     metrics_port: int | None = option(
         count(0, 65535), None,
-        "Serve Prometheus metrics; 0 takes a free port. The log tells the port.",
+        "Serve Prometheus metrics; 0 takes a free port. The log has the port.",
         flag=True,
     )  # fmt: skip
     metrics_host: str = option(
         text(), "127.0.0.1",
-        "Address of the metrics. They need no password.",
+        "Address of the metrics, which have no password.",
         flag=True,
     )  # fmt: skip
     log_format: LogFormat = option(

@@ -68,13 +68,13 @@ class SparkOptions(Options):
 
     stage: bool | None = option(
         flag(), None,
-        "Copy segments into the target's storage for executors that do not see the directory.",
+        "Copy segments into the target's storage, for executors that cannot read the directory.",
         shown_default="true if the target is a URL and Spark runs on a cluster",
     )  # fmt: skip
     merge_by: MergeBy | None = option(
         choice("auto", "task", "spark"), None,
-        "What changes the rows of state tables: a task for each table, or Spark's MERGE.",
-        shown_default="auto, Spark where it rewrites much of a table",
+        "How to change state tables: by one task for each table, or by Spark's MERGE.",
+        shown_default="auto, by the size of the files to rewrite",
     )  # fmt: skip
 
 
@@ -86,12 +86,12 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["local", "spark"]),
             default="local",
             show_default=True,
-            help="Who does the work: this process, or Spark's executors.",
+            help="Work in this process, or on Spark's executors.",
         ),
         click.option(
             "--master",
             metavar="URL",
-            help="Where Spark runs. [default: as spark-submit says, else local[*]]",
+            help="Spark's master. [default: from spark-submit, else local[*]]",
         ),
         click.option(
             "--conf",

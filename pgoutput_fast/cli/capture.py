@@ -118,7 +118,7 @@ class _CaptureWatcher:
     metavar="DIR",
     required=True,
     type=click.Path(),  # as text, since a Path makes the current directory of nothing
-    help="Directory of the change log; an old one is continued.",
+    help="Directory of the change log, new or to be continued.",
 )
 @click.option(
     "--until",
@@ -141,11 +141,11 @@ def command(
 ) -> int:
     """Write the changes of a slot to a change log, a directory of Arrow files.
 
-    Capture acknowledges only what is on disk. After a kill, call it again: no change is lost, and
-    none is there twice. It connects again after a lost connection.
+    Capture acknowledges only what is on disk. If it was killed, start it again: no change is lost
+    or doubled. It reconnects after a lost connection.
 
-    SIGTERM and Ctrl-C end it once all whole transactions are on disk. Exit codes: 0 ended as asked;
-    1 an error that stays; 2 wrong usage; 75 an error that may pass; 130 Ctrl-C.
+    SIGTERM and Ctrl-C end it once all whole transactions are on disk. Exit codes: 0 success; 1 a
+    lasting error; 2 wrong usage; 75 a temporary error; 130 Ctrl-C.
     """
     given = {"create_slot": True, "two_phase": None, **chosen(context, flags, CaptureOptions)}
     try:

@@ -29,8 +29,8 @@ from ._style import StyledContext
 def command(context: click.Context, directory: Path) -> None:
     """List, add or remove the consumers of a change log.
 
-    The change log keeps every segment that a consumer still needs. Remove a consumer that does not
-    read any more.
+    The change log keeps every segment that a consumer still needs, so remove a consumer that no
+    longer reads.
     """
     if not directory.is_dir():
         raise not_begun(directory)
@@ -44,9 +44,9 @@ command.context_class = StyledContext
 @click.option("--json", "as_objects", is_flag=True, help="Print a JSON object per line.")
 @click.pass_obj
 def list_(directory: Path, as_objects: bool) -> int:
-    """List consumers: position, bytes behind, and the time since each one moved.
+    """List consumers and how far they have read.
 
-    A table that waits for its snapshot has a position of its own. The bytes count from the lowest
+    A table that waits for its snapshot has its own position. The bytes count from the lowest
     position.
     """
     end = contents(directory).end
@@ -101,6 +101,6 @@ def add(directory: Path, name: str) -> int:
 @click.argument("name")
 @click.pass_obj
 def remove(directory: Path, name: str) -> int:
-    """Remove a consumer. The change log keeps nothing for it any more."""
+    """Remove a consumer. The change log then keeps nothing for it."""
     remove_consumer(directory, name)
     return 0

@@ -121,7 +121,7 @@ def _end(number: int, _frame: object) -> None:
     "demo",
     cls=GroupedCommand,
     examples=("pgoutput-fast demo --engine local",),
-    short_help="Server, load, tables, kill -9, and the proof.",
+    short_help="Run a server, load, a sync and a kill, and compare the tables.",
 )
 @click.option(
     "--engine",
@@ -134,7 +134,7 @@ def _end(number: int, _frame: object) -> None:
     "--changes",
     type=click.IntRange(_LEAST_CHANGES, _MOST_CHANGES),
     metavar="N",
-    help="Changes to make, about. [default: 500000, local: 20000]",
+    help="Approximate number of changes. [default: 500000, local: 20000]",
 )
 @click.option(
     "--out",

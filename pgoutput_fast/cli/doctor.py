@@ -50,9 +50,9 @@ def command(
     as_object: bool,
     strict: bool,
 ) -> int:
-    """Check whether a server and its tables are ready for capture, and say what to change.
+    """Check whether a server and its tables are ready for a capture, and say what to change.
 
-    Doctor changes nothing. A finding has the SQL that solves it, where SQL can. Exit codes: 0 no
+    Doctor changes nothing. A finding has the SQL that fixes it, where SQL can. Exit codes: 0 no
     error (with --strict, no warning either); 1 an error.
     """
     if slot is not None:

@@ -289,16 +289,18 @@ class _Command(GroupedCommand):
     "--tag",
     "tags",
     callback=_checked_tags,
-    help="Only messages with these tags, such as IUD; no rows of snapshots.",
+    help="Only messages with these tags, such as IUD, without rows of snapshots.",
 )
 @click.option("--full", is_flag=True, help="Print long values whole.")
-@click.option("--stats", is_flag=True, help="Print counts, tables and consumers, no messages.")
+@click.option(
+    "--stats", is_flag=True, help="Print counts, tables and consumers instead of messages."
+)
 @click.option(
     "--to",
     shell_complete=_completed_to,
     type=(click.Choice(FORMATS), click.Path(path_type=Path)),
     metavar="FORMAT DIR",
-    help=f"Write files, one per table: {', '.join(FORMATS)}. Call it again to go on.",
+    help=f"Write files, one per table: {', '.join(FORMATS)}. Call again to continue.",
 )
 @click.option("--before", is_flag=True, help="With --to: also write old rows, in columns before_….")
 @click.option(
@@ -309,7 +311,7 @@ class _Command(GroupedCommand):
 @click.option(
     "--consumer",
     metavar="NAME",
-    help="With --to: a consumer that keeps what these files lack.",
+    help="With --to: consumer for which the change log keeps segments.",
 )
 @policies_option("With --to or --values typed: handle values that cannot be stored; repeatable.")
 @click.option(
@@ -322,7 +324,7 @@ class _Command(GroupedCommand):
 @click.option(
     "--history",
     type=click.Choice(POLICIES),
-    help="With --to or --values typed: a type's state near its alteration. [default: error]",
+    help="With --to or --values typed: form of a type near its alteration. [default: error]",
 )
 def command(
     paths: tuple[Path, ...],

@@ -50,13 +50,13 @@ _POLL = 0.2  # seconds between two looks whether a copy is there
     "--wait",
     metavar="TIME",
     type=Value(seconds(zero=True)),
-    help="Wait for the new snapshots for so long.",
+    help="Longest time to wait for the new snapshots.",
 )
 def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int:
     """Ask a capture for new snapshots of tables.
 
-    The running capture takes the request, or the next one. Consumers wait for the snapshot of such
-    a table. Then they get a Truncate, the rows, and all changes since.
+    The running capture, or the next one, takes the snapshots. Consumers wait for the snapshot of a
+    table. Then they get a Truncate, the rows, and all changes since.
     """
     if not directory.is_dir() or not has_begun(directory):
         raise not_begun(directory)

@@ -174,7 +174,7 @@ class _SyncWatcher:
     "target",
     metavar="duckdb:FILE|DIR|URL",
     required=True,
-    help="Where the tables are; a directory or s3:// URL has Delta tables.",
+    help="DuckDB file, or directory or s3:// URL for Delta tables.",
 )
 @spark_options
 @click.option(
@@ -214,11 +214,11 @@ def command(
     """Keep tables in DuckDB or Delta up to date with a server, each change exactly once.
 
     Each published table becomes two tables in the target: its changes, and its current rows. Sync
-    reads a slot, or the change log of another capture. After a kill, call it again: it goes on.
+    reads a slot, or the change log of another capture. If it was killed, start it again.
 
-    SIGTERM and Ctrl-C end it after the current window. Exit codes: 0 ended as asked; 1 an error
-    that stays; 2 wrong usage; 3 ended by --until with paused or stale tables; 75 an error that may
-    pass; 130 Ctrl-C.
+    SIGTERM and Ctrl-C end it after the current window. Exit codes: 0 success; 1 a lasting error; 2
+    wrong usage; 3 success with --until, but tables are paused or stale; 75 a temporary error; 130
+    Ctrl-C.
     """
     check_options(engine, master, conf)
     if report is not None and not report.absolute().parent.is_dir():

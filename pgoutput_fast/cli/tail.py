@@ -68,11 +68,10 @@ def command(
 ) -> int:
     """Print the changes of a server from now on, in commit order, until Ctrl-C.
 
-    The command uses a temporary slot. The server drops that slot when the command ends, even after
-    a kill. Ctrl-C ends with exit code 0.
+    The command uses a temporary slot, which the server drops when the command ends, even after a
+    kill. Ctrl-C ends with exit code 0.
 
-    With --values typed or --binary, the command reads users' types from the catalogue once, when it
-    starts.
+    With --values typed or --binary, the command reads user-defined types once, when it starts.
     """
     if values and not as_objects:
         raise click.UsageError("--values is for --json")

@@ -79,7 +79,7 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
     default=60.0,
     show_default=True,
     metavar="TIME",
-    help="How long to wait until the target has caught up.",
+    help="Longest time to wait for the target to catch up.",
 )
 @click.option(
     "--rounds",
@@ -87,7 +87,7 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
     metavar="N",
     default=10,
     show_default=True,
-    help="How often to read changing rows again.",
+    help="How many times to read changing rows again.",
 )
 @click.option(
     "--show",
@@ -123,8 +123,8 @@ def command(
 ) -> int:
     """Compare each row of a target with the tables of the server.
 
-    Exit codes: 0 all tables are equal; 1 a table differs; 2 a table could not be compared, rows
-    changed each time they were read, or an error.
+    Exit codes: 0 all tables are equal; 1 a table differs; 2 a table could not be compared, its rows
+    kept changing, or an error.
     """
     check_options(engine, master, conf)
     paint = paint_for(sys.stdout)

@@ -33,32 +33,30 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     # The server.
-    "server-too-old": Kind("error", "pgoutput came with PostgreSQL 10."),
+    "server-too-old": Kind("error", "pgoutput needs PostgreSQL 10 or newer."),
     "protocol": Kind("info", "This is the protocol version that `protocol='auto'` chooses."),
-    "wal-level": Kind(
-        "error", "Without wal_level = logical the server's log lacks what decoding needs."
-    ),
+    "wal-level": Kind("error", "Logical decoding needs wal_level = logical."),
     "wal-senders-exhausted": Kind(
-        "error", "Each stream takes a walsender, and the server refuses a further one."
+        "error", "Each stream takes a walsender, and the server has none left."
     ),
     "wal-senders-few": Kind(
-        "warning", "A stream from a standby takes two walsenders, and backups take them too."
+        "warning", "A stream from a standby takes two walsenders, and backups take walsenders too."
     ),
-    "slots-exhausted": Kind("error", "The server refuses to make a further replication slot."),
-    "slots-few": Kind("warning", "The server can make one further replication slot only."),
+    "slots-exhausted": Kind("error", "The server has no replication slot left."),
+    "slots-few": Kind("warning", "The server has only one replication slot left."),
     "encoding-sql-ascii": Kind(
-        "warning",
-        "The database holds bytes of unknown encoding, which may be no text in UTF-8.",
+        "warning", "The database holds bytes of unknown encoding, which may not be valid UTF-8."
     ),
-    "standby": Kind("info", "Publications and tables can be altered on the primary only."),
-    "standby-too-old": Kind("error", "Standbys decode their log from PostgreSQL 16 on."),
+    "standby": Kind("info", "Publications and tables can be altered only on the primary."),
+    "standby-too-old": Kind("error", "Logical decoding on a standby needs PostgreSQL 16 or newer."),
     "standby-feedback-off": Kind(
         "error",
-        "The primary removes rows of the catalogue that a slot here needs, which invalidates it.",
+        "The primary may remove catalogue rows that a slot here needs, which invalidates the slot.",
     ),
     "standby-without-slot": Kind(
         "warning",
-        "While the standby is away from the primary, hot_standby_feedback protects nothing.",
+        "While the standby is disconnected from the primary, hot_standby_feedback protects "
+        "nothing.",
     ),
     "wal-keep-unlimited": Kind(
         "info", "A slot that nobody reads keeps the server's log until the disk is full."
@@ -69,14 +67,14 @@ KINDS: dict[str, Kind] = {
         f"less than {SMALL_KEEP >> 30} GiB.",
     ),
     "wal-sender-timeout-off": Kind(
-        "info", "The server does not notice a client that is gone, and keeps its slot in use."
+        "info", "The server does not notice a client that is gone, and keeps the slot in use."
     ),
     "wal-sender-timeout-short": Kind(
         "warning",
         f"The server ends a stream whose client is silent for less than {SHORT_TIMEOUT} seconds.",
     ),
     "idle-slot-timeout": Kind(
-        "warning", "A slot is lost once nobody has read it for idle_replication_slot_timeout."
+        "warning", "A slot that nobody reads for idle_replication_slot_timeout is lost."
     ),
     "decoding-memory-small": Kind(
         "info",
@@ -84,7 +82,7 @@ KINDS: dict[str, Kind] = {
         f"{SMALL_MEMORY >> 20} MiB, go to the server's disk, or to the client before they end.",
     ),
     "session-timeout": Kind(
-        "warning", "The server may end the session of the role that copies tables for a snapshot."
+        "warning", "The server may end the role's session while it copies tables for a snapshot."
     ),
     "long-transaction": Kind(
         "warning",
@@ -97,27 +95,28 @@ KINDS: dict[str, Kind] = {
         f"for {LONG_TRANSACTION // 60} minutes or more.",
     ),
     # Slots.
-    "slot-missing": Kind("warning", "A stream of this slot can begin only if it makes the slot."),
-    "slot-not-pgoutput": Kind("error", "A stream can read logical slots of pgoutput only."),
-    "slot-of-other-database": Kind("error", "A slot brings the changes of its own database only."),
+    "slot-missing": Kind("warning", "The slot does not exist, so a stream has to make it."),
+    "slot-not-pgoutput": Kind("error", "A stream can read only logical slots of pgoutput."),
+    "slot-of-other-database": Kind("error", "A slot has only the changes of its own database."),
     "slot-invalidated": Kind(
-        "error", "The slot can't be read any more, and changes are lost: copy the tables anew."
+        "error",
+        "The slot can't be read any more, and changes are lost: take new snapshots of the tables.",
     ),
     "other-slot-invalidated": Kind(
-        "warning", "A slot can't be read any more, and takes one of max_replication_slots."
+        "warning", "The slot can't be read any more, but counts for max_replication_slots."
     ),
     "slot-nearly-lost": Kind(
         "error", "The next checkpoint may remove the part of the log that the slot needs."
     ),
     "slot-near-limit": Kind(
-        "warning", "More than half of max_slot_wal_keep_size is used up: the slot may be lost."
+        "warning", "The slot uses more than half of max_slot_wal_keep_size, and may be lost."
     ),
     "slot-two-phase": Kind(
-        "info", "A stream of this slot brings prepared transactions when they are prepared."
+        "info", "A stream of this slot has prepared transactions when they are prepared."
     ),
-    "slot-in-use": Kind("info", "Only one client at a time reads a slot."),
+    "slot-in-use": Kind("info", "Only one client at a time can read a slot."),
     "slot-synced": Kind(
-        "warning", "A standby's copy of a slot can be read once the standby is promoted."
+        "warning", "A standby's copy of a slot can be read only after the standby is promoted."
     ),
     "slot-behind": Kind(
         "warning",
@@ -125,47 +124,52 @@ KINDS: dict[str, Kind] = {
     ),
     "slot-inactive": Kind(
         "warning",
-        "Nobody reads the slot, for which the server keeps its log and old rows of its catalogue.",
+        "Nobody reads the slot, and the server keeps its log and old catalogue rows for it.",
     ),
     "physical-slot-inactive": Kind(
-        "warning", "No standby reads the slot, for which the server keeps its log."
+        "warning", "No standby reads the slot, and the server keeps its log for it."
     ),
     "slot-spills": Kind(
         "info", "Transactions larger than logical_decoding_work_mem went to the server's disk."
     ),
     # The role.
     "role-replication": Kind(
-        "error", "The server lets only roles with REPLICATION stream, and refused the connection."
+        "error", "The server refused the connection: a stream needs a role with REPLICATION."
     ),
-    "replication-connection": Kind("error", "No stream can begin without such a connection."),
+    "replication-connection": Kind(
+        "error", "The server refused a replication connection, which each stream needs."
+    ),
     "select-privilege": Kind(
-        "warning", "The role can't copy these tables for a snapshot; changes come all the same."
+        "warning",
+        "The role can't copy these tables for a snapshot; their changes come nevertheless.",
     ),
     "schema-usage": Kind("warning", "The role can't copy the tables of these schemas."),
     "row-security": Kind(
-        "warning", "A snapshot has only the rows that the role may see; changes come of all rows."
+        "warning", "A snapshot has only the rows that the role may see; changes come for all rows."
     ),
     "ddl-history": Kind(
-        "info", "Only a superuser makes event triggers, with which a history of DDL is kept."
+        "info", "Only a superuser can make the event trigger for an exact schema history."
     ),
     # Publications.
-    "no-publication": Kind("error", "A stream brings the changes of publications."),
-    "publication-missing": Kind("error", "The server ends a stream of it, or sends no changes."),
+    "no-publication": Kind("error", "A stream needs a publication."),
+    "publication-missing": Kind(
+        "error", "The server ends a stream of a missing publication, or sends no changes."
+    ),
     "no-create-privilege": Kind("warning", "There is no publication, and the role can't make one."),
-    "publication-empty": Kind("warning", "A stream of this publication brings no rows."),
+    "publication-empty": Kind("warning", "A stream of this publication has no rows."),
     "publication-actions": Kind(
-        "warning", "What is left out never comes, and what follows the tables differs from them."
+        "warning", "The server does not send the other operations, so the target will differ."
     ),
     "publication-all-tables": Kind(
-        "info", "Tables that are made later are published, and need a replica identity then."
+        "info", "Tables that are made later are published too, and need a replica identity."
     ),
     "partitions-as-leaves": Kind(
-        "info", "Changes of these partitioned tables come as those of their partitions."
+        "info", "Changes of these partitioned tables come as changes of their partitions."
     ),
     "via-root-mixed": Kind(
         "warning",
-        "The changes come as those of the root, and row filters and column lists of publications "
-        "without publish_via_partition_root do not count.",
+        "The changes come as changes of the root. Row filters and column lists of publications "
+        "without publish_via_partition_root do not apply.",
     ),
     "column-lists-differ": Kind("error", "The server ends a stream of these publications."),
     "column-lists-broken": Kind(
@@ -173,8 +177,7 @@ KINDS: dict[str, Kind] = {
     ),
     # Tables.
     "identity-nothing": Kind(
-        "error",
-        "The server refuses the application's UPDATE and DELETE of such a table.",
+        "error", "The server refuses the application's UPDATE and DELETE of such a table."
     ),
     "identity-missing": Kind(
         "error",
@@ -188,25 +191,23 @@ KINDS: dict[str, Kind] = {
     ),
     "identity-full": Kind(
         "info",
-        "Each UPDATE and DELETE writes the whole old row to the log; it brings unchanged large "
-        "values.",
+        "Each UPDATE and DELETE writes the whole old row to the log, with unchanged large values.",
     ),
     "identity-full-without-key": Kind(
         "warning", "Without a primary key, rows with the same values can't be told apart."
     ),
-    "identity-index": Kind("info", "Another index than the primary key tells the rows apart."),
+    "identity-index": Kind("info", "The replica identity is another index than the primary key."),
     "numeric-without-precision": Kind(
-        "info",
-        "Tables of sync have such a column as text, so that sum() needs a cast.",
+        "info", "Sync stores such a column as text, so sum() needs a cast."
     ),
     "partition-identity": Kind(
         "warning",
-        "A partition's own replica identity decides what its changes bring, not that of its root.",
+        "A partition's own replica identity, not the root's, decides which old values come.",
     ),
     "table-unlogged": Kind("warning", "Changes of unlogged tables are not sent."),
     "table-temporary": Kind("info", "Changes of temporary tables are not sent."),
     "partition-foreign": Kind("warning", "Changes of partitions on other servers are not sent."),
-    "column-list": Kind("info", "The other columns of these tables do not come."),
+    "column-list": Kind("info", "The other columns of these tables are not sent."),
     "column-list-identity": Kind(
         "error",
         "The server refuses the application's UPDATE and DELETE of a table whose column list lacks "
@@ -218,13 +219,13 @@ KINDS: dict[str, Kind] = {
         "The server refuses the application's UPDATE and DELETE of a table whose row filter has "
         "columns that are not in its replica identity.",
     ),
-    "generated-columns": Kind("info", "Stored generated columns of these tables do not come."),
+    "generated-columns": Kind("info", "Stored generated columns of these tables are not sent."),
     "virtual-columns": Kind("info", "Virtual generated columns are never sent."),
     "toast-unchanged": Kind(
         "info",
-        "An UPDATE does not bring a large value that it left as it was, which is not NULL.",
+        "An UPDATE does not send a large value that it left unchanged; the value is not NULL.",
     ),
     # The examination.
-    "could-not-check": Kind("warning", "What this check would find is not known."),
+    "could-not-check": Kind("warning", "This check failed, so its findings are unknown."),
 }
 """Id of a finding → its kind."""
