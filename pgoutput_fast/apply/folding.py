@@ -46,40 +46,39 @@ class NullKeyError(PgOutputError):
 
 
 class NetChanges(NamedTuple):
-    """What a stretch of the stream does to a table.
+    """The net effect of changes on a table.
 
     Attributes
     ----------
     table : str
-        Its name, ``namespace.name``, in the newest of the changes.
+        The table's name in the newest change, ``namespace.name``.
     relation_id : int or None
-        Its OID; None where the batches did not tell.
+        The table's OID; None if the batches lack it.
     key : tuple of str
         The columns that identify a row. Empty: the table is a multiset of rows.
     truncated : bool
-        The table is emptied first; the rows are all that it holds then.
+        Empty the table first. `rows` then has all of its rows.
     rows : pyarrow.Table
         One row for each key, in the order in which the changes first touch them:
 
         ``op``
             "upsert" or "delete".
         ``row``
-            Struct of the table's columns as they were last sent. Of a delete only the key's.
+            Struct of the columns' newest values; of a delete, only the key.
         ``expects``
-            What the table holds under this row's key before: "present", "absent", or "any" where it
-            does not matter.
+            Whether the table had the key before: "present", "absent" or "any".
         ``unchanged``
-            Names of the columns for which the changes hold no value: the row's own stays, or the
-            column's default if the row is new. Null where there is none.
+            Names of the columns for which no change has a value: the row keeps its own, or gets the
+            column's default if the row is new. Null if there are none.
         ``from_``
-            Struct of the key's columns, for a row that had another key: the table has it under that
-            one, and it must be there. Null for others. The key that it left has a row of its own.
+            Struct of the row's earlier key, if its key changed: the table must have that row. Else
+            null. The earlier key has a row of its own.
         ``commit_lsn``, ``seq``, ``commit_time``
-            Of the last of the key's changes.
+            Position and time of the key's last change.
         ``count``
-            Of a multiset alone: how many rows like this come ("upsert"), or go ("delete").
+            Only for a multiset: how many equal rows to add ("upsert") or remove ("delete").
     truncated_at : int or None
-        When the last truncate was committed, in microseconds since 1970.
+        Commit time of the last truncate, in microseconds since 1970.
     """
 
     table: str
@@ -91,17 +90,17 @@ class NetChanges(NamedTuple):
 
 
 def fold(changes: Iterable[Any], key: Sequence[str] | None = None) -> NetChanges:
-    """Find out what changes do to their table, taken together.
+    """Compute the net changes of one table.
 
     Parameters
     ----------
     changes : iterable of ChangeBatch
-        Of one table, in stream order, with the commits filled in; or pyarrow's record batches and
-        tables of the same columns. They are gone through once, and not kept.
+        Batches of one table, in stream order, with their commits. pyarrow's record batches and
+        tables of the same columns work too. They are read once, and not kept.
     key : sequence of str, optional
-        The columns that identify a row, which are never null. By default those of the replica
-        identity. A table with REPLICA IDENTITY FULL has none: give the primary key if there is one
-        and it is not deferrable. Without a key the table is a multiset of rows.
+        The columns that identify a row, never null. The default is the replica identity. With
+        REPLICA IDENTITY FULL, give the primary key if it is not deferrable. Without a key, the
+        table is a multiset of rows.
 
     Returns
     -------
@@ -110,9 +109,8 @@ def fold(changes: Iterable[Any], key: Sequence[str] | None = None) -> NetChanges
     Raises
     ------
     PgOutputError
-        The changes do not go together: of several tables, out of order, not committed, without old
-        rows where they are needed; or a change meets a row that, by those before it, is not there.
-        The row is named.
+        The changes are of several tables, out of order, not committed, or lack old rows. Or a
+        change concerns a row that earlier changes removed. The error names the row.
 
     Examples
     --------

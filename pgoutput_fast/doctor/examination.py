@@ -59,19 +59,20 @@ def examine(
     publications: Sequence[str] | None = None,
     slot: str | None = None,
 ) -> Report:
-    """Find out whether a server and its tables are ready for capture by pgoutput.
+    """Check whether a server and its tables are ready for a capture.
 
-    It changes nothing, and makes no slot. What a check may not read is a finding too.
+    The check changes nothing, and makes no slot. If the role may not read something, that is a
+    finding too.
 
     Parameters
     ----------
     dsn : str, optional
         Connection string of libpq, or URL. What it leaves out is taken from libpq's variables.
     publications : list or tuple of str, optional
-        The publications that one stream is to read; by default each of the database is examined by
-        itself.
+        The publications that one stream will read. By default, each publication of the database is
+        examined by itself.
     slot : str, optional
-        The slot that is to be read. Without it, all slots are examined as those of others.
+        The slot that the stream will read. Without it, all slots are examined as slots of others.
 
     Raises
     ------

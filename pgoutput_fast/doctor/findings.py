@@ -16,21 +16,21 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     Attributes
     ----------
     id : str
         A key of `KINDS`, which has its level and meaning.
     found : str
-        What was found, with names and numbers. Of many names it has the first ones.
+        What was found, with numbers and the first names.
     sql : tuple of str
-        Statements that mend it, to be run one by one, in this order, in the database that was
-        examined; empty if SQL can't mend it.
+        Statements that fix it, to run one by one, in this order, in the examined database. Empty if
+        SQL can't fix it.
     advice : str or None
         What else there is to do or to decide.
     objects : tuple of str
-        All names of what it is about: tables as SQL has them, slots, publications, settings.
+        Names of all objects concerned: tables as SQL writes them, slots, publications, settings.
     """
 
     id: str
@@ -60,9 +60,9 @@ class Report:
         As libpq has it: 180004 is 18.4.
     database, role : str
     publications : tuple of str
-        Those that were examined.
+        The examined publications.
     slot : str or None
-        The slot that was named.
+        The examined slot.
     findings : tuple of Finding
         Errors first, then warnings, then what is only worth knowing.
     """

@@ -115,39 +115,36 @@ def export(
     Parameters
     ----------
     paths : path or iterable of paths
-        A directory of segments, whose snapshots of tables are read too, files of segments that
-        follow each other, or one recorded stream.
+        A change log with its snapshots, files of consecutive segments, or one recorded stream.
     directory : path
         A new or empty directory, or one that an export of the same source made, which is continued.
     format : {"parquet"}
     before : bool
-        Whether to write the old row too, as columns ``before_…``.
+        Also write the old row, as columns ``before_…``.
     tables, columns, policies, registry
         See :class:`~pgoutput_fast.ColumnarDecoder`. Without `registry`, the types are those of the
         directory's history, if it has one.
     history : {"error", "older", "newer"}
-        What to do with a value whose type was altered at about the same time, so that the history
-        does not say in which form it is: refuse it, or take one of the two.
+        What to do with a value whose type was altered at about the same time: refuse it, or decode
+        it in the type's older or newer form.
     on_error : {"raise", "collect"}
-        What to do with a frame that is refused: raise its error, or put it into the table of
-        errors.
+        Raise the error of a refused frame, or put the frame into the table of errors.
     part_bytes : int
-        After this many bytes of input a table gets a new part, at the next end of a segment. If the
-        process is killed, at most so much work has to be done again. The export needs about as much
-        disk space for a temporary file in `directory`; but rows of copies need none, except if
-        `on_error` is "collect".
+        Bytes of input after which a table gets a new part, at the next end of a segment. After a
+        kill, at most this much work is repeated. The export needs about as much disk space for a
+        temporary file in `directory`. Rows of snapshots need none, unless `on_error` is "collect".
     progress : callable
         Called after each batch of frames, and each table that is written.
     consumer : str, optional
-        A name by which the directory of segments knows this export: what it has not read is kept
-        there. Each export has a name of its own.
+        Name of this export as a consumer of the change log, which then keeps what the export has
+        not read. Each export needs its own name.
 
     Raises
     ------
     PgOutputError
-        The input can't be read, or does not follow what the directory has; the directory has other
-        contents, or was begun with other options; a frame is refused; a file can't be written; or
-        another export is writing there. What was finished before is kept.
+        The input can't be read, or does not follow what the directory has. The directory has other
+        contents, or was begun with other options. A frame is refused. A file can't be written.
+        Another export is writing there. Finished parts stay.
     TypeError
         An argument is of another type.
     """

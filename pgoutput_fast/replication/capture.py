@@ -55,11 +55,10 @@ def capture(
 ) -> CaptureProgress:
     """Write the changes of a slot to segments, from where the directory ends.
 
-    The call goes on until `until_lsn`, `stop`, Ctrl-C or an error. It makes a lost connection
-    again, for example after the server restarts. A segment ends with the first commit after
-    `segment_bytes`, or when its oldest commit is `max_delay` old. Segments have the form of
-    protocol version 1, whichever version the server speaks. However a call ends, even by a kill,
-    the next call goes on, and no change is lost or written twice.
+    The call ends with `until_lsn`, `stop`, Ctrl-C or an error. It reconnects after a lost
+    connection. A segment ends with the first commit after `segment_bytes`, or when its oldest
+    commit is `max_delay` old. However a call ends, even by a kill, the next call continues, and no
+    change is lost or written twice.
 
     Parameters
     ----------

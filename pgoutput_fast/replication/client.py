@@ -105,28 +105,28 @@ def connect(
     publications : list or tuple of str
         Names of publications, without quotes.
     create_slot : bool
-        Make the slot if it is not there.
+        Make the slot if it does not exist.
     temporary : bool
-        Make a slot that ends with the connection. There must be no slot of this name.
+        Make a slot that the server drops with the connection. The name must be new.
     start_lsn : int
         Where to go on: the end LSN of the last durable transaction. The default is the LSN up to
         which the slot was acknowledged. With `two_phase`, frames come from that LSN on in any case.
     start_timeline : int
-        The stream's `timeline` when the transaction of `start_lsn` came, if you stored it. A server
-        on whose timeline that transaction did not happen is then refused.
+        The stream's `timeline` when the transaction of `start_lsn` came, if you stored it. The call
+        refuses a server on whose timeline that transaction did not happen.
     on_idle : callable
-        For programs that store their position with their data. The server's log also moves on
-        without a change for the slot. `transactions` then calls this function with an LSN, at most
-        once a second. Store that LSN as the position: it is acknowledged after the call. Without
-        this function such LSNs are acknowledged at once, and a position that was stored before is
-        behind the slot. With `start_lsn` and without this function, they are not acknowledged: the
-        server keeps its log until the next transaction.
+        For programs that store their position with their data. If the server's log grows without a
+        change for the slot, `transactions` calls this function with an LSN, at most once a second.
+        Store that LSN as the position: it is acknowledged after the call. Without this function,
+        such LSNs are acknowledged at once, and your stored position is then behind the slot. With
+        `start_lsn` and without this function, they are not acknowledged, and the server keeps its
+        log until the next transaction.
     spill_directory, prepared
         See :class:`pgoutput_fast.transactions.Assembler`.
     policies, registry, target, tables, columns, fill_unchanged
         How transactions become columns and values: see :class:`pgoutput_fast.ColumnarDecoder`.
     stream_options : StreamOptions, optional
-        How the changes come.
+        How to read the slot.
     **keywords
         Fields of :class:`StreamOptions`, which override those of `stream_options`. Also parameters
         of libpq by name, which override those of `dsn`: ``host="…", sslmode="verify-full"``.

@@ -37,38 +37,37 @@ _WINDOW_BYTES_OF_FEW = 64 << 20
 
 
 class SparkEngine:
-    """Has the windows of a sync be written, or its tables be verified, by Spark's executors.
+    """Write the windows of a sync, or verify its tables, on Spark's executors.
 
-    Of a window one job decodes the segments and writes the files of all change tables, and the rows
-    of snapshots; the driver registers them. A second job folds the changes of each table and
-    changes its rows. Executors need this package with the extra ``delta``, and they have to see the
+    For each window, one job decodes the segments and writes the files of all change tables, and the
+    rows of snapshots. The driver registers the files. A second job computes the net changes of each
+    table and applies them. Executors need this package with the extra ``delta``, and access to the
     target.
 
     Parameters
     ----------
     spark : SparkSession
     driver_bytes : int, optional
-        Windows of up to so many bytes are written, and tables of up to so many bytes of files
-        verified, by the driver by itself, as the jobs cost about half a second. By default 32 MiB;
-        256 MiB where Spark is threads of the driver's process on two cores at most: there it would
-        have to share them with the capture and what the jobs cost.
+        The driver itself writes windows, and verifies tables, of up to this many bytes, because
+        Spark's jobs cost about half a second. The default is 32 MiB, or 256 MiB if Spark runs in
+        the driver's process on at most two cores.
     stage : bool, optional
-        True: executors do not see the directory of the segments, so the driver copies those of a
-        window into the target's storage for them. False: they see it by the driver's path. By
-        default they are taken not to if the target is a URL, unless Spark runs on one machine.
+        Whether the driver copies the segments of each window into the target's storage, for
+        executors that cannot read them by the driver's path. By default true if the target is a
+        URL, unless Spark runs on one machine.
     merge_by : {"auto", "task", "spark"}
-        Who changes the rows of state tables: the task that folds a table's changes, or Spark's
-        MERGE, which all executors share. "auto" chooses by the size of the files that may be
-        rewritten, where the session has Delta's connector.
+        How to change state tables: by one task for each table, or by Spark's MERGE, which all
+        executors share. "auto" chooses by the size of the files to rewrite, if the session has
+        Delta's connector.
 
     Attributes
     ----------
     driver_bytes : int
     window_bytes : int
-        About so many bytes of frames make a window, if nothing else is asked for: 256 MiB; 64 MiB
-        where Spark has as few cores as that.
+        Default size of a window, in bytes of frames: 256 MiB, or 64 MiB if Spark runs in the
+        driver's process on at most two cores.
     jobs : Jobs
-        What runs functions on the executors.
+        Runs functions on the executors.
     """
 
     def __init__(

@@ -54,13 +54,13 @@ class CatalogType:
 
 
 class TypeRegistry:
-    """What is known of users' types: registered decoders, and the catalogue of a database.
+    """User-defined types: registered decoders, and the catalogue of a database.
 
     >>> registry = TypeRegistry()
     >>> registry.register("complex", text=lambda raw: complex(raw.decode()))
 
-    The catalogue describes the types as they were when it was read. A stream does not say that a
-    type was altered since. What happens to its values depends on the alteration:
+    The catalogue describes the types as they were when it was read. A stream does not announce an
+    altered type. What happens to its values depends on the alteration:
 
     - A label that was added to an enum, or renamed, is decoded to its str.
     - A domain keeps its base type. No other alteration of a domain changes how values are decoded.
@@ -69,9 +69,9 @@ class TypeRegistry:
       :meth:`update_from`. If it is newer, decode with a registry that was read before the type was
       altered.
     - If the stream gives a type another name than the catalogue, or its OID is not in the catalogue
-      (as after it was dropped and made again), it may be another type. Then only its name counts:
-      if that says nothing, values are str from text and bytes from binary format. This happens to a
-      renamed type too, as the stream keeps its old name.
+      (as after it was dropped and made again), it may be another type. Then only its name counts.
+      If the name is unknown, values are str from text and bytes from binary format. This happens to
+      a renamed type too, because the stream keeps its old name.
 
     One alteration can't be noticed: a field of a composite was renamed, or was dropped while
     another field (in binary format, of the same type) was added. The values are then right but have
