@@ -71,11 +71,11 @@ class TypesAt(NamedTuple):
     ----------
     registry : TypeRegistry
     uncertain : dict of int to str
-        OIDs of the types that may have been others, with their names. Types that contain them are
-        not listed.
+        OIDs and names of the types that may have had another form. Types that contain them are not
+        listed.
     lower, upper : int
-        The LSNs between which they were altered; both are 0 if nothing is uncertain, and `upper` is
-        2**64 - 1 where the history ends before `lsn`.
+        The LSNs between which these types were altered. Both are 0 if nothing is uncertain, and
+        `upper` is 2**64 - 1 if the history ends before `lsn`.
     """
 
     registry: TypeRegistry
@@ -91,11 +91,11 @@ class TablesAt(NamedTuple):
     ----------
     catalog : Catalog
     is_certain : bool
-        Whether no other state was possible: the history has seen it before and after.
+        Whether the history has the same state before and after the LSN.
     entry : int
         The number of the entry, from 1; 0 before the first one.
     start : int
-        From this LSN on the entry is known to be true.
+        The LSN from which the entry is known to hold.
     """
 
     catalog: Catalog
@@ -141,7 +141,7 @@ class _Boundary(NamedTuple):
 
 
 class History:
-    """The history of types and tables of a directory, as it was when this was made.
+    """The schema history of a change log, as it was when this object was made.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class History:
     Raises
     ------
     PgOutputError
-        It can't be read, or is damaged; also by the methods, which open files when they need them.
+        The history can't be read, or is damaged. Methods that open files raise this too.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:

@@ -346,18 +346,16 @@ def present(directory: Path) -> tuple[list[SegmentGroup], SegmentGroup | None]:
 def list_segments(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> list[Segment]:
-    """The files of complete segments in commit order: a stretch of one slot's stream.
+    """Return the files of complete segments in commit order.
 
-    The names of files tell what there is. Only the first and the last file of a directory are
-    opened, so that a directory with very many is listed at once; a damaged file is refused when it
-    is read. Of files in a list each is opened.
+    In a directory, only the first and the last file are opened. A damaged file is refused when it
+    is read. In a list of files, each file is opened.
 
     Parameters
     ----------
     path : path or iterable of paths
-        A directory, whose segments are all listed; or one or several files, in any order and from
-        any directories. In a directory, a segment at the end is left out if its last part still has
-        its temporary name: a capture is just renaming its parts.
+        A directory, or one or several files, in any order and from any directories. In a directory,
+        the last segment is left out while a capture still writes its parts.
 
     Returns
     -------

@@ -41,7 +41,7 @@ class CommitRecord(NamedTuple):
 
 
 class SegmentReader:
-    """The record batches of one file of a segment, each checked: its checksum and its frames.
+    """The record batches of one file of a segment, with checks of checksums and frames.
 
     Use it as a context manager and iterate over it. One batch is in memory at a time.
 
@@ -60,8 +60,8 @@ class SegmentReader:
     ------
     PgOutputError
         The file can't be read, is no segment, of another version, cut short or damaged, or pyarrow
-        is not installed. Metadata and the number of batches are checked when the file is opened; a
-        batch when iteration comes to it, which raises the error then.
+        is not installed. Metadata and the number of batches are checked when the file is opened,
+        each batch when it is read.
     """
 
     path: Path

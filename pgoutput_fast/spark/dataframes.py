@@ -81,24 +81,25 @@ def read_segments(
     policies: Policies | None = None,
     encoding: str | None = None,
 ) -> DataFrame:
-    """The changes of one table in segments, and the rows of its snapshot.
+    """Return the changes of one table in segments, and the rows of its snapshot.
 
-    Whole files are decoded, on the executors, in as many tasks as Spark runs at once. What is read
-    is chosen now, and read whenever the result is evaluated.
+    The executors decode whole files. The call chooses the files, and Spark reads them whenever the
+    result is evaluated.
 
     Parameters
     ----------
     spark : SparkSession
     path : path or iterable of paths
-        A directory of segments, or files that follow each other: see
+        A change log, or consecutive files of segments: see
         :func:`~pgoutput_fast.segments.list_segments`. The executors must reach them by the same
-        names. Of a directory, the table's newest snapshot and all changes since are read, none of a
-        table that waits for its first one, and none behind where it waits for another one.
+        names. A change log gives the table's newest snapshot and all changes since. It gives no
+        changes of a table that waits for its first snapshot, and none after the point where a table
+        waits for another snapshot.
     table : str
-        ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
-        had it last, is read under all of its names, and no other one that once had this name.
-        Without it the result lists the tables that are there. For the changes of several tables in
-        one pass over the files, take ``format("pgoutput")`` with ``mode`` "envelope" or "manifest".
+        ``namespace.name``, spelled as in the server's catalogue. If several tables had this name,
+        the newest is read, under all of its names. Without `table`, the result lists the tables.
+        For several tables in one pass over the files, use ``format("pgoutput")`` with ``mode``
+        "envelope" or "manifest".
     schema : StructType or str, optional
         The table's columns and their types; by default those of its newest Relation in the files,
         or, if it has none as it has no changes, those of the directory's newest catalogue. Any
@@ -113,8 +114,8 @@ def read_segments(
         registered with `arrow` comes as that type; functions that were registered without `arrow`
         are not used. By default the types are those of the directory's history, if it has one.
     history : {"error", "older", "newer"}
-        What to do with a value whose type was altered at about the same time, so that the history
-        does not say in which form it is: refuse it, or take one of the two.
+        What to do with a value whose type was altered at about the same time: refuse it, or decode
+        it in the type's older or newer form.
     policies : Policies, optional
         What to do with values that Spark's types can't hold. With "text", a column whose type has
         such values is a string. With `json` "parse", JSON is a variant, whose numbers may be less
@@ -425,14 +426,14 @@ def decode_frames(
     registry: TypeRegistry | None = None,
     policies: Policies | None = None,
 ) -> DataFrame:
-    """The changes of one table in a DataFrame of frames.
+    """Return the changes of one table in a DataFrame of frames.
 
     Within a partition the frames must be in the order of the stream. The Relation of each table
     among them must be known: from `relations`, or from a frame before its rows in the same
-    partition. A row with another number of columns than its Relation is refused. A row says nothing
-    of the names of its columns: after ``DROP a, ADD c`` nothing can notice that an older row is
-    decoded by the newer Relation. So where a table was altered, keep the Relations that the stream
-    has before the rows, or decode the frames before and after the alteration in two calls.
+    partition. A row with another number of columns than its Relation is refused. A row does not
+    have the names of its columns. After ``DROP a, ADD c``, nothing shows that an older row is
+    decoded by the newer Relation. So if a table was altered, keep the stream's Relations before the
+    rows, or decode the frames before and after the alteration in two calls.
 
     A partition need not begin with a Begin. The changes before its first Begin have `xid`,
     `commit_lsn`, `commit_time` and `seq` from the columns beside the frames, or null. All chunks of

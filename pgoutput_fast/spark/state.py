@@ -70,37 +70,37 @@ def current_state(
     rewritten: Rewritten = "error",
     partitions: int | None = None,
 ) -> DataFrame:
-    """The rows that a table holds after all of its changes, by what the catalogue knows of it.
+    """Return the rows that a table has after all of its changes, as a DataFrame.
 
     Parameters
     ----------
     changes : DataFrame
         All changes of one table from its first row on, or from a snapshot on, with the columns of
-        :func:`read_segments`. It is read now, to see what there is, and again whenever the result
-        is evaluated: give one that is stored, a Parquet change table say. Without the column
-        `relation` it is not noticed that a type was altered, or a table made anew.
+        :func:`read_segments`. Spark reads it now, and again whenever the result is evaluated, so
+        store it first, for example as a Parquet table. Without the column `relation`, the function
+        notices no altered type, and no table that was dropped and made again.
     table : CatalogTable
         ``catalog.table("public.accounts")``, read from the server after the last of the changes.
     registry, policies : optional
-        As for the changes: by them the defaults of columns that were added are read.
+        As for the changes. They decode the defaults of added columns.
     before : CatalogTable, optional
-        The same, read before columns were added or altered. Where the server has written the table
-        anew at some time, it takes this to know that a column without a default is null in older
-        rows, and that values are as they were where a type was altered.
+        The same table, read before columns were added or altered. If the server has ever rewritten
+        the table, only `before` shows that a column without a default is null in older rows, and
+        that an altered type left the values as they were.
     rewritten : {"error", "keep"}
-        What to do where the server has written rows anew as a type was altered. Nothing tells
-        their values then, ``ALTER TYPE … USING`` can make any. That is an error, unless a snapshot
-        follows; with "keep" you say that the values are the same in the new type.
+        What to do if the server rewrote rows because a type was altered. Their values are then
+        unknown, because of ``ALTER TYPE … USING``: an error, unless a snapshot follows. "keep" says
+        that the values are the same in the new type.
     partitions : int, optional
         The number of tasks; by default one for each 2,000,000 changes. A task has the rows of its
-        keys in memory. A table without a key takes one.
+        keys in memory. A table without a key takes one task.
 
     Returns
     -------
     DataFrame
-        The table's columns. Of names that differ in case alone, which Spark takes as one, the later
-        ones get a ``_`` behind them. Evaluating it raises an error that names the table, and the
-        row, where changes are missing or a value is unknown.
+        The table's columns. If names differ in case alone, later ones get a ``_`` at the end,
+        because Spark takes the names as equal. If changes are missing or a value is unknown, the
+        evaluation raises an error that names the table and the row.
 
     Raises
     ------

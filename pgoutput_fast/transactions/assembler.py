@@ -59,24 +59,23 @@ _Found = Transaction | TransactionGroup
 class Assembler:
     """Makes whole transactions of a stream's frames, of any protocol version.
 
-    Transactions come in commit order. What is streamed while it is in progress is kept until its
-    commit; what is rolled back never comes; prepared transactions come when they are committed.
+    Transactions come in commit order: streamed and prepared ones at their commit, and those that
+    are rolled back never.
 
     Parameters
     ----------
     max_memory : int
-        Bytes of memory for all transactions that have not ended. When they take more, the frames of
-        the largest are moved to a file that has no name, so that nothing is left of it when the
-        process is killed. Their subtransactions and what they announced count too, and stay in
-        memory.
+        Bytes of memory for all transactions that have not ended. Beyond this, the frames of the
+        largest are moved to an unnamed temporary file. Subtransactions and Relations count too, and
+        stay in memory.
     prepared : {"commit", "prepare"}
-        When the content of a prepared transaction is delivered: when it is committed, or already
-        when it is prepared, with a transaction without content at its commit or rollback.
+        When to deliver a prepared transaction: at its commit, or at its prepare. After "prepare", a
+        transaction without content follows at its commit or rollback.
     unknown_prepared : {"empty", "error"}
-        What to do at the commit of a prepared transaction of which nothing came: deliver it without
-        content, or raise an error. Servers send such commits for transactions without a change. But
-        if the stream began after the PREPARE, the changes are lost. With ``prepared="prepare"``
-        they never have content, and are no error.
+        What to do at the commit of a prepared transaction whose changes never came: deliver it
+        without content, or raise an error. Servers send such commits for transactions without a
+        change. But if the stream began after the PREPARE, the changes are lost. With
+        ``prepared="prepare"``, such a commit is never an error.
     keeper : PreparedKeeper, optional
         Keeps prepared transactions beyond the life of this object, which hands each to it before
         anything that follows is delivered; :meth:`restore` takes them back.

@@ -38,9 +38,8 @@ Kind = Literal["commit", "prepare", "commit prepared", "rollback prepared", "mes
 class Transaction:
     """A whole transaction, as assemblers and streams give it.
 
-    Its content has the form that protocol version 1 gives it, whichever way it came: no stream
-    chunks, no xids in the frames of changes, none of what was rolled back. It can be read several
-    times.
+    The content always has the form of protocol version 1: no stream chunks, no xids in the frames
+    of changes, and no rows that were rolled back. You can read it several times.
 
     Attributes
     ----------
@@ -53,12 +52,12 @@ class Transaction:
     commit_lsn : int
         LSN where the commit record begins (the prepare record, if the kind is "prepare").
     end_lsn : int
-        LSN behind that record, which is to be acknowledged.
+        LSN behind that record. Acknowledge this one.
     commit_time : int or None
         In microseconds since 2000-01-01 UTC; `commit_datetime` is the same as a datetime.
     origin : str or None
-        The name of the replication origin that it came from; None too for a streamed transaction
-        that begins with DDL, as the server does not send it then.
+        The name of the replication origin. Also None for a streamed transaction that begins with
+        DDL, because the server does not send the name then.
     gid : str or None
         The identifier of a prepared transaction.
     """

@@ -41,9 +41,8 @@ class TableResult:
     namespace, name : str
     state : {"equal", "different", "not compared", "unsettled"}
     why : str
-        Why it was not compared, or is unsettled; of tables that differ, what that may come from
-        where the values tell it, or that a reader of its name sees another table or more columns;
-        else "".
+        Why the table was not compared, or is unsettled. If it differs: the likely cause, or that a
+        reader of its name sees another table or more columns. Else "".
     rows : int
         Rows of the server's table at P.
     target_rows : int
@@ -54,11 +53,11 @@ class TableResult:
     differences : tuple of Difference
         The first of them.
     unsettled : int
-        Rows, by key, that changed whenever they were looked at.
+        Rows, by key, that changed each time they were read.
     looked_again : int
-        Rows, by key, that changed between P and the target's position, and were looked at again.
+        Rows, by key, that changed between P and the target's position, and were read again.
     excluded : tuple of str
-        Columns that were left out because the caller wanted it.
+        Columns that the caller excluded.
     """
 
     namespace: str
@@ -87,7 +86,7 @@ class Report:
         The position of the target that was compared with it.
     tables : tuple of TableResult
     only_in_target : tuple of str
-        Tables of the target that the publications do not have; they do not count.
+        Tables of the target that are not in the publications. They do not count.
     """
 
     lsn: int
