@@ -125,6 +125,13 @@ def error_codes() -> str:
     )
 
 
+def package_codes() -> str:
+    """Return each code of an error that is not about a frame, with its meaning."""
+    return "| code | meaning |\n|---|---|\n" + "\n".join(
+        f"| `{code}` | {meaning} |" for code, meaning in errors.CODES.items()
+    )
+
+
 def findings() -> str:
     """Return each finding of `doctor`."""
     return "| id | level | meaning |\n|---|---|---|\n" + "\n".join(
@@ -159,6 +166,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "error_codes": error_codes,
     "findings": findings,
     "options": options,
+    "package_codes": package_codes,
     "query_metrics": query_metrics,
     "sync_metrics": sync_metrics,
 }

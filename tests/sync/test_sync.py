@@ -283,7 +283,7 @@ def test_changes_that_do_not_fit(made: MadeDirectory, tables: Tables) -> None:
     assert tables.progress()[16390]["copy_lsn"] == 3200
 
 
-@pytest.mark.slow
+@pytest.mark.everyday("duckdb")
 def test_a_target_that_lacks_changes(made: MadeDirectory, tables: Tables) -> None:
     made.commit(2000, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
     sync(made, tables, uncopied="empty")

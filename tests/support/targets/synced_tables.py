@@ -70,6 +70,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _by_relation(progress: pa.Table) -> dict[int, dict[str, Any]]:
+    """The rows of `_progress` by relation id, of which each has one."""
+    found = {row["relation_id"]: row for row in progress.to_pylist()}
+    assert len(found) == progress.num_rows
+    return found
+
+
 class DuckdbTables(Places):
     """The tables in a DuckDB file."""
 
@@ -102,8 +109,7 @@ class DuckdbTables(Places):
         if not self.path.exists():
             return {}
         columns = ", ".join(f'"{name}"' for name in PROGRESS)
-        rows = self._table(f"SELECT {columns} FROM _progress").to_pylist()
-        return {row["relation_id"]: row for row in rows}
+        return _by_relation(self._table(f"SELECT {columns} FROM _progress"))
 
     def state(self, stored: str) -> pa.Table:
         return self._table(f"FROM state.{quoted(stored)}")
@@ -147,8 +153,7 @@ class DeltaTables(Places):
     def progress(self) -> dict[int, dict[str, Any]]:
         if not (self.path / "_progress").exists():
             return {}
-        rows = self._table("_progress").select(PROGRESS).to_pylist()
-        return {row["relation_id"]: row for row in rows}
+        return _by_relation(self._table("_progress").select(PROGRESS))
 
     def state(self, stored: str) -> pa.Table:
         return self._table(f"state/{directory_of(stored)}")
