@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.changelogs.made_directory import MadeDirectory
+from support.expected_errors import expect_error
 from support.targets.synced_tables import IcebergTables
 
 from pgoutput_fast import apply, testing
@@ -19,7 +20,7 @@ from pgoutput_fast.apply.delta_files import Added
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.apply.iceberg_table import IcebergCatalog, IcebergTable
 from pgoutput_fast.apply.targets import ConflictError
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Argument
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
@@ -66,21 +67,19 @@ def test_a_target_keeps_to_its_kind(made: MadeDirectory, tmp_path: Path) -> None
     tables = IcebergTables(tmp_path)
     sync(made, tables, iceberg=None)
     made.commit(1250, THINGS.relation(), testing.insert(THINGS, [3, 8]))
-    with pytest.raises(PgOutputError, match=r"are Delta tables, and .*\. Leave out iceberg=, or"):
+    with expect_error(code="bad_option", options=[Argument("iceberg")]):
         sync(made, tables)
     # Also a single one that was put there.
     catalog = IcebergCatalog(tables.catalog)
     one = IcebergTable(
         Place(tables.target), "changes/public.things", "app", 6, catalog, "public.things"
     )
-    with pytest.raises(
-        PgOutputError, match=r"changes/public.things is a Delta table, and a target"
-    ):
+    with expect_error(code="bad_option", parameter="iceberg"):
         one.load()
     tables.remove()
     sync(made, tables)
     for given in ({}, {"changes": "parquet"}):
-        with pytest.raises(PgOutputError, match=r"are Iceberg tables, and .*\. Give iceberg=, or"):
+        with expect_error(code="bad_option", options=[Argument("iceberg")]):
             sync(made, tables, iceberg=None, **given)
 
 
@@ -92,7 +91,7 @@ def test_a_table_of_another_database(made: MadeDirectory, tmp_path: Path) -> Non
         Place(str(tmp_path / "lake")), "changes/public.things", "pgoutput_fast/other", 6, catalog,
         "public.things",
     )  # fmt: skip
-    with pytest.raises(PgOutputError, match=r"is not of this sync \(pgoutput_fast/other\)"):
+    with expect_error(code="not_ours"):
         other.load()
     assert not other.is_its_own()
 
@@ -108,7 +107,7 @@ def test_another_program_that_writes_at_the_same_time(
     other.load()
     one.commit([], [], (5, 0))
     assert (one.position, other.position) == ((5, 0), (0, 0))
-    with pytest.raises(ConflictError, match="another program has written the Iceberg table"):
+    with expect_error(ConflictError, code="conflict"):
         other.commit([], [], (6, 0))
     other.load()
     assert other.position == (5, 0)
@@ -122,7 +121,7 @@ def test_another_program_that_writes_at_the_same_time(
     kind, looks = type(other._table), [lambda self: self]
     refresh = kind.refresh
     monkeypatch.setattr(kind, "refresh", lambda self: (looks.pop() if looks else refresh)(self))
-    with pytest.raises(ConflictError, match="another program has written the Iceberg table"):
+    with expect_error(ConflictError, code="conflict"):
         other.commit([Added("b", 1, {}, "")], [], (7, 0))
     monkeypatch.undo()
     other.load()
@@ -133,10 +132,10 @@ def test_no_error_shows_the_password_of_a_catalogue(made: MadeDirectory, tmp_pat
     secret = "postgresql+none://me:some-secret@nowhere.invalid/catalogue"
     given = {"type": "sql", "uri": secret, "name": "shop"}
     assert "some-secret" not in repr(IcebergCatalog(given))
-    with pytest.raises(PgOutputError, match=r"can.t open the Iceberg catalogue 'shop'") as raised:
+    with expect_error(code="io_failed") as raised:
         sync(made, IcebergTables(tmp_path), iceberg=given)
     assert "some-secret" not in str(raised.value)
-    with pytest.raises(PgOutputError, match="Iceberg catalogue 'nobody_has_it'"):
+    with expect_error(code="io_failed"):
         sync(made, IcebergTables(tmp_path), iceberg="nobody_has_it")
 
 
@@ -144,12 +143,12 @@ def test_arguments_that_are_refused(
     made: MadeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = IcebergTables(tmp_path)
-    with pytest.raises(PgOutputError, match="iceberg: this is not the name of"):
+    with expect_error(code="bad_option", parameter="iceberg"):
         sync(made, tables, iceberg={"uri": 1})
-    with pytest.raises(PgOutputError, match="iceberg: this is not the name of a catalogue"):
+    with expect_error(code="bad_option", parameter="iceberg"):
         sync(made, tables, iceberg="")
-    with pytest.raises(PgOutputError, match="iceberg: it is for Delta tables, and 'duckdb:"):
+    with expect_error(code="bad_option", parameter="iceberg"):
         sync(made, tables, target=f"duckdb:{tmp_path / 'tables.duckdb'}")
     monkeypatch.setitem(sys.modules, "pyiceberg", None)
-    with pytest.raises(PgOutputError, match=r"Install the extra pgoutput-fast\[iceberg\]"):
+    with expect_error(code="missing_package"):
         sync(made, tables)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.changelogs.made_directory import MadeDirectory, catalog_read
+from support.expected_errors import expect_error
 from support.targets.synced_tables import ALL_KINDS, TABLES, DeltaTables, DuckdbTables, Tables
 
 import pgoutput_fast as pf
@@ -189,9 +190,8 @@ def test_a_key_of_which_a_policy_makes_null(
 def test_it_ends_if_that_is_asked_for(made: MadeDirectory, tables: Tables) -> None:
     begin(made, DAYS)
     both(made, 2000, DAYS, [1, "infinity"])
-    with pytest.raises(pf.PgOutputError, match=r"the policy infinity") as caught:
+    with expect_error(code="out_of_range", column="day"):
         sync(made, tables, on_error="stop")
-    assert caught.value.code == "out_of_range"
     assert tables.progress() == {}
 
 
@@ -332,7 +332,7 @@ def test_a_table_that_cant_follow_the_catalogue(
 
     def failing(self: Any, alterations: Any, net: Any, held: Any) -> None:
         if held.name == "days":
-            raise pf.PgOutputError("permission denied")
+            raise pf.PgOutputError("permission denied", code="io_failed")
         original(self, alterations, net, held)
 
     wider = [
@@ -351,7 +351,7 @@ def test_a_table_that_cant_follow_the_catalogue(
             assert ([*found.paused], found.stale) == (["public.days"], {})
             assert tables.progress()[16390]["paused"] == found.paused["public.days"]
             assert rows(tables, "public.days") == [("1", "2020-01-01")]
-        with pytest.raises(pf.PgOutputError, match="permission denied"):
+        with expect_error(code="io_failed"):
             sync(made, tables, on_error="stop")
     found = sync(made, tables)
     assert (found.paused, found.stale) == ({}, {})
@@ -453,7 +453,7 @@ def test_a_table_that_cannot_be_read(made: MadeDirectory, lake: DeltaTables, kin
     for log in (lake.path / kind / "public.days" / "_delta_log").glob("*.json"):
         log.write_text("{")
     both(made, 3000, DAYS, [2, "2020-01-02"])
-    with pytest.raises(pf.PgOutputError, match=rf"{kind}/public\.days"):
+    with expect_error(code="io_failed"):
         sync(made, lake, on_error="stop")
     for _ in range(2):  # the second call has nothing to write
         found = sync(made, lake)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.expected_errors import expect_error
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
@@ -169,7 +170,7 @@ def test_a_prepared_transaction_that_never_came() -> None:
     for known in (0, 0x22F):
         assembler = Assembler(unknown_prepared="error")
         assembler.known_lsn = known
-        with pytest.raises(pf.PgOutputError, match="its changes did not come"):
+        with expect_error(code="changes_missing"):
             list(assembler.feed(frames))
     assembler.known_lsn = 0x230
     assert list(assembler.feed(frames)) == []
@@ -462,7 +463,7 @@ def test_arguments_of_an_assembler() -> None:
     for arguments in (
         {"max_memory": -1}, {"prepared": "now"}, {"unknown_prepared": "skip"}, {"target": "x"},
     ):  # fmt: skip
-        with pytest.raises(pf.PgOutputError):
+        with expect_error(code="bad_option", parameter=next(iter(arguments))):
             Assembler(**arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Assembler(max_memory=1.5)  # type: ignore[arg-type]
