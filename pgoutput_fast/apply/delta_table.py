@@ -8,6 +8,7 @@ deleted by a vacuum, at the latest.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import re
 import time
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 
 from .._disk import fsync_path
 from ..errors import PgOutputError
+from ..lsn import format_lsn
 from .delta_files import Writer, is_small, partition_texts
 from .delta_log import look_since
 from .delta_place import directory_of, require_deltalake
@@ -77,6 +79,9 @@ class File(NamedTuple):
     greatest: dict[str, Any]
 
 
+_UNIX_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+
+
 class Table:
     """A Delta table.
 
@@ -94,6 +99,9 @@ class Table:
     ----------
     changed : str or None
         What another program changed in its rows since our last commit; None: nothing.
+    commit_time : int or None
+        The server's time of the newest change, in microseconds since 1970, for the commits that
+        come: a position and this time stand in Delta's history.
     replaced : collection of str
         Apps whose table counts as none, and is replaced in one commit when this one is made.
     """
@@ -114,6 +122,7 @@ class Table:
         self._on_disk = -1
         self._looked_at = -1
         self.changed: str | None = None
+        self.commit_time: int | None = None
 
     @property
     def uri(self) -> str:
@@ -354,8 +363,17 @@ class Table:
         if position is not None:
             transactions.append(Transaction(self.app, position[0]))
             transactions.append(Transaction(self._snapshots, position[1]))
+        told = {}
+        if position is not None:
+            told["pgoutput_fast.lsn"] = format_lsn(position[0])
+            if self.commit_time is not None:
+                told["pgoutput_fast.commit_time"] = (
+                    _UNIX_EPOCH + datetime.timedelta(microseconds=self.commit_time)
+                ).isoformat()
         # By its retries delta-rs would commit behind what another program has done meanwhile.
-        return CommitProperties(app_transactions=transactions, max_commit_retries=0)
+        return CommitProperties(
+            app_transactions=transactions, custom_metadata=told, max_commit_retries=0
+        )
 
     def _stood(self) -> None:
         """See what is there behind a commit, which stood on the version that was loaded."""

@@ -155,6 +155,7 @@ class DeltaChanges(Positioned):
                 table=qualified(held),
             )
         position = max(held.lsn, self.lsn), max(held.copy_lsn, self.copy_lsn)
+        table.commit_time = held.commit_time
 
         def append() -> None:
             table.check_position(self.own)
@@ -296,6 +297,7 @@ class DeltaState(Positioned):
         self._files = []
         schema, self._writer = self._writer.schema, None
         position = held.lsn, held.copy_lsn
+        self.table.commit_time = held.commit_time
 
         def replace() -> None:
             self.table.check_position(self.own)
@@ -347,6 +349,7 @@ class DeltaState(Positioned):
                 table=qualified(held),
             )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
+        table.commit_time = held.commit_time
         table.until_it_stands(lambda: self._merge(alterations, net, position, altered))
         self.own = table.position
 
