@@ -15,13 +15,13 @@ try:
 except PgOutputError as error:
     # Spark does without every such package if one of them can't be imported, so this is told to
     # those who ask for the source.
-    _LACKING = str(error)
+    _LACKING = error
 
     class _Lacking(DataSource):
         """A source that this Spark can't have."""
 
         def __init__(self, options: dict[str, str]) -> None:  # noqa: ARG002 - Spark gives them
-            raise PgOutputError(_LACKING)
+            raise PgOutputError(_LACKING.message, code=_LACKING.code, hint=_LACKING.hint)
 
         @classmethod
         def name(cls) -> str:

@@ -175,7 +175,7 @@ class TableWindow:
     def _stop_by(self, error: IncompleteError) -> None:
         if not self._stops:
             raise error
-        self.stop(str(error))
+        self.stop(error.message)
 
     def _append(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows:

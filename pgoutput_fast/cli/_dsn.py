@@ -149,9 +149,9 @@ def _read(path: Path) -> str:
             refused = stat.S_IRWXO | (stat.S_IRWXG if found.st_uid else stat.S_IWGRP)
             if found.st_mode & refused:
                 raise PgOutputError(
-                    f"others can read or write {path}, which may have a password in it: "
-                    f"chmod 600 {path}",
+                    f"others can read or write {path}, which may have a password in it",
                     code="bad_option",
+                    hint=f"Run chmod 600 {path}",
                     path=str(path),
                 )
             text = file.read(_MOST + 1)

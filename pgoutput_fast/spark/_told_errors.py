@@ -42,8 +42,7 @@ def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
             line = f"{_MARK}{_told(error)}"
             # What Spark shows is the traceback's text: the whole error, and then the line.
             error.args = (f"{error.text(shown)}\n{line}", *error.args[1:])
-            error.code = error.parameter = error.frame = None
-            error.hint = ()
+            error.parameter, error.hint, error.frame = None, (), None
         raise
 
 

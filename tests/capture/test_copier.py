@@ -26,4 +26,4 @@ def test_a_copier_whose_disk_is_full_says_what_the_system_does(
     copies = copier.Copier(target)
     copies._thread.join(30)
     said = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: 'snapshots/1.arrow'"
-    assert str(copies.error) == f"copies of tables can't be made: {said}"
+    assert str(copies.error) == f"copies of tables can't be made: {said} [io_failed]"

@@ -47,7 +47,7 @@ class Syncer(Consumer):
 
     def works(self) -> bool:
         """Whether it has come so far as to ask the server."""
-        return b"tables up to" in self.has_said()
+        return b"the sync has written" in self.has_said()
 
     def live(self) -> None:
         """Let it come to a moment by chance."""
@@ -164,10 +164,7 @@ class SparkSyncer(Syncer):
     def works(self) -> bool:
         """See `Syncer`; one that follows a capture asks no server."""
         self.check()
-        said = self.has_said()
-        return b"the sync has written" in said and (
-            self.life.is_following or b"tables up to" in said
-        )
+        return super().works()
 
     def live(self) -> None:
         """See `Syncer`; some work for some windows, as the first one takes long."""

@@ -33,6 +33,8 @@ from support.frames.make_frames import (
 import pgoutput_fast as pf
 from pgoutput_fast.columnar.schema import Layout
 
+ANOTHER_THREAD = "another thread decodes with this decoder [unfit_input]. Give each its own"
+
 
 @pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
@@ -128,9 +130,7 @@ def test_what_a_decoder_shows_is_refused_while_another_thread_decodes() -> None:
     registry.register(23, text=disturbed, binary=disturbed, arrow="int32")
     decoder = pf.ColumnarDecoder(registry=registry)
     (batch,) = decoder.decode([R, begin(7), i(1), commit()])
-    assert refused == dict.fromkeys(
-        calls, "another thread decodes with this decoder. Give each its own"
-    )
+    assert refused == dict.fromkeys(calls, ANOTHER_THREAD)
     assert rows(batch)[0]["after"] == {"id": 1, "name": "a"}
     assert [event.tag for event in decoder.events] == ["R", "C"]
     assert set(decoder.state.relations) == {OID}
@@ -206,7 +206,7 @@ def test_a_call_that_is_closed_takes_no_frames_from_another_threads_call(
     )
     assert (process.returncode, process.stdout.splitlines()) == (
         0,
-        ["another thread decodes with this decoder. Give each its own", "20000"],
+        [ANOTHER_THREAD, "20000"],
     ), process.stderr
 
 
@@ -227,7 +227,7 @@ def test_a_finalizer_of_the_frames_may_call_the_decoder() -> None:
     offsets = np.cumsum([0, *map(len, frames)])
     (batch,) = decoder.decode(Data(b"".join(frames)), offsets)
     assert rows(batch)[0]["after"] == {"id": 1, "name": "a"}
-    assert refused == ["another thread decodes with this decoder. Give each its own"] * 2
+    assert refused == [ANOTHER_THREAD] * 2
 
 
 def test_frames_that_wait_for_another_thread_do_not_let_it_wait() -> None:
@@ -249,7 +249,7 @@ def test_frames_that_wait_for_another_thread_do_not_let_it_wait() -> None:
     decoder = pf.ColumnarDecoder()
     (batch,) = decoder.decode(frames())
     assert batch.num_rows == 1
-    assert refused == ["another thread decodes with this decoder. Give each its own"]
+    assert refused == [ANOTHER_THREAD]
 
 
 def known_layouts() -> int:

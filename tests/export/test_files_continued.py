@@ -290,8 +290,9 @@ def test_directories_that_are_not_to_be_continued(tmp_path: Path) -> None:
     ]
     before = contents(out)
     for source, directory, options, parameter in cases:
-        path = str(directory) if directory in (made, land.directory, out) else None
-        with expect_error(parameter=parameter, path=path):
+        refuses = made, land.directory, out, tmp_path / "file", tmp_path / "blocked"
+        path = {"path": str(directory)} if directory in refuses else {}
+        with expect_error(parameter=parameter, **path):
             files.export(source, directory, **options)
         assert not (tmp_path / "new").exists()
     assert contents(out) == before

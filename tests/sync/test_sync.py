@@ -945,7 +945,7 @@ def test_a_target_without_tables_takes_other_options(made: MadeDirectory, tables
     assert rows(tables, "public.accounts") == [
         {"id": 1, "note": "a", "gone": None}, {"id": 2, "note": "b", "gone": None}
     ]  # fmt: skip
-    with expect_error(code="bad_option", parameter="tables"):
+    with expect_error(code="bad_option", parameter="soft_deletes"):
         sync(made, tables, tables=["public.accounts"])
 
 
