@@ -241,18 +241,7 @@ class Syncing:
         self._end_lsn = 0
         self._is_stopped: Callable[[], bool] = lambda: False
         self._see(source)
-        # Of those that were dropped or left the publications, a target may have what it likes.
-        is_copied = self._requests.is_copied
-        lost = {key: one for key, one in self._stored.tables.items()
-                if (one.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
-        for relation_id in departed(history_of([directory]), list(lost)):
-            self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
-        if lost and options.on_error == "stop":
-            one = next(iter(lost.values()))
-            raise IncompleteError(
-                f"{qualified(one)}: {one.stale}: {how_to_copy(directory, lost)}",
-                table=qualified(one),
-            )
+        self._take_lost()
         self._change_policies()
         self._say_stale()
         self._say_gaps()
@@ -261,6 +250,21 @@ class Syncing:
         if file is not None:
             file.on_wait = self._wait
         self._next_measured = 0.0
+
+    def _take_lost(self) -> None:
+        """Refuse tables that the target has lost, or leave them stale."""
+        # Of those that were dropped or left the publications, a target may have what it likes.
+        is_copied = self._requests.is_copied
+        lost = {key: one for key, one in self._stored.tables.items()
+                if (one.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
+        for relation_id in departed(history_of([self._directory]), list(lost)):
+            self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
+        if lost and self._options.on_error == "stop":
+            one = next(iter(lost.values()))
+            raise IncompleteError(
+                f"{qualified(one)}: {one.stale}: {how_to_copy(self._directory, lost)}",
+                table=qualified(one),
+            )
 
     def _change_policies(self) -> None:
         """Have the policies of this call hold for the target, if it was written by others."""

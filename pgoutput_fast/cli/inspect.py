@@ -23,7 +23,7 @@ from .. import (
 )
 from ..columnar.arrays import OPERATIONS, READ
 from ..directory.looking import look
-from ..errors import PgOutputError, printable
+from ..errors import PgOutputError, counted, printable
 from ..files import FORMATS, Format
 from ..history import POLICIES, HistoryFollower, HistoryPolicy, history_of
 from ..protocol.copydata import Keepalive
@@ -372,8 +372,7 @@ def command(
             registry=types,
             history=history or "error",
         )
-    wanted = _Filter(tables, xids, tags)
-    counts = _Stats()
+    wanted, counts = _Filter(tables, xids, tags), _Stats()
     paint = plain if as_objects else paint_for(sys.stdout)
     lines = Lines(full=full, paint=paint)
     errors = 0
@@ -397,20 +396,18 @@ def command(
             else:
                 print(as_json(shown, typed=values == "typed") if as_objects else lines(shown))
     if counts.files == 0:
-        raise PgOutputError(
-            f"there is no segment in {', '.join(map(str, paths))}", code="missing_path"
-        )
+        told = f"there is no segment in {', '.join(map(str, paths))}"
+        raise PgOutputError(told, code="missing_path")
     if stats:
         directories = [described(path) for path in paths if path.is_dir()]
         if as_objects:
             print(json.dumps({**counts.as_dict(), "directories": directories}))
         else:
-            told = (line for one in directories for line in lines_of(one, paint))
-            print("\n".join([*counts.lines(paint), *told]))
+            below = (line for one in directories for line in lines_of(one, paint))
+            print("\n".join([*counts.lines(paint), *below]))
     if errors:
-        raise PgOutputError(
-            f"{errors} frame{'s' * (errors != 1)} could not be decoded", code="frames_refused"
-        )
+        told = f"{counted(errors, 'frame')} could not be decoded"
+        raise PgOutputError(told, code="frames_refused")
     if not wanted.is_empty and not wanted.matches:
         raise PgOutputError(wanted.nothing(), code="no_table")
     return 0
