@@ -162,9 +162,9 @@ class TableOfFiles(TableWindow):
         merge(merger, state, net)
         state.is_elsewhere = False  # nobody else has its small files joined
 
-    def fail(self, reason: str) -> None:
+    def fail(self, error: IncompleteError) -> None:
         """Say that its changes do not fit what its state table has."""
-        self._stop_by(IncompleteError(reason))
+        self._stop_by(error)
 
 
 class DistributedWindow(WindowWriter):
@@ -306,7 +306,7 @@ class DistributedWindow(WindowWriter):
         try:
             one.merge(merger, net)
         except IncompleteError as error:
-            one.fail(error.message)
+            one.fail(error)
             return
         self.seconds[qualified(one.held)] += time.perf_counter() - begin
 

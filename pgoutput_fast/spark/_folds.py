@@ -97,7 +97,7 @@ class Folded(NamedTuple):
 
     relation_id: int
     seconds: float
-    incomplete: str | None
+    incomplete: IncompleteError | None
     net: NetFile | None
     position: tuple[int, int]
 
@@ -131,7 +131,8 @@ def _fold(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> Folde
 def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> Folded:
     begin = time.perf_counter()
     state = target.state(task.before)
-    incomplete = left = None
+    incomplete: IncompleteError | None = None
+    left = None
     try:
         if task.first is not None:
             state.create(task.first)
@@ -162,7 +163,7 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
         if target.maintains:
             state.table.maintain()
     except IncompleteError as error:
-        incomplete = error.message
+        incomplete = error
     seconds = time.perf_counter() - begin
     return Folded(task.before.relation_id, seconds, incomplete, left, state.own)
 
