@@ -114,16 +114,6 @@ def fill(made: MadeDirectory, first: int, count: int, *announced: bytes) -> None
         made.commit(lsn, *(announced or [T.relation()]), testing.insert(T, [lsn, "x"]))
 
 
-def transaction(lsn: int) -> list[tuple[int, bytes]]:
-    """An insert into `t`, of which the id is the commit LSN."""
-    return [
-        (lsn, testing.begin(7, lsn, 5)),
-        (0, T.relation()),
-        (lsn - 5, testing.insert(T, [lsn, "x"])),
-        (lsn + 10, testing.commit(lsn, lsn + 10, 5)),
-    ]
-
-
 def test_a_batch_has_what_read_segments_has(source: Any, made: MadeDirectory) -> None:
     made.wait(T, 1000)
     made.copy(T, 1101, [[1, "a"]], [[2, None]])
@@ -139,15 +129,8 @@ def test_a_batch_has_what_read_segments_has(source: Any, made: MadeDirectory) ->
     ]  # fmt: skip
     some = read.options(startingLsn="0/4C4", endingLsn=pf.format_lsn(1300))
     assert [row[4] for row in rows(some.load(str(made.directory)))] == [1220, 1240]
-    # Also from within a segment and up to within one.
-    for lsn in (1400, 1420, 1440, 1460):
-        made.write(*transaction(lsn))
-    made.writer.flush()
-    some = read.options(startingLsn=pf.format_lsn(1420), endingLsn=pf.format_lsn(1460))
-    assert [row[4] for row in rows(some.load(str(made.directory)))] == [1420, 1440]
 
 
-@pytest.mark.slow
 def test_filters_of_the_commit_choose_what_is_read(source: Any, made: MadeDirectory) -> None:
     fill(made, 1200, 4)
     read = source.read.format("pgoutput").options(table="public.t", segments=made.directory)
