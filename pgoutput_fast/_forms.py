@@ -8,10 +8,37 @@ import types
 import typing
 from typing import Any
 
-from .errors import PgOutputError
+from .errors import PgOutputError, printable
 
 # What reading a JSON file raises if its content has another form.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)
+
+
+def unreadable(
+    path: object, error: Exception, what: str = "", hint: str = "Restore it"
+) -> PgOutputError:
+    """Return the error for a JSON file that can't be read, or whose content has another form.
+
+    Parameters
+    ----------
+    path : path-like
+        The file.
+    error : OSError or one of `MALFORMED`
+        Why it can't be read.
+    what : str, optional
+        What the file is for, as a clause: "which says …".
+    hint : str, optional
+        What to do.
+    """
+    strerror, code = (
+        (error.strerror, "io_failed") if isinstance(error, OSError) else (None, "damaged")
+    )
+    return PgOutputError(
+        f"can't read {path} ({printable(strerror or str(error))})" + (f", {what}" if what else ""),
+        code=code,
+        path=str(path),
+        hint=hint,
+    )
 
 
 _hints = functools.cache(typing.get_type_hints)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import claim_directory, read_json_file, write_whole
-from .._forms import MALFORMED, of_form
-from ..errors import PgOutputError, counted, printable
+from .._forms import MALFORMED, of_form, unreadable
+from ..errors import PgOutputError, counted
 from ..lsn import format_lsn, parse_lsn
 from ..segments.folders import CONSUMERS
 from ..segments.listing import has_begun, not_begun
@@ -134,11 +134,11 @@ def _read(path: Path) -> ConsumerState:
             path.stem, Position(parse_lsn(fields["position"]), tables), fields["seen"]
         )
     except (OSError, *MALFORMED) as error:
-        raise PgOutputError(
-            f"can't read {path} ({printable(str(error))}), which says how far a consumer has read",
-            code="io_failed" if isinstance(error, OSError) else "damaged",
-            path=str(path),
-            hint="Restore it, or remove the consumer and add it anew",
+        raise unreadable(
+            path,
+            error,
+            "which says how far a consumer has read",
+            "Restore it, or remove the consumer and add it anew",
         ) from error
 
 

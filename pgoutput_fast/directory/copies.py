@@ -10,8 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._disk import read_json_file, write_whole
-from .._forms import MALFORMED, of_form
-from ..errors import PgOutputError, printable
+from .._forms import MALFORMED, of_form, unreadable
+from ..errors import PgOutputError
 from ..segments.folders import TABLES
 from ..types import TypeRegistry
 
@@ -188,7 +188,7 @@ class Tables:
             if copy.state == "snapshot" and "files" not in found:
                 raise ValueError("it lacks 'files'")
         except (OSError, *MALFORMED) as error:
-            raise self._damaged(copy, error) from error
+            raise self._unreadable(copy, error) from error
         return found
 
     def types(self, copy: Copy) -> TypeRegistry | None:
@@ -205,16 +205,11 @@ class Tables:
         try:
             return TypeRegistry.from_json(json.dumps(stored))
         except PgOutputError as error:
-            raise self._damaged(copy, error) from error
+            raise self._unreadable(copy, error) from error
 
-    def _damaged(self, copy: Copy, error: Exception) -> PgOutputError:
-        return PgOutputError(
-            f"can't read {self._directory / copy.name} ({printable(str(error))}), which says what "
-            f"there is of a table",
-            code="io_failed" if isinstance(error, OSError) else "damaged",
-            path=str(self._directory / copy.name),
-            hint="Restore it",
-        )
+    def _unreadable(self, copy: Copy, error: Exception) -> PgOutputError:
+        what = "which says what there is of a table"
+        return unreadable(self._directory / copy.name, error, what)
 
     def wait(self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool) -> Copy:
         """Order a copy: durable when this returns.

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import fsync_path, read_json_file, write_whole
-from .._forms import MALFORMED, of_form
-from ..errors import PgOutputError, printable
+from .._forms import MALFORMED, of_form, unreadable
+from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from ..protocol.messages import decode_rare
 from ..segments.folders import HISTORY, SEEN_NAME
@@ -250,13 +250,7 @@ def _read(path: Path, form: type) -> Any:
         if version == FORMAT_VERSION:
             return of_form(fields, form)
     except (OSError, *MALFORMED) as error:
-        why = error.strerror if isinstance(error, OSError) else printable(str(error))
-        raise PgOutputError(
-            f"can't read {path} ({why}), which is of the history of types and tables",
-            code="io_failed" if isinstance(error, OSError) else "damaged",
-            path=str(path),
-            hint="Restore it",
-        ) from error
+        raise unreadable(path, error, "which is of the schema history") from error
     raise PgOutputError(
         f"the format version of {path} is {version!r:.40}, this version of pgoutput_fast reads "
         f"{FORMAT_VERSION}; update pgoutput_fast",

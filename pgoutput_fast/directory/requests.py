@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import fsync_path, read_json_file, write_whole
-from .._forms import MALFORMED, of_form
-from ..errors import PgOutputError, printable
+from .._forms import MALFORMED, of_form, unreadable
+from ..errors import PgOutputError
 from ..segments.folders import REQUESTS
 
 if TYPE_CHECKING:
@@ -80,11 +80,8 @@ def requested(directory: Path) -> dict[int, Request]:
         except FileNotFoundError:
             continue  # it was answered just now
         except (OSError, *MALFORMED) as error:
-            raise PgOutputError(
-                f"can't read {one} ({printable(str(error))}), which asks for a copy of a table",
-                code="io_failed" if isinstance(error, OSError) else "damaged",
-                path=str(one),
-                hint="Delete it, and ask anew",
+            raise unreadable(
+                one, error, "which requests a snapshot of a table", "Delete it, and ask anew"
             ) from error
     return found
 

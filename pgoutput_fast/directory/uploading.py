@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._disk import read_json_file, write_whole
-from .._forms import MALFORMED, of_form
-from ..errors import PgOutputError, printable
+from .._forms import MALFORMED, of_form, unreadable
+from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from ..segments.folders import (
     BEGIN_NAME,
@@ -443,11 +443,5 @@ def _fields(content: bytes, where: str, *keys: str) -> dict[str, Any]:
             if key in ("position", "begin"):
                 parse_lsn(fields[key])
     except MALFORMED as error:
-        raise PgOutputError(
-            f"can't read {where} ({printable(str(error))}), which describes the copy of a "
-            f"directory",
-            code="damaged",
-            path=str(where),
-            hint="Restore it",
-        ) from error
+        raise unreadable(where, error, "which describes the copy of a directory") from error
     return fields

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import claim_directory, fsync_path, read_json_file, write_whole
-from .._forms import MALFORMED
+from .._forms import MALFORMED, unreadable
 from ..directory.uploading import downloaded_from
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
@@ -72,11 +72,7 @@ class _Intention:
         except FileNotFoundError:
             return False
         except (OSError, *MALFORMED) as error:
-            raise PgOutputError(
-                f"can't read {self._path} ({error})",
-                code="io_failed" if isinstance(error, OSError) else "damaged",
-                path=str(self._path),
-            ) from error
+            raise unreadable(self._path, error, "which names the slot to be made") from error
         return found == self._fields
 
     def give_up(self) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import read_json_file
-from .._forms import MALFORMED, of_form
-from ..errors import PgOutputError, printable
+from .._forms import MALFORMED, of_form, unreadable
+from ..errors import PgOutputError
 from ..lsn import format_lsn, parse_lsn
 from .folders import BEGIN_NAME, POSITION_NAME, SEGMENTS
 from .format import RESTORE, Segment, SegmentMetadata
@@ -270,12 +270,7 @@ def _stored(path: Path, key: str) -> int:
     except FileNotFoundError:
         return 0
     except (OSError, *MALFORMED) as error:
-        raise PgOutputError(
-            f"can't read {path} ({printable(str(error))})",
-            code="io_failed" if isinstance(error, OSError) else "damaged",
-            path=str(path),
-            hint="Restore it",
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def asked_since(directory: Path) -> int:
@@ -298,12 +293,7 @@ def stored_metadata(directory: Path) -> SegmentMetadata | None:
     except FileNotFoundError:
         return None
     except (OSError, *MALFORMED) as error:
-        raise PgOutputError(
-            f"can't read {path} ({printable(str(error))})",
-            code="io_failed" if isinstance(error, OSError) else "damaged",
-            path=str(path),
-            hint="Restore it",
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def metadata_of(directory: Path) -> SegmentMetadata | None:

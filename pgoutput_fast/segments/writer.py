@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._disk import claim_directory, fsync_path, read_json_file, temporary_path, write_whole
-from .._forms import MALFORMED
+from .._forms import MALFORMED, unreadable
 from .._impl import implementation, twin
 from ..errors import Argument, DecodeError, PgOutputError, printable
 from ..lsn import format_lsn, parse_lsn
@@ -385,11 +385,11 @@ class SegmentWriter:
         except FileNotFoundError:
             return None
         except (OSError, *MALFORMED) as error:
-            raise PgOutputError(
-                f"can't read {path} ({error}); it says how far the slot was acknowledged",
-                code="io_failed" if isinstance(error, OSError) else "damaged",
-                path=str(path),
-                hint="Restore it, or begin with a new slot and directory",
+            raise unreadable(
+                path,
+                error,
+                "which says how far the slot was acknowledged",
+                "Restore it, or begin with a new slot and directory",
             ) from error
         self._check_origin(found, path)
         return position
