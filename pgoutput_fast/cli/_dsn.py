@@ -7,7 +7,7 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from ..connections import ConnectionParameters, check_publication_names
 from ..errors import PgOutputError, ReplicationError, RetryableError
+from ._help import GroupedCommand
 
 _SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 """Variables of libpq; if one of them is set, it is clear which server or database is meant."""
@@ -25,20 +26,37 @@ _MOST = 64 << 10  # bytes of a file with a DSN
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def dsn_options(function: _Command) -> _Command:
-    """Give a command the options --dsn and --dsn-file; `given_dsn` reads them."""
-    file = click.option(
-        "--dsn-file",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="File with the connection string; readable by its owner alone.",
+def server_command(
+    *, groups: Mapping[str, str] | None = None, examples: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], GroupedCommand]:
+    """Make a command with the options --dsn and --dsn-file, which `given_dsn` reads.
+
+    click's own error would print an extra argument, which may be the password in a DSN without
+    quotes. So the command allows extra arguments, and `given_dsn` refuses them.
+
+    Parameters
+    ----------
+    groups, examples
+        Of `GroupedCommand`.
+    """
+    command = click.command(
+        cls=GroupedCommand,
+        groups=groups,
+        examples=examples,
+        context_settings={"allow_extra_args": True},
     )
     string = click.option(
         "--dsn",
         envvar="PGOUTPUT_FAST_DSN",
         help="Connection string or URL. [default: PGOUTPUT_FAST_DSN, PGHOST, …]",
     )
-    return string(file(function))
+    file = click.option(
+        "--dsn-file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="File with the connection string; readable by its owner alone.",
+    )
+    return lambda function: command(string(file(function)))
 
 
 def publications_option(**options: Any) -> Callable[[_Command], _Command]:
@@ -94,13 +112,10 @@ def given_dsn(
 ) -> str | None:
     """The DSN that was given; None if libpq's variables name the server.
 
-    The command has ``context_settings={"allow_extra_args": True}``: click's own error would print
-    an extra argument, which may be the password in a DSN without quotes.
-
     Parameters
     ----------
     context : click.Context
-        The command's.
+        Of a `server_command`.
     dsn, file
         The values of the options.
     warn : callable, optional

@@ -21,8 +21,7 @@ from ..replication.capture import check_local
 from ..replication.link import first_connection
 from ..replication.server_position import end_of_commits
 from ..watching.figures import Lag
-from ._dsn import dsn_options, given_dsn, publications_option
-from ._help import GroupedCommand
+from ._dsn import given_dsn, publications_option, server_command
 from ._live import LiveView, LogView, status_text
 from ._options import chosen, options_from, text_by
 from ._position import PositionWatch
@@ -96,8 +95,7 @@ class _CaptureWatcher:
         )  # fmt: skip
 
 
-@click.command(
-    cls=GroupedCommand,
+@server_command(
     groups={
         "Server": "dsn dsn_file slot publications adopt_slot streaming",
         "What to capture": "directory snapshot until upload",
@@ -107,9 +105,7 @@ class _CaptureWatcher:
         "pgoutput-fast capture --slot shop --publication shop --out captured --snapshot initial",
         "pgoutput-fast capture --config capture.toml --out captured --until now",
     ),
-    context_settings={"allow_extra_args": True},
 )
-@dsn_options
 @click.option("--slot", required=True, help="Replication slot, for this directory alone.")
 @publications_option(required=True, help="Publication to read; repeatable.")
 @click.option(

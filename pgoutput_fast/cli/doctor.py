@@ -10,8 +10,7 @@ import click
 from ..doctor import LEVELS, examine
 from ..errors import PgOutputError, printable
 from ..replication.walsender import check_slot_name
-from ._dsn import dsn_options, given_dsn, publications_option
-from ._help import GroupedCommand
+from ._dsn import given_dsn, publications_option, server_command
 from ._style import paint_for
 
 if TYPE_CHECKING:
@@ -25,15 +24,12 @@ _HEADINGS = {"error": "Errors", "warning": "Warnings", "info": "Worth knowing"}
 _COLOURS = {"error": "error", "warning": "warning", "info": "heading"}
 
 
-@click.command(
-    cls=GroupedCommand,
+@server_command(
     examples=(
         "pgoutput-fast doctor --dsn postgresql:///shop",
         "pgoutput-fast doctor --publication shop --slot shop --strict",
     ),
-    context_settings={"allow_extra_args": True},
 )
-@dsn_options
 @publications_option(
     help="Publication to examine; repeatable. [default: all of the database]",
 )

@@ -21,8 +21,7 @@ from ..errors import PgOutputError, RetryableError, counted
 from ..html_page import write_page
 from ..lsn import format_lsn
 from ..watching.sync_figures import SyncLag
-from ._dsn import dsn_options, given_dsn, publications_option
-from ._help import GroupedCommand
+from ._dsn import given_dsn, publications_option, server_command
 from ._options import chosen, options_from, text_by
 from ._position import PositionWatch
 from ._service import STATUS_INTERVAL, ServiceOptions, checked_until, serve
@@ -156,11 +155,7 @@ class _SyncWatcher:
         return figures
 
 
-@click.command(
-    cls=GroupedCommand, groups=_GROUPS, examples=_EXAMPLES,
-    context_settings={"allow_extra_args": True},
-)  # fmt: skip
-@dsn_options
+@server_command(groups=_GROUPS, examples=_EXAMPLES)
 @click.option("--slot", help="Replication slot, for this target alone.")
 @publications_option(help="Publication to read; repeatable.")
 @click.option(

@@ -12,8 +12,7 @@ import click
 from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
-from ._dsn import dsn_options, given_dsn, naming_doctor, publications_option
-from ._help import GroupedCommand
+from ._dsn import given_dsn, naming_doctor, publications_option, server_command
 from ._inspect_to import is_of
 from ._options import table_patterns
 from ._show import Lines, Messages, Values, as_json, values_option
@@ -31,15 +30,12 @@ def _types(dsn: str) -> TypeRegistry:
             raise server_error("can't read the types", str(error), error.sqlstate) from error
 
 
-@click.command(
-    cls=GroupedCommand,
+@server_command(
     examples=(
         "pgoutput-fast tail --dsn postgresql:///shop --publication shop",
         "pgoutput-fast tail --publication shop --table 'public.order*' --json --values typed",
     ),
-    context_settings={"allow_extra_args": True},
 )
-@dsn_options
 @publications_option(required=True, help="Publication to read; repeatable.")
 @click.option(
     "--table",

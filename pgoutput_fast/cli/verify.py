@@ -21,8 +21,7 @@ from ..lsn import format_lsn
 from ..options import byte_count, seconds
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
 from ..watching.logs import RecordFormatter, logged, write_line
-from ._dsn import dsn_options, given_dsn, publications_option
-from ._help import GroupedCommand
+from ._dsn import given_dsn, publications_option, server_command
 from ._options import Value, policies_option, shown_by
 from ._spark_engine import check_options, running_engine, spark_options
 from ._style import Paint, paint_for
@@ -31,8 +30,7 @@ _SHOWN = 200  # characters of a value
 _INTERVAL = 5.0  # seconds between two lines about what is being done
 
 
-@click.command(
-    cls=GroupedCommand,
+@server_command(
     groups={
         "Server": "dsn dsn_file publications",
         "Target": "target segments duckdb_memory policies",
@@ -45,9 +43,7 @@ _INTERVAL = 5.0  # seconds between two lines about what is being done
         "pgoutput-fast verify --publication shop --target duckdb:shop.duckdb",
         "pgoutput-fast verify --publication shop --target lake --table public.orders --json",
     ),
-    context_settings={"allow_extra_args": True},
 )
-@dsn_options
 @publications_option(required=True, help="Publication of the tables; repeatable.")
 @click.option(
     "--target",
