@@ -115,10 +115,12 @@ class Place:
         with self.refusals(before):
             if (self.path / after).is_dir() and any((self.path / after).iterdir()):
                 raise PgOutputError(
-                    f"{self.path / before} is to be {after}, as its table was renamed, and "
-                    "that is there already: move the one away that is not the table's",
+                    f"the table in {self.path / before} was renamed, but the directory of its new "
+                    f"name, {self.path / after}, is there already",
                     code="not_ours",
                     path=str(self.path / after),
+                    hint="Find out which of the two directories holds the table, and move the "
+                    "other one away",
                 )
             (self.path / before).rename(self.path / after)
             fsync_path((self.path / after).parent)
