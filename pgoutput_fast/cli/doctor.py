@@ -1,4 +1,4 @@
-"""`pgoutput-fast doctor`: whether a server is ready for capture, and the SQL that mends it."""
+"""`pgoutput-fast doctor`: whether a server is ready for capture, and the SQL that repairs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examine a server: whether it is ready for capture by pgoutput, and what mends it if not.
+"""Examine a server: whether it is ready for capture by pgoutput, and what repairs it if not.
 
 >>> from pgoutput_fast.doctor import examine
 >>> report = examine("postgresql:///shop", publications=["shop"], slot="lake")

@@ -1,4 +1,4 @@
-"""The server that is examined: how checks ask it, and how the SQL that mends it is written."""
+"""The server that is examined: how checks ask it, and how the SQL that repairs it is written."""
 
 from __future__ import annotations
 
