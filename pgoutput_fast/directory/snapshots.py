@@ -22,7 +22,7 @@ from ..segments.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ..segments import SegmentMetadata
@@ -53,7 +53,9 @@ def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
 
 
 def delete_unfinished(
-    directory: Path, states: Mapping[int, TableState], relation_id: int | None = None
+    directory: Path,
+    states: Mapping[int, TableState],
+    relation_ids: Collection[int] | None = None,
 ) -> None:
     """Delete the files of copies that were begun and are not whole.
 
@@ -61,8 +63,8 @@ def delete_unfinished(
     ----------
     directory : pathlib.Path
     states : mapping of int to TableState
-    relation_id : int, optional
-        Only those of this table; by default all, as no copy is being made.
+    relation_ids : collection of int, optional
+        Only those of these tables; by default all, as no copy is being made.
 
     Raises
     ------
@@ -76,10 +78,10 @@ def delete_unfinished(
         (key, copy.generation)
         for key, state in states.items()
         for copy in state.copies
-        if copy.state == "waiting"
+        if copy.state == "waiting" and (relation_ids is None or key in relation_ids)
     }
     for key, files in snapshot_files(directory).items():
-        if key in unfinished and relation_id in (None, key[0]):
+        if key in unfinished:
             for one in files:
                 SNAPSHOTS.delete(directory, one.name)
     fsync_path(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import threading
 import time
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 60.0
 _TELL_INTERVAL = 10.0  # seconds between two lines of the log about a copy that is being made
+# Seconds between two reads of the catalogue that confirm copied tables, and the part of the time
+# that these reads take at most. A killed capture copies anew what was not confirmed.
+_CONFIRM_INTERVAL = 1.0
+_CONFIRM_SHARE = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -328,6 +333,7 @@ class _Round:
         self._types = types
         self._note = note
         self._lock = threading.Lock()
+        self._unconfirmed: list[SnapshotTable] = []
         self._tables = [one for one in opened.tables if one.relation_id in orders]
         self._orders = {one.relation_id: orders[one.relation_id] for one in self._tables}
         self._files = {
@@ -337,6 +343,7 @@ class _Round:
         self._bytes = sum(one.bytes for one in self._tables)
         self._done = self._rows_done = self._bytes_done = 0
         self._began = self._told = time.monotonic()
+        self._confirm_at = self._began + _CONFIRM_INTERVAL
 
     def run(self, stop: threading.Event) -> dict[int, PgOutputError]:
         """Copy the tables; those whose copy the server has broken off, and why."""
@@ -361,8 +368,9 @@ class _Round:
                 _log.warning("%s; it is tried again once the others are copied", error)
 
         self._opened.copy(self._take, self._finished, stop, refused)
-        for relation_id in broken_off:
-            delete_unfinished(self._target.directory, self._states.read(), relation_id)
+        self._confirm(is_last=True)
+        if broken_off:
+            delete_unfinished(self._target.directory, self._states.read(), broken_off)
         return broken_off
 
     def _take(self, part: SnapshotRange, frames: Iterator[Any]) -> None:
@@ -381,27 +389,60 @@ class _Round:
             with self._lock:
                 self._rows_done += len(offsets) - 1
                 self._tell()
+            self._confirm()
 
     def _finished(self, table: SnapshotTable) -> None:
-        """All rows of a table are in files."""
+        """Note that all rows of a table are in files."""
+        if table.relation_id in self._files:
+            with self._lock:
+                self._unconfirmed.append(table)
+            self._confirm()
+
+    def _confirm(self, *, is_last: bool = False) -> None:
+        """Complete the snapshots of the copied tables that are still published as they were.
+
+        One read of the catalogue confirms all tables that were copied before it. A read for each
+        table would take a time that grows with the square of their number.
+        """
+        began = time.monotonic()
+        with self._lock:
+            if not self._unconfirmed or (began < self._confirm_at and not is_last):
+                return
+            tables, self._unconfirmed = self._unconfirmed, []
+            self._confirm_at = math.inf
+        members = self._target.members()
+        types = None if self._types is None else self._target.types()
+        took = time.monotonic() - began
+        voided = [one.relation_id for one in tables if not self._complete(one, members, types)]
+        if voided:
+            delete_unfinished(self._target.directory, self._states.read(), voided)
+        self._confirm_at = time.monotonic() + max(_CONFIRM_INTERVAL, took / _CONFIRM_SHARE)
+
+    def _complete(self, table: SnapshotTable, members: Members, types: TypeRegistry | None) -> bool:
+        """Complete the snapshot of a table; False if its rows do not go together with the stream.
+
+        Parameters
+        ----------
+        table : SnapshotTable
+        members : Members
+            What is published after the table was copied.
+        types : TypeRegistry or None
+            The types after the table was copied.
+        """
         relation_id = table.relation_id
-        if relation_id not in self._files:
-            return
-        member = self._members.tables.get(relation_id)
-        now = self._target.members().tables.get(relation_id)
+        member, now = (one.tables.get(relation_id) for one in (self._members, members))
         # What changed while it was not published is in neither the copy nor the stream.
         why: str | None = "it has left the publications"
         if member is not None and now is not None:
             why = now.change(member.stored)
-        if why is None and self._is_altered(table):
+        if why is None and self._is_altered(table, types):
             why = "a type of it was altered"
         if member is None or why is not None:
             _log.warning(
                 "table %s.%s is copied anew: %s while it was copied",
                 table.namespace, table.name, why,
             )  # fmt: skip
-            delete_unfinished(self._target.directory, self._states.read(), relation_id)
-            return
+            return False
         files = self._files[relation_id].finish()
         fields: dict[str, object] = {
             "table": [table.namespace, table.name],
@@ -421,16 +462,17 @@ class _Round:
             table.namespace, table.name, counted(sum(files), "row"),
             format_lsn(self._opened.lsn),
         )  # fmt: skip
+        return True
 
-    def _is_altered(self, table: SnapshotTable) -> bool:
+    def _is_altered(self, table: SnapshotTable, types: TypeRegistry | None) -> bool:
         """Whether a type was altered: COPY makes values by the types of now, not those of then."""
-        if self._types is None:
+        if self._types is None or types is None:
             return False
         oids = _type_ids(table)
         # The value of an enum is its label, whichever labels there are.
         before, now = (
-            {oid: one for oid, one in types.catalog.items() if one.kind != "e"}
-            for types in (self._types.within(oids), self._target.types().within(oids))
+            {oid: one for oid, one in types.within(oids).catalog.items() if one.kind != "e"}
+            for types in (self._types, types)
         )
         return before != now
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shlex
 import shutil
 import threading
@@ -328,6 +329,54 @@ def test_each_call_says_whether_tables_are_copied(
 
 
 @pytest.mark.slow
+def statements(database: Any, directory: Path) -> int:
+    """The number of statements that the server gets for the first snapshots of all tables."""
+    log = database.server._log.fileno()
+    begin = os.fstat(log).st_size
+    finish(database, directory, snapshot="only", schema_history=False)
+    database.execute(f"SELECT pg_drop_replication_slot('slot_{database.name}')")
+    lines = os.pread(log, os.fstat(log).st_size - begin, begin).splitlines()
+    return sum(b" statement: " in line or b" execute " in line for line in lines)
+
+
+def test_a_snapshot_takes_five_statements_a_table(
+    database18: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is asked from time to time has nothing to do with the number of tables.
+    monkeypatch.setattr(upkeep, "_WATCH_INTERVAL", 3600.0)
+    monkeypatch.setattr(copier, "_CONFIRM_INTERVAL", 3600.0)
+    name = database18.name
+    database18.execute(
+        f"ALTER DATABASE {name} SET log_statement = 'all'",
+        f"ALTER DATABASE {name} SET log_min_messages = 'log'",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    counts: list[int] = []
+    for tables in (range(10), range(10, 50)):
+        database18.execute(*(f"CREATE TABLE t{i} AS SELECT 1 AS id" for i in tables))
+        counts.append(statements(database18, tmp_path / str(len(counts))))
+    states = Tables(tmp_path / "1").read().values()
+    assert [len(state.snapshots) for state in states] == [1] * 50
+    assert counts[0] > 10 * 4  # they are counted at all
+    assert counts[1] - counts[0] <= 40 * 5
+
+
+def test_a_snapshot_is_there_while_other_tables_are_copied(
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copier, "_CONFIRM_INTERVAL", 0.0)
+    monkeypatch.setattr(copier, "_CONFIRM_SHARE", 1e9)
+    whole, take = [], copier._Round._take
+
+    def counting(self: Any, part: Any, frames: Any) -> None:
+        whole.append(sum(len(state.snapshots) for state in Tables(tmp_path).read().values()))
+        take(self, part, frames)
+
+    monkeypatch.setattr(copier._Round, "_take", counting)
+    finish(shop, tmp_path, connections=1)
+    assert whole == [1, 2]  # the empty one, then one of the others
+
+
 def test_a_capture_that_ends_while_it_copies(shop: Any, tmp_path: Path) -> None:
     shop.execute("INSERT INTO big SELECT g, repeat('x', 500) FROM generate_series(30001, 90000) g")
     with load(shop, "big", "small"):

@@ -209,7 +209,7 @@ class Capture:
             return
         self.initial.discard(oid)
         if self.copying.pop(oid, None) is not None:
-            delete_unfinished(self.directory, self.tables.read(), oid)
+            delete_unfinished(self.directory, self.tables.read(), [oid])
         if state.held_from is None:
             self.tables.wait(oid, self.writer.position, {}, first=False)
 
@@ -250,7 +250,7 @@ class Capture:
         yield
         if oid not in self.world.published or joined != self.world.joined[oid]:
             # What changed while it was not published is neither in the copy nor in the stream.
-            delete_unfinished(self.directory, self.tables.read(), oid)
+            delete_unfinished(self.directory, self.tables.read(), [oid])
             return
         self.tables.finish(order, point, {"joined": joined, "files": files.finish()})
 
