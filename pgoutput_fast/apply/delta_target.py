@@ -26,7 +26,6 @@ from .delta_place import Place, directory_of, require_deltalake
 from .delta_table import Table
 from .delta_types import DECODED_FOR, conformed
 from .delta_writers import DeltaChanges, DeltaState
-from .parquet_table import ParquetTable
 from .progress_rows import PROGRESS_SCHEMA, held_tables, progress_rows
 from .targets import (
     CHANGED,
@@ -115,8 +114,6 @@ class DeltaTarget:
         As of `sync`.
     iceberg : str or mapping of str to str, optional
         As of `sync`.
-    changes : {"delta", "parquet"}
-        As of `sync`.
 
     Attributes
     ----------
@@ -125,6 +122,9 @@ class DeltaTarget:
     """
 
     is_transactional = False
+    has_state = True
+    change_tables = Table
+    _kind = "delta"
 
     def __init__(
         self,
@@ -137,15 +137,13 @@ class DeltaTarget:
         kept: Kept = _NOTHING_KEPT,
         maintenance: bool = True,
         iceberg: str | Mapping[str, str] | None = None,
-        changes: str = "delta",
     ) -> None:
         require_deltalake()
-        self.change_tables = ParquetTable if changes == "parquet" else Table
-        self._kind = changes if iceberg is None else "iceberg"
         self._catalog: IcebergCatalog | None = None
         if iceberg is not None:
             from .iceberg_table import IcebergCatalog
 
+            self._kind = "iceberg"
             self._catalog = IcebergCatalog(iceberg)
         self.threads = threads or min(4, os.cpu_count() or 1)
         self.place = Place(str(uri), storage_options)
@@ -165,7 +163,7 @@ class DeltaTarget:
         self._joins = Joins()
 
     def __repr__(self) -> str:
-        return f"DeltaTarget({self.place.uri!r})"
+        return f"{type(self).__name__}({self.place.uri!r})"
 
     # --- the target ------------------------------------------------------------------------------
 
@@ -322,7 +320,8 @@ class DeltaTarget:
             return Stored(0, {})
         self.kept = self.kept.check(self.place.uri, kept)
         check_kind(self.place.uri, self._kind, found["changes"])
-        if self.place.path is not None:  # in object storage each question takes its time
+        # In object storage each question takes its time.
+        if self.has_state and self.place.path is not None:
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
         lsn, time = (progress.transaction(name) or 0 for name in _NEWEST)
         newest = CommitRecord(lsn, time) if lsn else None
@@ -346,19 +345,21 @@ class DeltaTarget:
             if not held.version or held.relation_id in self.troubles:
                 return held
             try:
-                changes, state = self._loaded(held)
+                changes, *states = self._loaded(held)
             except RetryableError:
                 raise
             except PgOutputError as error:
                 self.troubles[held.relation_id] = error
                 return held
             known = self._own.get(held.relation_id, Positions())
-            self._own[held.relation_id] = Positions(changes.position, state.position)
+            state = states[0] if states else None
+            own = Positions(changes.position, None if state is None else state.position)
+            self._own[held.relation_id] = own
             held = held._replace(gap=changes.gap or held.gap)
             lost = None
-            if held.stale is None and _is_less(state, known.state):
+            if state is not None and held.stale is None and _is_less(state, known.state):
                 lost = PUT_BACK if state.exists else DELETED
-            elif held.stale is None and state.changed is not None:
+            elif state is not None and held.stale is None and state.changed is not None:
                 lost = f"{CHANGED}: {state.directory}, {state.changed}"
             elif held.stale in (None, CHANGES_ALONE) and _is_less(changes, known.changes):
                 lost = CHANGES_PUT_BACK if changes.exists else CHANGES_DELETED
@@ -368,11 +369,13 @@ class DeltaTarget:
             return dict(zip(tables, pool.map(look, tables.values()), strict=True))
 
     def _loaded(self, held: Held) -> list[Table]:
-        """The newest change table of a table, and its table of rows.
+        """The newest change table of a table, and its state table, if the target has those.
 
         They are not kept: nothing of a table is in memory before it changes.
         """
-        names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
+        names = {"changes": held.stored + version_suffix(held.version)}
+        if self.has_state:
+            names["state"] = held.stored
         tables = [self._made(*one, held.relation_id) for one in names.items()]
         for table in tables:
             try:
@@ -555,7 +558,8 @@ class DeltaTarget:
         if not held.version:
             return held._replace(stored=stored)
         version = self._free_version(held, stored, may_be_own=False)
-        return held._replace(stored=stored, version=version, stale=held.stale or RENAMED)
+        stale = held.stale or RENAMED if self.has_state else held.stale
+        return held._replace(stored=stored, version=version, stale=stale)
 
     def _free_version(self, held: Held, stored: str, *, may_be_own: bool) -> int:
         """The first version of a change table under a name in whose place nothing is."""

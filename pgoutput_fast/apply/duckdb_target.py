@@ -87,6 +87,7 @@ class DuckdbTarget:
     threads = 2
     """One folds while the other one writes."""
     is_transactional = True
+    has_state = True
 
     def __init__(
         self,

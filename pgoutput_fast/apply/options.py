@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..columnar.selection import Selection
 from ..directory.consumers import check_consumer_name
-from ..errors import Argument, PgOutputError
+from ..errors import PgOutputError
 from ..history import POLICIES, HistoryPolicy
 from ..options import OptionKind, Options, byte_count, choice, count, flag, option, seconds, text
 from ..policies import Policies, policies_of
@@ -127,11 +127,6 @@ class TargetOptions(Options):
         "A catalogue of pyiceberg, by its name in pyiceberg's configuration or by its properties. "
         "Change tables are Iceberg tables in its namespace changes.",
     )  # fmt: skip
-    changes: Literal["delta", "parquet"] | None = option(
-        choice("delta", "parquet"), None,
-        "Keep change tables as Delta tables, or as directories of Parquet files without a log.",
-        shown_default="delta",
-    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,13 +135,6 @@ class TargetOptions(Options):
                 f"{self.soft_deletes!r} is not the name of a column",
                 code="bad_option",
                 parameter="soft_deletes",
-            )
-        if self.changes is not None and self.iceberg is not None:
-            raise PgOutputError(
-                "it does not go together with an Iceberg catalogue",
-                code="bad_option",
-                parameter="changes",
-                hint=("Give it or ", Argument("iceberg"), ", not both"),
             )
 
 

@@ -34,11 +34,12 @@ from .syncing import (
     Syncing,
     SyncProgress,
 )
-from .targets import Kept, Origin, StoppedError, Stored
+from .targets import PARQUET, Kept, Origin, StoppedError, Stored
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
     from ..connections import ConnectionParameters
+    from .delta_target import DeltaTarget
     from .duckdb_file import DuckdbFile
     from .targets import Target
 
@@ -80,7 +81,8 @@ def sync(
     dsn : str, optional
         Connection string of libpq, or URL; by default as libpq's variables say.
     target : str or path
-        ``duckdb:FILE``; or a directory, or ``s3://bucket/prefix``, for Delta tables.
+        ``duckdb:FILE``; a directory, or ``s3://bucket/prefix``, for Delta tables; or
+        ``parquet:DIR`` for change tables alone, as plain Parquet files. DIR may be a URL.
     slot : str
         The replication slot. It is made if it does not exist.
     publications : list or tuple of str
@@ -288,7 +290,7 @@ def open_target(
     Parameters
     ----------
     target : str or path
-        ``duckdb:FILE``, or a directory or URL for Delta tables.
+        ``duckdb:FILE``, ``parquet:DIR``, or a directory or URL for Delta tables.
     options : TargetOptions
     tables, engine
         As of :func:`sync`.
@@ -303,15 +305,24 @@ def open_target(
     text = os.fspath(target)
     if not text or "\0" in text:
         raise _wrong_target("it names nothing")
-    refuse_secrets(text, options.storage_options)  # before another error shows the text
+    # Before another error shows the text.
+    refuse_secrets(text.removeprefix(PARQUET), options.storage_options)
     wanted = None if tables is None else tuple(sorted(tables))
     kept = Kept(options.soft_deletes, wanted, options.policies, options.change_policies)
     if text.startswith(_DUCKDB) or f"{text}:" == _DUCKDB:
         _check_kind(options, _DELTA_OPTIONS, f"Delta tables, and {text!r} is a DuckDB file")
         opened = _open_duckdb(text, options, kept)
+    elif text.startswith(PARQUET):
+        _check_kind(options, _NOT_OF_PARQUET, f"Delta tables, and {text!r} has Parquet files alone")
+        _check_kind(options, _DUCKDB_OPTIONS, f"DuckDB files, and {text!r} is a directory")
+        from .parquet_target import ParquetTarget
+
+        opened = _open_directory(text, text.removeprefix(PARQUET), options, kept, ParquetTarget)
     else:
         _check_kind(options, _DUCKDB_OPTIONS, f"DuckDB files, and {text!r} is a directory")
-        opened = _open_delta(text, options, kept)
+        from .delta_target import DeltaTarget
+
+        opened = _open_directory(text, text, options, kept, DeltaTarget)
     if engine is not None:
         engine.check(opened.target)
     return opened
@@ -319,8 +330,9 @@ def open_target(
 
 _DUCKDB_OPTIONS = ("duckdb_memory", "lock_timeout")
 _DELTA_OPTIONS = (
-    "storage_options", "partition_by", "retention_hours", "maintenance", "iceberg", "changes",
+    "storage_options", "partition_by", "retention_hours", "maintenance", "iceberg",
 )  # fmt: skip
+_NOT_OF_PARQUET = ("soft_deletes", "partition_by", "iceberg")
 
 
 def _check_kind(options: TargetOptions, others: Sequence[str], why: str) -> None:
@@ -333,7 +345,7 @@ def _check_kind(options: TargetOptions, others: Sequence[str], why: str) -> None
 def _wrong_target(why: str) -> PgOutputError:
     return PgOutputError(
         why, code="bad_option", parameter="target",
-        hint="Give duckdb:FILE, or a directory or s3://bucket/prefix for Delta tables",
+        hint="Give duckdb:FILE, parquet:DIR, or a directory or s3://bucket/prefix for Delta tables",
     )  # fmt: skip
 
 
@@ -362,30 +374,33 @@ def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
     return OpenedTarget(made, DECODED_FOR, str(path), path, made.file)
 
 
-def _open_delta(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
-    from . import delta_target
+def _open_directory(
+    text: str, name: str, options: TargetOptions, kept: Kept, kind: type[DeltaTarget]
+) -> OpenedTarget:
+    """Return the target in a directory, or under a URL."""
+    from .delta_types import DECODED_FOR
 
-    if _SCHEME.match(text):
+    if not name:
+        raise _wrong_target(f"{text!r} names no directory")
+    if _SCHEME.match(name):
         raise _wrong_target(f"{text!r} is of no kind that is known")
-    path = Path(text)
-    if text.endswith(_FILES) or path.is_file():
+    path = Path(name)
+    if name.endswith(_FILES) or path.is_file():
         raise PgOutputError(
-            f"{text!r} is a file", code="bad_option", path=str(path), parameter="target",
-            hint=("Give ", Argument("target", f"{_DUCKDB}{text}"), ", or a directory"),
+            f"{name!r} is a file", code="bad_option", path=str(path), parameter="target",
+            hint=("Give ", Argument("target", f"{_DUCKDB}{name}"), ", or a directory"),
         )  # fmt: skip
-    given = {
-        name: value for name in _DELTA_OPTIONS if (value := getattr(options, name)) is not None
-    }
-    made = delta_target.DeltaTarget(text, kept=kept, **given)
+    given = {one: value for one in _DELTA_OPTIONS if (value := getattr(options, one)) is not None}
+    made = kind(name, kept=kept, **given)
     where = made.place.path
     if where is not None and not where.parent.is_dir():
         raise PgOutputError(
-            f"{text!r}: there is no directory {where.parent}",
+            f"{name!r}: there is no directory {where.parent}",
             code="missing_path",
             path=str(where.parent),
             parameter="target",
         )
-    return OpenedTarget(made, delta_target.DECODED_FOR, made.place.uri, where)
+    return OpenedTarget(made, DECODED_FOR, made.place.uri, where)
 
 
 def _claim_target(

@@ -85,7 +85,9 @@ class TableWindow:
         self._target = target
         self.held = held
         self._writers: list[ChangeWriter] = [target.changes(held)]
-        self._state: StateWriter | None = target.state(held) if held.stale is None else None
+        self._state: StateWriter | None = None
+        if target.has_state and held.stale is None:
+            self._state = target.state(held)
         self._is_new = is_new
         self._first: pa.Schema | None = None  # of the rows with which a new state table begins
         self._evolves = evolves
@@ -209,7 +211,8 @@ class TableWindow:
             self._check_same(version)
             evolved = evolve(self.held.columns, version, known)
             if evolved.unknown is not None:
-                self.stop(evolved.unknown)
+                if self._target.has_state:
+                    self.stop(evolved.unknown)
                 # Change tables go on with the columns that there are.
                 self.held = self.held._replace(columns=new_columns(version, known))
             else:
@@ -322,7 +325,8 @@ class TableWindow:
         last = self._last
         if last is None or last[0] is not schema:
             last = self._last = self._layout(schema, self.held.columns)
-        check_copied_keys(batch)
+        if wants_rows:
+            check_copied_keys(batch)
         rows = last[1].batch(batch)
         if wants_changes:
             self._append(rows)
@@ -336,14 +340,17 @@ class TableWindow:
 
     def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
         """Whether the change table, and the state table, still want the rows of a snapshot."""
-        state = self._state or self._target.state(self.held)
+        state = self._state
+        if state is None and self._target.has_state:
+            state = self._target.state(self.held)
         # Behind a copy, changes are taken from where the tables are. So one that is older than that
         # would take away what came between: `check_position` tells of it.
         wants_changes = copy.lsn > self._writers[-1].copy_lsn and copy.lsn >= self._writers[-1].lsn
         # A copy that it has already does not mend what was found to be wrong behind it.
         is_new = copy.lsn > self.held.copy_lsn and copy.lsn >= self.held.lsn
-        wants_rows = (copy.lsn > state.copy_lsn and copy.lsn >= state.lsn) or (
-            self.held.stale is not None and is_new
+        wants_rows = state is not None and (
+            (copy.lsn > state.copy_lsn and copy.lsn >= state.lsn)
+            or (self.held.stale is not None and is_new)
         )
         # The state table may have been written by a process that was killed before it could say so.
         begins = is_new or wants_rows
@@ -361,7 +368,7 @@ class TableWindow:
             self.held = self.held._replace(columns=columns, stale=None, schema_lsn=copy.lsn)
             self._check_marker()
             self._state, self._parts, self._is_new = state, [], False
-        if wants_rows:
+        if state is not None and wants_rows:
             state.load(pa.schema(list(form.schema.field("after").type)))
         return wants_changes, wants_rows
 

@@ -329,15 +329,21 @@ def _depends(column: Column, policy: str) -> bool:
     return True
 
 
+PARQUET = "parquet:"
+"""How the name of a target begins that keeps change tables alone, as plain Parquet files."""
 _KINDS = {"delta": "Delta tables", "parquet": "plain Parquet files", "iceberg": "Iceberg tables"}
-_ASKED = {"parquet": Argument("changes", "parquet"), "iceberg": Argument("iceberg")}
-"""By which options the others are asked for."""
 
 
 def check_kind(where: str, kind: str, made: str) -> None:
     """Refuse change tables of another kind than a target was made with."""
     if made != kind:
-        fix = ("Leave out ", _ASKED[kind]) if made == "delta" else ("Give ", _ASKED[made])
+        fix: list[str | Argument] = []
+        if "parquet" in (kind, made):
+            fix = ["Give ", Argument("target", f"{PARQUET}{where}" if made == "parquet" else where)]
+        if kind == "iceberg":
+            fix += [" without " if fix else "Leave out ", Argument("iceberg")]
+        elif made == "iceberg":
+            fix += [" with " if fix else "Give ", Argument("iceberg")]
         raise PgOutputError(
             f"the change tables in {where} are {_KINDS[made]}, and a target keeps to the kind with "
             "which it began",
@@ -474,6 +480,8 @@ class Target(Protocol):
     """So many tables are written at a time."""
     is_transactional: bool
     """Whether a window is one transaction, of which nothing can be written behind an error."""
+    has_state: bool
+    """Whether it keeps state tables. `state` is not called for a target of change tables alone."""
     kept: Kept
     troubles: dict[int, PgOutputError]
     """Why tables can't be written, by relation id, as was met apart from their windows."""

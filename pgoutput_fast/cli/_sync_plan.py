@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..apply.dry_run import SyncPlan, TablePlan
     from ..apply.synchronize import OpenedTarget
+    from ..apply.targets import Target
     from ..connections import ConnectionParameters
 
 
@@ -176,12 +177,12 @@ def print_plan(
     plan = plan_sync(
         opened.target, call.target, opened.decode_for, directory, options, consumer, asked
     )
-    for line in _lines(plan, call, opened.target.shown):
+    for line in _lines(plan, call, opened.target):
         click.echo(line)
     return 0
 
 
-def _lines(plan: SyncPlan, call: SyncCall, shown: Callable[[str], str]) -> Iterator[str]:
+def _lines(plan: SyncPlan, call: SyncCall, target: Target) -> Iterator[str]:
     if plan.slot is not None:
         confirmed = plan.slot.confirmed_lsn or 0
         behind = decimal(max(0, plan.slot.server_lsn - confirmed))
@@ -207,7 +208,7 @@ def _lines(plan: SyncPlan, call: SyncCall, shown: Callable[[str], str]) -> Itera
     names = [printable(one.name) for one in plan.tables]
     width = max(map(len, names), default=0)
     for name, one in zip(names, plan.tables, strict=True):
-        said = "; ".join((_target(one, shown), *_comes(plan, one, call)))
+        said = "; ".join((_target(one, target.shown), *_comes(plan, one, call, target)))
         yield f"  {name:<{width}}  {said}"
     yield "nothing was written"
 
@@ -224,7 +225,7 @@ def _target(one: TablePlan, shown: Callable[[str], str]) -> str:
     return at if held.stale is None else f"{at}, not kept up to date: {printable(held.stale)}"
 
 
-def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall) -> Iterator[str]:
+def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall, target: Target) -> Iterator[str]:
     if one.refused is not None:
         yield f"would be paused: {printable(one.refused)}"
         return
@@ -246,7 +247,7 @@ def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall) -> Iterator[str]:
     ):
         yield "would be copied"
     else:
-        uncopied = call.options.uncopied
+        uncopied = call.options.uncopied if target.has_state else "changes"
         yield {
             "error": "no snapshot: an error at its first change",
             "empty": "no snapshot: it is taken as empty when the capture began",

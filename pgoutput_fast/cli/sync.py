@@ -66,6 +66,7 @@ _GROUPS = {
 _EXAMPLES = (
     "pgoutput-fast sync --dsn postgresql:///shop --slot s --publication p --to duckdb:shop.duckdb",
     "pgoutput-fast sync --segments captured --to s3://bucket/lake --until now",
+    "pgoutput-fast sync --segments captured --to parquet:files --until now",
     "pgoutput-fast sync --config sync.toml --to lake --engine spark --master spark://host:7077",
 )
 
@@ -167,9 +168,10 @@ class _SyncWatcher:
 @click.option(
     "--to",
     "target",
-    metavar="duckdb:FILE|DIR|URL",
+    metavar="duckdb:FILE|DIR|URL|parquet:DIR",
     required=True,
-    help="DuckDB file, or directory or s3:// URL for Delta tables.",
+    help="DuckDB file; directory or s3:// URL for Delta tables; or parquet: and either, for change "
+    "tables alone as Parquet files.",
 )
 @spark_options
 @click.option(
@@ -208,7 +210,8 @@ def command(
 ) -> int:
     """Keep tables in DuckDB or Delta up to date with a server, each change exactly once.
 
-    Each published table becomes two tables in the target: its changes, and its current rows. Sync
+    Each published table becomes two tables in the target: its changes, and its current rows. A
+    target parquet:DIR has its changes alone. Sync
     reads a slot, or the change log of another capture. If it was killed, start it again.
 
     SIGTERM and Ctrl-C end it after the current window. Exit codes: 0 success; 1 a lasting error; 2

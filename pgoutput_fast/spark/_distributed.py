@@ -107,14 +107,15 @@ class TableOfFiles(TableWindow):
         if self._copying is None:
             self._copying = self._begin_copy(run.schema, known(copy.lsn), copy)
         wants_changes, wants_rows = self._copying
-        if not (wants_changes and wants_rows and run.state is not None):
+        has_rows = wants_rows and run.state is not None
+        if not wants_changes or has_rows != self._target.has_state:
             raise NotForeseenError(f"the target has a snapshot of {qualified(self.held)} already")
         last = self._last
         if last is None or not last[0].equals(run.schema, check_metadata=True):
             last = self._last = self._layout(run.schema, self.held.columns)
         self._register(run, last[1].schema)
         state: Any = self._state
-        if run.state.files:
+        if run.state is not None and run.state.files:
             if state.table.directory != run.state.directory:
                 raise NotForeseenError(f"{qualified(self.held)} is in {state.table.directory}")
             state.add_files(run.state.schema, run.state.partition_by, run.state.files)
@@ -237,7 +238,7 @@ class DistributedWindow(WindowWriter):
                 units, source.metadata, str(self._directory.absolute()), decoding, options.history,
                 arguments["uri"], arguments["storage_options"], arguments["retention_hours"],
                 target.kept.soft_deletes, arguments["partition_by"], tables,
-                target.change_tables,
+                target.change_tables, target.has_state,
             )
             for units in grouped(plan.units, self._jobs.cores)
         ]  # fmt: skip
@@ -247,7 +248,8 @@ class DistributedWindow(WindowWriter):
         copied = {copy.relation_id for unit in plan.units if (copy := copy_of(unit)) is not None}
 
         def expected(held: Held) -> Expected:
-            schema, partition_by = self._target.seen(held, with_state=held.relation_id in copied)
+            with_state = self._target.has_state and held.relation_id in copied
+            schema, partition_by = self._target.seen(held, with_state=with_state)
             return Expected(held.stored, held.version, held.columns, schema, partition_by)
 
         with ThreadPoolExecutor(self._target.threads) as pool:

@@ -99,7 +99,7 @@ class FileRun(NamedTuple):
     commit_time : int
         Of the last change, in microseconds since 1970.
     state : Files or None
-        The rows of a snapshot; None: these are changes of the stream.
+        The rows of a snapshot; None: these are changes of the stream, or there is no state table.
     """
 
     unit: int
@@ -138,6 +138,8 @@ class WriteTask(NamedTuple):
         By relation id.
     change_tables : type of Table
         What writes the files of change tables.
+    has_state : bool
+        Whether the target keeps state tables.
     staged : str or None
         The directory in the target that has the files of the units; None: they are where they say.
     """
@@ -154,6 +156,7 @@ class WriteTask(NamedTuple):
     partition_by: Mapping[str, list[str]]
     tables: Mapping[int, Expected]
     change_tables: type[Table]
+    has_state: bool
     staged: str | None = None
 
     def __repr__(self) -> str:
@@ -203,7 +206,7 @@ class _FileRuns:
         table = task.change_tables(place, f"changes/{directory_of(name)}", "", task.retention_hours)
         self._changes = _Files(table, merged, ())
         self._state: _Files | None = None
-        if is_copy:
+        if is_copy and task.has_state:
             row = pa.schema(list(self.form.schema.field("after").type))
             if task.marker is not None:
                 row = row.append(pa.field(task.marker, DELETED_AT))

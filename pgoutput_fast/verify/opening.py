@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..apply.delta_place import Place
+from ..apply.targets import PARQUET
 from ..directory.remote import refuse_secrets
 from ..errors import Argument, PgOutputError
 from ..segments.listing import has_begun, not_begun
 from .databases import Database
 from .distributed_states import DistributedStates
-from .states import DeltaStates, DuckdbStates, States
+from .states import DeltaStates, DuckdbStates, States, without_rows
 from .targets import DirectoryTarget
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def _opened(
 ) -> VerifiedTarget:
     if given.startswith(_DUCKDB):
         return _database(Path(given.removeprefix(_DUCKDB)), segments)
+    if given.startswith(PARQUET):
+        raise without_rows(given)
     if "://" in given and not given.startswith("file://"):
         known = None if segments is None else _segments_of(Path(), segments)
         return _delta(Place(given, storage_options), known, engine)

@@ -348,6 +348,8 @@ class DeltaStates(States):
         progress = self._open("_progress")
         described = json.loads(progress.metadata().description)
         self._check_format(described["format"])
+        if described["changes"] == "parquet":
+            raise without_rows(self._place.uri)
         found = [*held_tables(progress.to_pyarrow_dataset().to_table())]
         self._moved = {one.relation_id: json.loads(row["moves"]) for one, row in found}
         tables = {one.relation_id: one for one, _ in found}
@@ -383,6 +385,16 @@ class DeltaStates(States):
                 if table.transaction_version(app) is not None:
                     return table
         raise NotComparable(f"the target has no table state/{directory_of(kept.stored)}")
+
+
+def without_rows(where: str) -> PgOutputError:
+    """Make the error for a target of change tables alone."""
+    return PgOutputError(
+        f"{where} has change tables alone, and no rows to compare",
+        code="not_supported",
+        parameter="target",
+        hint="Verify the change log that the sync reads",
+    )
 
 
 def _check_name(table: ServerTable, kept: Kept | None, source: TargetTables) -> None:

@@ -37,6 +37,7 @@ from chaos import execute, wait_for
 from deltalake import DeltaTable
 from sync_processes import LOOK, SparkSyncer, Syncer
 
+from pgoutput_fast.apply import sync
 from pgoutput_fast.apply.delta_place import directory_of
 from pgoutput_fast.apply.duckdb_sql import versioned
 from pgoutput_fast.directory.consumers import consumers
@@ -239,7 +240,7 @@ class DuckdbTables:
     def __init__(self, directory: Path) -> None:
         self.options: dict[str, Any] = {}  # of the sync
         self.path = directory / "tables.duckdb"
-        self.given = f"duckdb:{self.path}"
+        self.given = self.verified = f"duckdb:{self.path}"
         self.segments = directory / "tables.duckdb.segments"
 
     @contextlib.contextmanager
@@ -276,7 +277,7 @@ class DeltaTables:
     def __init__(self, directory: Path) -> None:
         self.options: dict[str, Any] = {}  # of the sync
         self.path = directory / "lake"
-        self.given = str(self.path)
+        self.given = self.verified = str(self.path)
         self.segments = directory / "lake.segments"
 
     def _table(self, *names: str) -> Any:
@@ -302,13 +303,34 @@ class DeltaTables:
 
 
 class ParquetTables(DeltaTables):
-    """Change tables as files alone, as readers see them that know nothing of a sync."""
+    """Change tables alone, as readers see them that know nothing of a sync.
+
+    All segments stay. At the end another sync writes a DuckDB file of them, from the newest
+    snapshots on. The file has the rows, and tells which changes have to be there.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.options["changes"] = "parquet"
+        self.given, self.verified = f"parquet:{self.path}", str(self.segments)
+        self.options |= {"keep_seconds": None, "keep_bytes": None}
+        self._beside = DuckdbTables(directory)
+
+    def _held_beside(self) -> dict[int, Held]:
+        if not self._beside.path.exists():
+            sync(segments=self.segments, target=self._beside.given, until="now", consumer="beside")
+        return self._beside.held()
+
+    def rows(self, held: Held, columns: list[str]) -> list[tuple[Any, ...]]:
+        return self._beside.rows(self._held_beside()[held.relation_id], columns)
 
     def changes(self, held: Held) -> list[tuple[int, int]]:
+        found = self._found(held)
+        if held.relation_id in self._held_beside():
+            wanted = sorted(self._beside.changes(self._held_beside()[held.relation_id]))
+            assert sorted(one for one in found if one >= min(wanted, default=one)) == wanted
+        return found
+
+    def _found(self, held: Held) -> list[tuple[int, int]]:
         found = []
         for version in range(1, held.version + 1):
             name = held.stored + ("" if version == 1 else f".v{version}")
@@ -406,7 +428,7 @@ def tell_positions(server: EmbeddedServer, tables: AnyTables) -> None:
 
 def verified(server: EmbeddedServer, tables: AnyTables, **options: Any) -> Report:
     """What verify says; that nothing differs."""
-    report = verify(server.dsn(), publications=["p"], target=tables.given, **options)
+    report = verify(server.dsn(), publications=["p"], target=tables.verified, **options)
     differing = [one for one in report.tables if one.state == "different"]
     assert not differing, differing
     return report

@@ -116,7 +116,7 @@ class SparkSyncer(Syncer):
 
     def __init__(self, store: Path, dsn: str, segments: Path, **options: Any) -> None:
         super().__init__(store, dsn, **options)
-        of_sync = ("interval", "changes", "iceberg")
+        of_sync = ("interval", "iceberg")
         own = {name: value for name, value in self.options.items() if name not in of_sync}
         self._capture = Capturer(segments, dsn, create_slot=True, snapshot="initial", **own)
         self._segments = segments

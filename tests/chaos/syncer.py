@@ -24,7 +24,7 @@ from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.replication import upkeep
 
 log = logging.getLogger("syncer")
-OF_SYNC = ("segments", "interval", "window_bytes", "until", "changes", "iceberg")
+OF_SYNC = ("segments", "interval", "window_bytes", "until", "iceberg")
 """Options of a sync that follows another capture."""
 
 

@@ -104,7 +104,8 @@ ERRORS: dict[str, list[Callable[[], Any]]] = {
         _sync(partition_by={"public.t": ["a"]}),
         _sync(partition_by={"public.t": ["a", "a"]}),
         _sync(target="lake", duckdb_memory=1 << 30),
-        _sync(changes="parquet", iceberg="shop", target="lake"),
+        _sync(target="parquet:"),
+        _sync(target="parquet:lake", iceberg="shop"),
         _sync(storage_options={"secret": 5}, target="lake"),
         lambda: _KEPT.check("lake", Kept(None, ("a", "b"), pf.Policies(infinity="null"))),
         lambda: _KEPT.check("lake", Kept("gone", ("a",), pf.Policies(infinity="null"))),
@@ -112,6 +113,7 @@ ERRORS: dict[str, list[Callable[[], Any]]] = {
         lambda: check_kind("lake", "delta", "parquet"),
         lambda: check_kind("lake", "parquet", "delta"),
         lambda: check_kind("lake", "delta", "iceberg"),
+        lambda: check_kind("lake", "parquet", "iceberg"),
     ],
     "verify": [lambda: verify("host=h", publications=["p"], target="segments", timeout=0)],
 }

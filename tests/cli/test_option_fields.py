@@ -112,7 +112,6 @@ def test_keywords_go_over_an_object_and_leave_the_rest():
         (CaptureOptions, {"protocol": 5}, "protocol"),
         (SyncOptions, {"interval": float("nan")}, "interval"),
         (SyncOptions, {"tables": []}, "tables"),
-        (TargetOptions, {"changes": "parquet", "iceberg": "shop"}, "changes"),
         (TargetOptions, {"partition_by": {"t": ["a", "a"]}}, "partition_by"),
     ],
 )  # fmt: skip

@@ -342,7 +342,7 @@ def test_changes_as_plain_files(tmp_path: Path) -> None:
     example, *readers = python_blocks(page)
     (printed,) = blocks("", page)
     first, second, *rest = printed.splitlines(keepends=True)
-    *_, command = blocks("sh", page)
+    *_, command, export = blocks("sh", page)
     with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL), (2, 1, 'x')")
         for expected in (first, second):
@@ -351,8 +351,12 @@ def test_changes_as_plain_files(tmp_path: Path) -> None:
             if expected is first:
                 connection.execute("ALTER TABLE accounts ADD kind text")
                 connection.execute("INSERT INTO accounts VALUES (3, 5, NULL, 'new')")
-        ran = run_shell(command, server.dsn(), tmp_path)
-        assert ran.returncode == 0, ran.stderr
+        exporting = export.replace("captured", "files.segments")
+        for ran in (run_shell(command, server.dsn(), tmp_path),
+                    run_shell(exporting, None, tmp_path)):  # fmt: skip
+            assert ran.returncode == 0, ran.stderr
+    there = [[*(tmp_path / name).glob("changes/*/*.parquet")] for name in ("files", "exported")]
+    assert (len(there[0]), len(there[1])) == (2, 2)
     ran = run_python("-c", "\n".join(readers), cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, "".join(rest)), ran.stderr
 

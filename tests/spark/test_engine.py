@@ -139,13 +139,15 @@ def test_change_tables_of_other_kinds(
     here = kind(tmp_path / "here")
     sync_here(**{**given, **here.given}, consumer="here")
     for name in ("public.others", "public.bag"):
-        found, expected = (one.state(name).to_pylist() for one in (tables, here))
-        assert sorted(found, key=repr) == sorted(expected, key=repr)
+        if tables.has_state:
+            found, expected = (one.state(name).to_pylist() for one in (tables, here))
+            assert sorted(found, key=repr) == sorted(expected, key=repr)
         found, expected = (one.changes(name).to_pylist() for one in (tables, here))
         assert sorted(found, key=repr) == sorted(expected, key=repr)
-    assert rows(tables, "public.others") == [
-        (2, "B", 7), (3, "c", 7), (4, "d", 7), (5, "E", 51), (6, "f", 60)
-    ]  # fmt: skip
+    if tables.has_state:
+        assert rows(tables, "public.others") == [
+            (2, "B", 7), (3, "c", 7), (4, "d", 7), (5, "E", 51), (6, "f", 60)
+        ]  # fmt: skip
     assert [op for _, _, op in places(tables, "public.others")] == [
         "truncate", "read", "read", "read", "update", "insert", "insert", "delete", "update",
         "insert",

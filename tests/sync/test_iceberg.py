@@ -78,8 +78,9 @@ def test_a_target_keeps_to_its_kind(made: MadeDirectory, tmp_path: Path) -> None
         one.load()
     tables.remove()
     sync(made, tables)
-    for given in ({}, {"changes": "parquet"}):
-        with expect_error(code="bad_option", options=[Argument("iceberg")]):
+    target = Argument("target", tables.target)
+    for given, options in ({}, []), ({"target": f"parquet:{tables.path}"}, [target]):
+        with expect_error(code="bad_option", options=[*options, Argument("iceberg")]):
             sync(made, tables, iceberg=None, **given)
 
 

@@ -34,7 +34,8 @@ from pgoutput_fast.apply.parquet_table import ParquetTable
 from pgoutput_fast.apply.targets import ConflictError
 from pgoutput_fast.cli import main
 from pgoutput_fast.directory.history import HistoryWriter
-from pgoutput_fast.errors import Argument
+from pgoutput_fast.errors import Argument, PgOutputError
+from pgoutput_fast.verify import verify
 
 duckdb = pytest.importorskip("duckdb")
 deltalake_fs = pytest.importorskip("deltalake.fs")
@@ -120,7 +121,7 @@ def test_files_are_named_by_their_commits(
     left = names(directory(tables) / "_uncommitted")
     # Of tasks that ran twice the first attempt is left.
     assert len(left) == (0 if engine == "local" else 2)
-    assert sorted(row["id"] for row in tables.state("public.things").to_pylist()) == [1, 2, 3, 4]
+    assert names(tables.path) == ["_progress", "changes"]
 
 
 def test_the_newest_file_has_all_columns(made: MadeDirectory, tables: ParquetTables) -> None:
@@ -137,6 +138,29 @@ def test_the_newest_file_has_all_columns(made: MadeDirectory, tables: ParquetTab
     assert found[-1]["after"] == {"id": 5, "note": "e", "n": None}
 
 
+@ENGINES
+def test_a_table_without_snapshot_and_key(
+    made: MadeDirectory, tables: ParquetTables, engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody asks for its rows, so that nothing of it is missing."""
+    options = {} if engine == "local" else {"engine": InProcessEngine(twice=True)}
+    bare = testing.Table("bare", {"id": "int4"}, 16500)
+    made.commit(1500, bare.relation(), testing.insert(bare, [1]), testing.insert(bare, [1]))
+    assert (
+        main(["sync", "--segments", str(made.directory), "--to", tables.target, "--dry-run"]) == 0
+    )
+    assert "no snapshot: its changes alone are kept" in capsys.readouterr().out
+    progress = sync(made, tables, **options)
+    assert (progress.stale, progress.asked, progress.changes) == ({}, (), len(SECOND) + 2)
+    # A column that is renamed, or made anew under a name, is another one in the change table.
+    other = testing.Table("bare", {"n": "int4"}, 16500)
+    made.commit(1600, other.relation(), testing.insert(other, [2]))
+    assert sync(made, tables, **options).stale == {}
+    found = tables.changes("public.bare").sort_by("commit_lsn").column("after").to_pylist()
+    assert found == [{"id": 1, "n": None}, {"id": 1, "n": None}, {"id": None, "n": 2}]
+    assert names(tables.path) == ["_progress", "changes"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", ["delta", "parquet"])
 def test_the_net_effect_of_stored_changes(
@@ -149,7 +173,8 @@ def test_the_net_effect_of_stored_changes(
                 testing.update(WIDER, [20, UNCHANGED, 5], old={"id": 2}))  # fmt: skip
     if changes == "delta":
         tables.remove()
-    sync(made, tables, changes=changes)
+        tables.given["target"] = str(tables.path)
+    sync(made, tables)
     if changes == "delta":
         rows = [DeltaTable(str(directory(tables))).to_pyarrow_table()]
         rows = [rows[0].sort_by([("commit_lsn", "ascending"), ("seq", "ascending")])]
@@ -192,6 +217,28 @@ def test_a_table_that_is_renamed(made: MadeDirectory, tables: ParquetTables) -> 
     assert tables.changes("public.others").num_rows == len(FIRST + SECOND) + 2
 
 
+def test_a_table_that_cant_be_written(
+    made: MadeDirectory, tables: ParquetTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is paused, and the others go on."""
+    original = ParquetTable.commit
+
+    def failing(self: ParquetTable, *given: Any, **named: Any) -> None:
+        if self.directory == "changes/public.things":
+            raise PgOutputError("permission denied")
+        original(self, *given, **named)
+
+    bare = testing.Table("bare", {"id": "int4"}, 16500)
+    made.commit(1500, bare.relation(), testing.insert(bare, [1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetTable, "commit", failing)
+        assert [*sync(made, tables).paused] == ["public.things"]
+    assert tables.changes("public.bare").num_rows == 1
+    assert globbed(tables) == FIRST
+    found = sync(made, tables)
+    assert (found.paused, found.stale, globbed(tables)) == ({}, {}, FIRST + SECOND)
+
+
 # --- kills ---------------------------------------------------------------------------------------
 
 KILLED = """
@@ -217,7 +264,7 @@ def called(*given, **named):
 
 setattr(owner, name, called)
 options = dict(engine=InProcessEngine()) if {engine!r} == "distributed" else dict()
-apply.sync(segments={segments!r}, target={target!r}, changes="parquet", until="now", **options)
+apply.sync(segments={segments!r}, target={target!r}, until="now", **options)
 """
 UNCOMMITTED = 2
 KILLS = {
@@ -259,7 +306,6 @@ def test_kill_9(made: MadeDirectory, tables: ParquetTables, where: str, engine: 
     # What came to no commit waits for its deletion, and nothing else does.
     still = {*names(directory(tables) / "_uncommitted")}
     assert still == (left_over if where == "before the entry" else set())
-    assert sorted(row["id"] for row in tables.state("public.things").to_pylist()) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
@@ -296,15 +342,16 @@ def test_a_target_keeps_to_plain_files(made: MadeDirectory, tables: ParquetTable
         return {path: path.stat().st_mtime_ns for path in tables.path.rglob("*") if path.is_file()}
 
     before = content()
-    with expect_error(code="bad_option", options=[Argument("changes", "parquet")]):
-        sync(made, tables, changes=None)
-    with expect_error(code="bad_option", options=[Argument("changes", "parquet")]):
-        sync(made, tables, changes="delta")
+    iceberg = {"iceberg": {"type": "sql", "uri": f"sqlite:///{tables.path}.db"}}
+    for given, others in ({}, []), (iceberg, [Argument("iceberg")]):
+        fix = [Argument("target", tables.target), *others]
+        with expect_error(code="bad_option", options=fix):
+            sync(made, tables, target=tables.path, **given)
     assert content() == before
     tables.remove()
-    sync(made, tables, changes=None)
+    sync(made, tables, target=tables.path)
     before = content()
-    with expect_error(code="bad_option", options=[Argument("changes", "parquet")]):
+    with expect_error(code="bad_option", options=[Argument("target", str(tables.path))]):
         sync(made, tables)
     assert content() == before
 
@@ -313,9 +360,7 @@ def test_a_second_sync_of_files_is_refused(made: MadeDirectory, tables: ParquetT
     from pgoutput_fast.apply.options import TargetOptions
     from pgoutput_fast.apply.synchronize import open_target
 
-    with contextlib.closing(
-        open_target(tables.target, TargetOptions(changes="parquet")).target
-    ) as other:
+    with contextlib.closing(open_target(tables.target, TargetOptions()).target) as other:
         other.claim()
         with expect_error(code="in_use"):
             sync(made, tables)
@@ -360,12 +405,12 @@ def test_another_log_that_goes_on_at_the_same_time(
 
 
 def test_what_is_something_elses(made: MadeDirectory, tables: ParquetTables) -> None:
-    given = Place(tables.target), "changes/public.things"
+    given = Place(str(tables.path)), "changes/public.things"
     foreign = ParquetTable(*given, "pgoutput_fast/other", 6)
     with expect_error(code="not_ours"):
         foreign.load()
     assert not foreign.is_its_own()
-    letters = ParquetTable(Place(tables.target), "changes/public.letters", "app", 6)
+    letters = ParquetTable(Place(str(tables.path)), "changes/public.letters", "app", 6)
     letters.load()
     assert not letters.is_its_own()
     assert not (tables.path / "changes" / "public.letters").exists()
@@ -406,21 +451,28 @@ def test_a_log_that_is_damaged(
 def test_arguments_of_plain_files(
     made: MadeDirectory, tables: ParquetTables, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with expect_error(code="bad_option", parameter="changes"):
-        sync(made, tables, changes="orc")
-    with expect_error(code="bad_option", parameter="changes", options=[Argument("iceberg")]):
-        sync(made, tables, iceberg="shop")
-    with expect_error(code="bad_option", parameter="changes", options=[]):
-        sync(made, tables, target="duckdb:a.duckdb")
-    command = ["sync", "--segments", str(made.directory), "--to", tables.target, "--until", "now"]
-    assert main([*command, *config(changes="parquet", iceberg="shop")]) == 2
+    others: list[dict[str, Any]] = [
+        {"iceberg": "shop"}, {"soft_deletes": "gone"}, {"partition_by": {"public.things": ["id"]}},
+        {"duckdb_memory": 1 << 30},
+    ]  # fmt: skip
+    for given in others:
+        with expect_error(code="bad_option", parameter=next(iter(given)), options=[]):
+            sync(made, tables, **given)
+    for target in ("parquet:", "parquet:gs://bucket/files", f"parquet:{__file__}"):
+        with expect_error(code="bad_option", parameter="target"):
+            sync(made, tables, target=target)
+    with expect_error(code="missing_path", parameter="target"):
+        sync(made, tables, target="parquet:nowhere/files")
+    for given in (tables.target, str(tables.path)):
+        with expect_error(code="not_supported", parameter="target"):
+            verify("", publications=["p"], target=given)
+    command = ["sync", "--segments", str(made.directory), "--until", "now", "--to"]
+    assert main([*command, tables.target, *config(iceberg="shop")]) == 2
     assert "[bad_option]" in capsys.readouterr().err
     for dry_run in ([], ["--dry-run"]):
-        assert main([*command, *dry_run]) == 1
-        assert 'Give changes = "parquet", or begin anew' in " ".join(
-            capsys.readouterr().err.split()
-        )
-    assert main([*command, *config(changes="parquet")]) == 0
+        assert main([*command, str(tables.path), *dry_run]) == 1
+        assert f"Give --to {tables.target}, or begin" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, tables.target]) == 0
     assert globbed(tables) == FIRST + SECOND
 
 
@@ -432,10 +484,10 @@ class StoredTables(ParquetTables):
 
     def __init__(self, root: Path, endpoint: str) -> None:
         super().__init__(root)
-        self.target = self.given["target"] = "s3://bucket/lake"
+        self.target = self.given["target"] = "parquet:s3://bucket/lake"
         options = {**ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
         self.given["storage_options"] = options
-        self.place = Place(self.target, options)
+        self.place = Place("s3://bucket/lake", options)
 
     def names(self, where: str = "") -> list[str]:
         """Of all files of change tables, or in a directory."""
@@ -549,7 +601,7 @@ def test_plain_files_in_object_storage(
     renamed = OTHERS
     made.commit(2100, renamed.relation(), testing.insert(renamed, [10, "f", 9]))
     expected += [(2000, "insert"), (2100, "insert")]
-    assert [*sync(made, stored, **options).stale] == ["public.others"]
+    assert sync(made, stored, **options).stale == {}
     assert stored.rows() == expected
     made.commit(2200, renamed.relation(), testing.insert(renamed, [11, "g", 9]))
     expected.append((2200, "insert"))
@@ -558,8 +610,8 @@ def test_plain_files_in_object_storage(
     assert {one for one in there if "/_log/" not in one} < {*stored.names()}
     assert "public.others" in {one.partition("/")[0] for one in stored.names()}
     # Nobody else may begin another kind there.
-    with expect_error(code="bad_option", options=[Argument("changes", "parquet")]):
-        sync(made, stored, changes=None)
+    with expect_error(code="bad_option", options=[Argument("target", stored.target)]):
+        sync(made, stored, target="s3://bucket/lake")
     (entry,) = (one for one in stored.names() if one.startswith("public.others/_log/"))
     with stored.place.filesystem("changes").open_output_stream(entry, buffer_size=9) as file:
         file.write(b"{")

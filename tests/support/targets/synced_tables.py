@@ -33,6 +33,8 @@ class Places:
 
     paths: list[Path]
     target: str
+    has_state = True
+    """Whether there are state tables."""
 
     @property
     def verified(self) -> dict[str, Any]:
@@ -204,8 +206,9 @@ class IcebergTables(DeltaTables):
 
 
 class ParquetTables(DeltaTables):
-    """Change tables as files alone."""
+    """Change tables alone, as plain files."""
 
+    has_state = False
     steps = (
         *DeltaTables.steps,
         (ParquetTable, "commit"),
@@ -216,7 +219,7 @@ class ParquetTables(DeltaTables):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.given["changes"] = "parquet"
+        self.target = self.given["target"] = f"parquet:{self.path}"
 
     def changes(self, stored: str, version: int = 1) -> pa.Table:
         """As the documentation says: the newest file has all columns."""
@@ -225,8 +228,6 @@ class ParquetTables(DeltaTables):
         return dataset(files, schema=read_schema(files[-1])).to_table()
 
     def has(self, kind: str, stored: str) -> bool:
-        if kind == "state":
-            return super().has(kind, stored)
         return any((self.path / kind / directory_of(stored)).glob("*.parquet"))
 
 
@@ -296,8 +297,10 @@ TABLES = {
 }  # fmt: skip
 ALL_KINDS = [
     name if name in ("duckdb", "delta") else pytest.param(name, marks=pytest.mark.slow)
-    for name in TABLES
+    for name, kind in TABLES.items()
+    if kind.has_state
 ]
+"""Of those that have state tables."""
 KINDS = ALL_KINDS[:4]
 """Enough where it is state tables that count, and where a server makes each test slow."""
 Tables = DuckdbTables | DeltaTables

@@ -138,7 +138,7 @@ def test_filters_of_joined_files(
 def test_filters_of_parquet_files(database18: Any, tmp_path: Path) -> None:
     import pyarrow.dataset as ds
 
-    lake = Lake(database18, tmp_path, SOME, changes="parquet")
+    lake = Lake(database18, tmp_path, SOME, target=f"parquet:{tmp_path / 'lake'}")
     lake.fill(8)
     path = lake.path / "changes" / "public.t"
     rows = ds.dataset(str(path), format="parquet").to_table()

@@ -28,7 +28,7 @@ pytestmark = [
 ]  # fmt: skip
 
 COLUMNS = "id, v, n, d"
-SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ("iceberg", "parquet")]
+SLOW = [pytest.param("iceberg", marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def commit_behind(place: Path) -> None:
         for case in (
             ("delta", "last entry", False), ("distributed", "state", True),
             ("delta", "restore", True), ("distributed", "restore behind", False),
-            ("iceberg", "changes", False), ("distributed parquet", "changes", True),
+            ("iceberg", "changes", False), ("distributed iceberg", "changes", True),
         )
     ],
     indirect=["tables"],

@@ -20,7 +20,7 @@ pytest.importorskip("deltalake")
 pytestmark = [pytest.mark.server, pytest.mark.usefixtures("quick_upkeep")]
 
 PLACES = ["duckdb", pytest.param("delta", marks=pytest.mark.slow)]
-EVERY_PLACE = ["duckdb", "delta", "distributed", "iceberg", "parquet"]
+EVERY_PLACE = ["duckdb", "delta", "distributed", "iceberg"]
 STORED = pytest.param("stored", marks=pytest.mark.slow)
 
 

@@ -1,0 +1,19 @@
+"""Change tables alone, as plain Parquet files in a directory or in object storage.
+
+The change tables are those of `ParquetTable`. As in a Delta target, each table has its position in
+its own log, and the Delta table `_progress` follows at the end of a window. There are no state
+tables, so a table needs no snapshot and no key.
+"""
+
+from __future__ import annotations
+
+from .delta_target import DeltaTarget
+from .parquet_table import ParquetTable
+
+
+class ParquetTarget(DeltaTarget):
+    """See `Target`; the parameters are those of `DeltaTarget`."""
+
+    has_state = False
+    change_tables = ParquetTable
+    _kind = "parquet"
