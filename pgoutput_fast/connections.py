@@ -61,49 +61,46 @@ _LIVELINESS = {
 # Keepalives do not notice a server that hangs, as its kernel answers them.
 _ANSWER_TIMEOUT = 60.0
 
-# Advice by SQLSTATE, which errors append to the server's own words.
 ADVICE = {
-    "28000": "the role may need the attribute REPLICATION, or a line in pg_hba.conf",
-    "28P01": "check the password and the user",
-    "3D000": "check the database's name",
-    "42501": "the role needs the attribute REPLICATION and rights on the published tables",
-    "42601": "the server may be too old for an option that was asked for",
-    "22023": "the server may be too old for an option that was asked for",
-    "42704": "check the names of the slot and the publications, in this database",
-    "42710": "give another name, or use the one that is there",
-    "53300": "raise max_wal_senders, or end another replication connection",
-    "53400": "raise max_replication_slots, or drop a slot that nobody uses",
-    "55000": (
-        "if the slot's WAL is gone, the slot can't be used any more: drop it, make a new one, and "
-        "copy the tables anew"
-    ),
-    "55006": "another process reads the slot: end it, or use a slot of your own",
+    "28000": "Check that the role has the attribute REPLICATION, and that pg_hba.conf lets it in",
+    "28P01": "Check the password and the user",
+    "3D000": "Check the database's name",
+    "42501": "Give the role the attribute REPLICATION, and rights on the published tables",
+    "42601": "Leave out options for which the server may be too old",
+    "22023": "Leave out options for which the server may be too old",
+    "42704": "Check the names of the slot and the publications, in this database",
+    "42710": "Give another name, or use the one that is there",
+    "53300": "Raise max_wal_senders, or end another replication connection",
+    "53400": "Raise max_replication_slots, or drop a slot that nobody uses",
+    "55000": "If the slot's WAL is gone, drop the slot, make a new one, and copy the tables anew",
+    "55006": "End the process that reads the slot, or use a slot of your own",
     "57P01": (
-        "the server shuts down or an administrator ended the connection; a new one can be made as "
-        "soon as the server accepts it"
+        "The server shuts down, or an administrator ended the connection. A new connection can be "
+        "made as soon as the server accepts it"
     ),
-    "58P01": "WAL that the slot needs is gone: make a new slot, and copy the tables anew",
+    "58P01": "Make a new slot, and copy the tables anew: WAL that the slot needs is gone",
 }
+"""Advice by SQLSTATE: the hint of an error that the server's own words describe."""
 
 
 # Advice by the setting that the server's message names. It is looked for because the name is the
 # same in every language, while the SQLSTATE has other causes too.
 _SETTINGS_ADVICE = {
-    "wal_level": "set wal_level to logical in the server's configuration, and restart it",
+    "wal_level": "Set wal_level to logical in the server's configuration, and restart it",
     "max_replication_slots": (
-        "set max_replication_slots to the number of slots that are needed, at least 1, in the "
+        "Set max_replication_slots to the number of slots that are needed, at least 1, in the "
         "server's configuration, and restart it"
     ),
-    "temp_file_limit": "raise temp_file_limit for the role: ALTER ROLE … SET temp_file_limit",
+    "temp_file_limit": "Raise temp_file_limit for the role: ALTER ROLE … SET temp_file_limit",
 }
 # The same for the attribute that the role lacks. Servers before 16 have no word for it that is the
 # same in every language.
 _ROLE = re.compile(r"\bREPLICATION\b|replication role")
-_ROLE_ADVICE = "give the role the attribute: ALTER ROLE … REPLICATION"
+_ROLE_ADVICE = "Give the role the attribute: ALTER ROLE … REPLICATION"
 
 _POOLER_ADVICE = (
-    "a connection pooler seems to be in between, which does not pass on replication connections: "
-    "give host and port of the server itself"
+    "Give host and port of the server itself: a connection pooler seems to be in between, which "
+    "does not pass on replication connections"
 )
 IDENTIFY_ADVICE = ADVICE | {"42601": _POOLER_ADVICE}
 """Advice by SQLSTATE for IDENTIFY_SYSTEM, which is a syntax error only outside of replication."""
@@ -113,12 +110,12 @@ IDENTIFY_ADVICE = ADVICE | {"42601": _POOLER_ADVICE}
 _CONNECTING_ADVICE = (
     (re.compile(r"password authentication failed|no password supplied"), ADVICE["28P01"]),
     (re.compile(r'database "[^"\n]*" does not exist'), ADVICE["3D000"]),
-    (re.compile(r'role "[^"\n]*" does not exist'), "check the user's name"),
+    (re.compile(r'role "[^"\n]*" does not exist'), "Check the user's name"),
     (
         re.compile(r"no pg_hba\.conf entry|pg_hba\.conf rejects"),
         (
-            "pg_hba.conf on the server needs a line that lets this user connect from here to this "
-            "database; check host, user and database, or ask who administers it"
+            "Check host, user and database, or ask the server's administrator for a line in "
+            "pg_hba.conf that lets this user connect from here to this database"
         ),
     ),
     # PgBouncer's words, which are the same in every language.
@@ -126,9 +123,8 @@ _CONNECTING_ADVICE = (
 )
 
 PUBLICATION_ADVICE = (
-    "a publication must have been there when the changes were written, and must be there still: "
-    "one that is gone, or was made, or dropped and made again, after that can't be used for them; "
-    "make it first, then a new slot, and copy the tables anew"
+    "Make the publication first, then a new slot, and copy the tables anew: a publication must "
+    "have been there when the changes were written, and must not have been dropped since"
 )
 _SHOWN = 8  # publications that an error names
 STREAM_ADVICE = ADVICE | {"42704": PUBLICATION_ADVICE}
@@ -235,7 +231,7 @@ def server_error(
     codes: Mapping[str, str] = MappingProxyType({}),
     table: str | None = None,
 ) -> ReplicationError:
-    """Make the error for something that the server refused, with advice.
+    """Make the error for something that the server refused, with advice as its hint.
 
     Parameters
     ----------
@@ -261,8 +257,9 @@ def server_error(
     said = _in_one_line(_EXCERPT.sub("", text))
     kind = RetryableError if _is_retryable(text, sqlstate) else ReplicationError
     error = kind(
-        f"{doing}: {said}{code}" + (f"; {todo}" if todo else ""),
+        f"{doing}: {said}{code}",
         code=_code_of(text, sqlstate, codes),
+        hint=todo or (),
         table=table,
     )
     error.sqlstate = sqlstate

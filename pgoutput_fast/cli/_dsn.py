@@ -96,7 +96,7 @@ def naming_doctor(publications: Sequence[str]) -> Iterator[None]:
         if error.sqlstate in _NOT_READY and "doctor" not in str(error):
             names = "".join(f" --publication {shlex.quote(name)}" for name in publications)
             text = f"pgoutput-fast doctor{names} lists all that the server lacks"
-            error.hint = (*error.hint, f"; {text}") if error.hint else (text,)
+            error.hint = (*error.hint, f". {text}") if error.hint else (text,)
         raise
 
 

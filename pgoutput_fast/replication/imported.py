@@ -53,21 +53,18 @@ _BEGIN_COPY = sql.SQL("SAVEPOINT copying; SET LOCAL client_encoding = {}")
 _UNDO_COPY = sql.SQL("ROLLBACK TO SAVEPOINT copying; RELEASE SAVEPOINT copying")
 _END_COPY = sql.SQL("RELEASE SAVEPOINT copying; SET LOCAL client_encoding = 'UTF8'")
 
-SEE_DOCTOR = "pgoutput-fast doctor lists all that it lacks, with the statements that mend it"
+SEE_DOCTOR = "pgoutput-fast doctor lists all that it lacks, with the SQL that repairs it"
+_OTHER_COMMAND = "Keep the connection that made the slot open, and run no other command in it"
 ADVICE = {
     "22021": (
-        "a name is no text in UTF-8, which a database with the encoding SQL_ASCII allows: rename "
-        "what has it"
+        "Rename what has a name that is no text in UTF-8, as a database with the encoding "
+        "SQL_ASCII allows"
     ),
-    "22023": (
-        "the connection that made the slot must be open, and must not have run another command"
-    ),
-    "42704": (
-        "the connection that made the slot must be open, and must not have run another command"
-    ),
-    "42501": f"the role needs the right to SELECT from it; {SEE_DOCTOR}",
-    "53200": "raise max_locks_per_transaction: each table that is copied is locked",
-    "57014": "an administrator or a timeout has cancelled the copy; take the snapshot again",
+    "22023": _OTHER_COMMAND,
+    "42704": _OTHER_COMMAND,
+    "42501": f"Give the role the right to SELECT from it; {SEE_DOCTOR}",
+    "53200": "Raise max_locks_per_transaction: each table that is copied is locked",
+    "57014": "Take the snapshot again: an administrator or a timeout has cancelled the copy",
 }
 CODES = {"22023": "unfit_input", "42704": "unfit_input"}
 

@@ -32,8 +32,8 @@ _RENAMES = 5  # how often a table may be renamed while it is locked
 _HEAP = 2  # the OID of the access method of which it is known that blocks can be ranges
 _MOST_RANGES = 1 << 31  # the number of a range stands in the upper half of an int64
 _ROW_SECURITY = (
-    "row security hides rows from the role, and a snapshot must have all: ALTER ROLE … BYPASSRLS, "
-    "or let the table's owner take it, if the table has no FORCE ROW LEVEL SECURITY"
+    "Give the role the attribute: ALTER ROLE … BYPASSRLS. Or let the table's owner take the "
+    "snapshot, if the table has no FORCE ROW LEVEL SECURITY. Row security hides rows from the role"
 )
 
 _NOW = """
@@ -220,7 +220,7 @@ class Locking:
         ((uses_schema, has_row_security),) = found
         if not uses_schema:
             return (
-                f"the role needs USAGE on the schema: GRANT USAGE ON SCHEMA "
+                f"Give the role USAGE on the schema: GRANT USAGE ON SCHEMA "
                 f"{sql_name(now.namespace)} TO …; {SEE_DOCTOR}"
             )
         return _ROW_SECURITY if has_row_security else None

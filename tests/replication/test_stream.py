@@ -385,7 +385,9 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
     ],
 )
 def test_the_same_state_has_advice_for_what_was_said(said, advice):
-    assert server_error("can't", said, "55000").message.endswith(advice)
+    error = server_error("can't", said, "55000")
+    assert error.message == f"can't: {said} (SQLSTATE 55000)"
+    assert [one.endswith(advice) for one in error.hint] == [True]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_words_of_a_server(sqlstate: str, words: str, passes: bool | None) -> No
     assert isinstance(caught.value, RetryableError) == (passes is not False)
     assert getattr(caught.value, "retry_for", None) == (60.0 if passes is None else None)
     assert caught.value.code == ("connection_refused" if passes is False else "connection_lost")
-    assert bool(caught.value.hint) == (passes is None)
+    assert ("lc_messages" in str(caught.value.hint)) == (passes is None)
     assert words in str(caught.value)
 
 
@@ -91,7 +91,8 @@ def test_an_error_that_passes_does_not_say_later() -> None:
     """It may stand before "connecting again in 0.1 s"."""
     error = server_error("the server ended the stream", "terminating connection", "57P01")
     assert isinstance(error, RetryableError)
-    assert error.message.endswith("a new one can be made as soon as the server accepts it")
+    (advice,) = error.hint
+    assert "again" not in str(advice)
 
 
 def test_a_directory_may_have_any_name() -> None:
@@ -127,35 +128,25 @@ def test_words_without_a_code(text: str, passes: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "advice"),
+    ("text", "names"),
     [
-        (
-            'FATAL:  password authentication failed for user "u"',
-            "check the password and the user",
-        ),
-        (
-            'to server at "a", port 5432 failed: fe_sendauth: no password supplied',
-            "check the password and the user",
-        ),
-        ('FATAL:  database "does" does not exist', "check the database's name"),
-        ('FATAL:  role "u" does not exist', "check the user's name"),
+        ('FATAL:  password authentication failed for user "u"', "password"),
+        ('to server at "a", port 5432 failed: fe_sendauth: no password supplied', "password"),
+        ('FATAL:  database "does" does not exist', "database's name"),
+        ('FATAL:  role "u" does not exist', "user's name"),
         (
             'FATAL:  no pg_hba.conf entry for host "::1", user "u", database "d", no encryption',
-            (
-                "pg_hba.conf on the server needs a line that lets this user connect from here to "
-                "this database; check host, user and database, or ask who administers it"
-            ),
+            "pg_hba.conf",
         ),
     ],
 )
-def test_advice_while_a_connection_is_made(text: str, advice: str) -> None:
+def test_advice_while_a_connection_is_made(text: str, names: str) -> None:
     """There is no SQLSTATE then."""
     said = " ".join(text.split())
     error = server_error("can't connect", text, None)
-    assert (error.code, error.message) == (
-        "connection_refused",
-        f"can't connect: {said}; {advice}",
-    )
+    assert (error.code, error.message) == ("connection_refused", f"can't connect: {said}")
+    (advice,) = error.hint
+    assert names in str(advice)
     assert not isinstance(error, RetryableError)
 
 

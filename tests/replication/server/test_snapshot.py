@@ -229,17 +229,16 @@ def test_what_the_role_may_not_read(database: Any) -> None:
             # Without the statement, which libpq quotes.
             assert caught.value.message == (
                 "can't copy table public.secret: permission denied for table secret (SQLSTATE "
-                "42501); the role needs the right to SELECT from it; pgoutput-fast doctor lists "
-                "all that it lacks, with the statements that mend it"
+                "42501)"
             )
+            assert "SELECT" in str(caught.value.hint)
             database.execute('CREATE SCHEMA "Hr"', 'ALTER TABLE secret SET SCHEMA "Hr"')
             with pytest.raises(pf.PgOutputError) as caught:
                 open_snapshot(dsn, ["p"], exported=slot)
             assert caught.value.message == (
-                "can't copy table Hr.secret: permission denied for schema Hr (SQLSTATE 42501); the "
-                'role needs USAGE on the schema: GRANT USAGE ON SCHEMA "Hr" TO …; pgoutput-fast '
-                "doctor lists all that it lacks, with the statements that mend it"
+                "can't copy table Hr.secret: permission denied for schema Hr (SQLSTATE 42501)"
             )
+            assert 'GRANT USAGE ON SCHEMA "Hr" TO' in str(caught.value.hint)
             database.execute('ALTER TABLE "Hr".secret SET SCHEMA public')
             database.execute(
                 f"GRANT SELECT ON secret TO {role}", "ALTER TABLE secret ENABLE ROW LEVEL SECURITY"
