@@ -30,11 +30,12 @@ def unreadable(
     hint : str, optional
         What to do.
     """
-    strerror, code = (
-        (error.strerror, "io_failed") if isinstance(error, OSError) else (None, "damaged")
-    )
+    if isinstance(error, OSError):
+        code, why = "io_failed", error.strerror or str(error)
+    else:
+        code, why = "damaged", error.message if isinstance(error, PgOutputError) else str(error)
     return PgOutputError(
-        f"can't read {path} ({printable(strerror or str(error))})" + (f", {what}" if what else ""),
+        f"can't read {path} ({printable(why)})" + (f", {what}" if what else ""),
         code=code,
         path=str(path),
         hint=hint,

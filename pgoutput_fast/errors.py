@@ -155,7 +155,7 @@ class PgOutputError(Exception):
         wrong = "" if self.parameter is None else shown(Argument(self.parameter))
         hint = "".join(one if isinstance(one, str) else shown(one) for one in self.hint)
         text = f"{wrong.removesuffix('=')}: {self.message}" if wrong else self.message
-        if self.code and f"[{self.code}]" not in text:
+        if self.code:
             text = f"{text.removesuffix('.')} [{self.code}]"
         return f"{text.removesuffix('.')}. {hint}" if hint else text
 

@@ -1,7 +1,7 @@
 """Errors of this package in Spark's Python processes, found again in what Spark raises.
 
 Of an error in another process the driver gets the text of a traceback. So an executor, and the
-process that plans a query, puts a line of JSON behind the message, and the driver reads that line.
+process that plans a query, puts a line of JSON behind the text, and the driver reads that line.
 """
 
 from __future__ import annotations
@@ -19,13 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MARK = "[pgoutput_fast error] "
-_FIELDS = ("code", "offset", "tag", "frame", "path", "column", "table", "parameter")
+_ATTRIBUTES = ("code", "offset", "tag", "frame", "path", "column", "table", "parameter")
 _LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
+
+
+class WorkerError(PgOutputError):
+    """What a process of Spark raises for an error of this package.
+
+    Its message is the error's whole text, and a line with the error's fields: PySpark gives the
+    driver the class and the text of an exception, but no attributes.
+    """
 
 
 @contextlib.contextmanager
 def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
-    """Run in a process of Spark: this package's errors end with a line for :func:`error_of`.
+    """Run in a process of Spark: raise this package's errors as a `WorkerError`.
 
     And a worker prints no error where a LIMIT ends it early.
 
@@ -37,28 +45,27 @@ def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
     prepare()
     try:
         yield
-    except PgOutputError as error:
-        if _MARK not in error.message:
-            line = f"{_MARK}{_told(error)}"
-            # What Spark shows is the traceback's text: the whole error, and then the line.
-            error.args = (f"{error.text(shown)}\n{line}", *error.args[1:])
-            error.parameter, error.hint, error.frame = None, (), None
+    except WorkerError:
         raise
+    except PgOutputError as error:
+        worker_error = WorkerError(f"{error.text(shown)}\n{_MARK}{_fields(error)}")
+        # Spark shows the traceback, in which the text stands once: `error` is no cause in it.
+        raise worker_error.with_traceback(error.__traceback__) from error.__cause__
 
 
-def _told(error: PgOutputError) -> str:
-    """What the line says: the class, the message, and the attributes that are set."""
+def _fields(error: PgOutputError) -> str:
+    """The class, the message, and the attributes that are set, as JSON."""
     kind = type(error)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "message": error.args[0] if error.args else "",
         "hint": [one if isinstance(one, str) else _named(one) for one in error.hint],
     }
-    for name in _FIELDS:
+    for name in _ATTRIBUTES:
         value = getattr(error, name)
         if value is not None:
-            told[name] = value
-    return json.dumps(told, separators=(",", ":"), default=str)
+            fields[name] = value
+    return json.dumps(fields, separators=(",", ":"), default=str)
 
 
 def _named(argument: Argument) -> dict[str, Any]:
@@ -114,7 +121,11 @@ def _restored(told: dict[str, Any]) -> PgOutputError:
     kind = _class(told["class"])
     error = kind.__new__(kind)
     error.args = (told["message"],)
-    names = _FIELDS if issubclass(kind, DecodeError) else [name for name in _FIELDS if name in told]
+    names = (
+        _ATTRIBUTES
+        if issubclass(kind, DecodeError)
+        else [name for name in _ATTRIBUTES if name in told]
+    )
     for name in names:
         setattr(error, name, told.get(name))
     error.hint = tuple(one if isinstance(one, str) else Argument(**one) for one in told["hint"])

@@ -135,16 +135,15 @@ def test_errors_of_the_driver_and_causes_are_found():
 
 
 def test_classes_and_messages_come_back():
-    first = DecodeError("a [1] text", code="bad_value", offset=5, tag=None, frame=7)
-    try:
-        with _told_errors.telling(), _told_errors.telling():
-            raise first
-    except DecodeError as error:
-        told = str(error.args[0])
+    first = DecodeError("a [bad_value] text", code="bad_value", offset=5, tag=None, frame=7)
+    with pytest.raises(PgOutputError) as raised, _told_errors.telling(), _told_errors.telling():
+        raise first
+    told = str(raised.value)
     assert told.count(_told_errors._MARK) == 1
+    assert told.splitlines()[0] == "frame 7: a [bad_value] text [bad_value]"
     found = error_of(RuntimeError(f"Traceback\n  before: {told}\n\n  behind"))
     assert type(found) is DecodeError
-    assert (found.args, found.path) == (("a [1] text",), None)
+    assert (found.args, found.path) == (("a [bad_value] text",), None)
     assert (found.code, found.offset, found.tag, found.frame) == ("bad_value", 5, None, 7)
     gone = told.replace("DecodeError", "NotThere")
     assert type(error_of(RuntimeError(gone))) is PgOutputError
