@@ -173,8 +173,83 @@ def annotate(
 
 
 cdef enum:
-    # Relations that were announced, by their last bits: most rows need no look into the set.
-    RECENT = 256
+    # Relations are counted here by their last bits before they are added to the counts in Python.
+    SLOTS = 256
+
+
+# What came of a relation since its slot was added to the counts.
+cdef struct Counts:
+    uint32_t relation_id
+    bint is_used
+    int64_t changes, size, truncates
+    uint64_t first_commit_lsn, last_commit_lsn
+
+
+# What came of the relations of a file in one record batch.
+cdef class _Relations:
+    cdef Counts slots[SLOTS]
+    cdef object counter
+    cdef dict counts
+
+    def __cinit__(self, counter):
+        self.counter = counter
+        self.counts = counter.counts
+
+    # Take the relations of a frame that `step` took. What is wrong with them; NULL if nothing is.
+    cdef const char *take(
+        self, uint8_t tag, const uint8_t *frame, int64_t length, uint64_t commit_lsn
+    ) except? NULL:
+        cdef int64_t at = ROW_RELATION_ID, end = ROW_RELATION_ID + 4
+        cdef uint32_t relation_id
+        cdef Counts *slot
+        if tag == c'T':
+            at = TRUNCATE_RELATION_IDS
+            end = at + 4 * <int64_t> load_uint32(frame + TRUNCATE_RELATION_COUNT)
+        elif tag != c'R' and tag != c'Y' and tag != c'I' and tag != c'U' and tag != c'D':
+            return NULL
+        if length < end:
+            return b"too short"
+        while at < end:
+            relation_id = load_uint32(frame + at)
+            at += 4
+            slot = self.slots + relation_id % SLOTS
+            if tag == c'R' or tag == c'Y':
+                self.add(slot)
+                self.counter.announce(frame[:length])
+                continue
+            if not slot.is_used or slot.relation_id != relation_id:
+                if relation_id not in self.counts:
+                    return b"of a relation that the file has not announced before it"
+                self.add(slot)
+                slot.relation_id, slot.is_used = relation_id, True
+                slot.first_commit_lsn = commit_lsn
+            slot.last_commit_lsn = commit_lsn
+            if tag == c'T':
+                slot.truncates += 1
+            else:
+                slot.changes += 1
+                slot.size += length
+        return NULL
+
+    # Add a slot to the counts of its relation, and empty it.
+    cdef int add(self, Counts *slot) except -1:
+        cdef list found
+        if slot.is_used and slot.changes + slot.truncates:
+            found = self.counts[slot.relation_id]
+            if not found[0] and not found[2]:
+                found[3] = slot.first_commit_lsn
+            found[0] += slot.changes
+            found[1] += slot.size
+            found[2] += slot.truncates
+            found[4] = slot.last_commit_lsn
+        memset(slot, 0, sizeof(Counts))
+        return 0
+
+    cdef int add_all(self) except -1:
+        cdef int i
+        for i in range(SLOTS):
+            self.add(self.slots + i)
+        return 0
 
 
 cdef inline bint is_valid(const uint8_t *bits, Py_ssize_t i) noexcept nogil:
@@ -186,31 +261,6 @@ cdef inline bint is_same(const uint8_t *bits, Py_ssize_t i, bint has_value, bint
     return is_equal if is_valid(bits, i) and has_value else is_valid(bits, i) == has_value
 
 
-# What is wrong with the relations of a frame that `step` took; NULL if nothing is.
-cdef const char *take_relations(
-    uint8_t tag, const uint8_t *frame, int64_t length, set relations, uint32_t *recent
-) except? NULL:
-    cdef int64_t at = ROW_RELATION_ID, end = ROW_RELATION_ID + 4
-    cdef uint32_t relation_id
-    if tag == c'T':
-        at = TRUNCATE_RELATION_IDS
-        end = at + 4 * <int64_t> load_uint32(frame + TRUNCATE_RELATION_COUNT)
-    elif tag != c'R' and tag != c'I' and tag != c'U' and tag != c'D':
-        return NULL
-    if length < end:
-        return b"too short"
-    while at < end:
-        relation_id = load_uint32(frame + at)
-        at += 4
-        if tag == c'R':
-            relations.add(relation_id)
-        elif recent[relation_id % RECENT] != relation_id or relation_id == 0:
-            if relation_id not in relations:
-                return b"of a relation that the file has not announced before it"
-            recent[relation_id % RECENT] = relation_id
-    return NULL
-
-
 def check(
     Py_ssize_t count,
     columns: tuple[Any, ...],
@@ -218,7 +268,7 @@ def check(
     data: Any,
     offsets: Any,
     place_: tuple[Any, ...],
-    relations: set[int],
+    counter: LayoutCounter,
     bint is_snapshot,
 ) -> tuple[tuple[Any, ...], tuple[int, str] | None]:
     """Check a record batch of a file.
@@ -238,8 +288,8 @@ def check(
         none is) and the end of the last one; and what the first frame has to be that announces
         nothing: "any", "begin" (of a transaction that goes on), or "begin or any" (of which nothing
         tells whether it goes on), or None if it came before. A next seq of -1 stands for any.
-    relations : set of int
-        What the file has announced; what the batch announces is added.
+    counter : LayoutCounter
+        What came in the file; what comes in the batch is added.
     is_snapshot : bool
         Whether the file is one of a snapshot, of which rows of one transaction have no xid.
 
@@ -260,12 +310,11 @@ def check(
     cdef const uint32_t *xid = <const uint32_t *> buffers.add(columns[2], PyBUF_SIMPLE)
     cdef const int64_t *seq = <const int64_t *> buffers.add(columns[3], PyBUF_SIMPLE)
     cdef const uint8_t *bits[4]
-    cdef uint32_t recent[RECENT]
+    cdef _Relations relations = _Relations(counter)
     cdef Place place
     cdef uint8_t tag
     cdef bint announces, is_row, within, is_first
     cdef const char *wrong = NULL
-    memset(recent, 0, sizeof(recent))
     memset(&place, 0, sizeof(place))
     for i in range(4):
         bits[i] = NULL
@@ -297,7 +346,7 @@ def check(
         within = place.is_open
         wrong = step(&place, tag, at + begin, end - begin, &number)
         if wrong == NULL:
-            wrong = take_relations(tag, at + begin, end - begin, relations, recent)
+            wrong = relations.take(tag, at + begin, end - begin, place.lsn)
         if wrong != NULL:
             break
         if is_first and not announces:
@@ -313,6 +362,7 @@ def check(
         ):
             wrong = b"beside columns of another transaction or row"
             break
+    relations.add_all()
     now = (place.lsn, place.time, place.xid, place.next_seq) if place.is_open else None
     return (
         (now, place.end_lsn, first if is_first else None),

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.wire import RELATION_ID, fields_reader, offset_of
+
+if TYPE_CHECKING:
+    from .layout_index import LayoutCounter
 
 _ROWS = frozenset(b"IUD")
 _LENGTHS = {
@@ -164,7 +167,7 @@ def check(
     data: Any,
     offsets: Any,
     place_: tuple[Any, ...],
-    relations: set[int],
+    counter: LayoutCounter,
     is_snapshot: bool,
 ) -> tuple[tuple[Any, ...], tuple[int, str] | None]:
     """Check a record batch of a file.
@@ -184,8 +187,8 @@ def check(
         none is) and the end of the last one; and what the first frame has to be that announces
         nothing: "any", "begin" (of a transaction that goes on), or "begin or any" (of which nothing
         tells whether it goes on), or None if it came before. A next seq of -1 stands for any.
-    relations : set of int
-        What the file has announced; what the batch announces is added.
+    counter : LayoutCounter
+        What came in the file; what comes in the batch is added.
     is_snapshot : bool
         Whether the file is one of a snapshot, of which rows of one transaction have no xid.
 
@@ -221,7 +224,8 @@ def check(
             time = numbers[1][index] if is_snapshot else time
             place.open = (lsn, time, xid, max(numbers[3][index], 0))
         why, seq, within = place.step(tag, frame)
-        why = why or _wrong_relation(tag, frame, relations)
+        commit_lsn = 0 if within is None else within[0]
+        why = why or _wrong_relation(tag, frame, commit_lsn, counter)
         if why is not None:
             break
         if first is not None and not announces:
@@ -249,21 +253,30 @@ def _values(values: list[int], bits: Any) -> Iterator[int | None]:
         yield value if bits is None or bits[i >> 3] >> (i & 7) & 1 else None
 
 
-def _wrong_relation(tag: int, frame: bytes, relations: set[int]) -> str | None:
-    """What is wrong with the relations of a frame; one that is announced is added."""
+def _wrong_relation(tag: int, frame: bytes, commit_lsn: int, counter: LayoutCounter) -> str | None:
+    """What is wrong with the relations of a frame; what comes of them is counted."""
     if tag == ord("T"):
         (count,) = _read_truncate(frame)
         start, end = _RELATION_IDS, _RELATION_IDS + 4 * count
-    elif tag in _ROWS or tag == ord("R"):
+    elif tag in _ROWS or tag in b"RY":
         start, end = RELATION_ID, RELATION_ID + 4
     else:
         return None
     if len(frame) < end:
         return "too short"
     for at in range(start, end, 4):
-        relation_id = int.from_bytes(frame[at : at + 4], "big")
-        if tag == ord("R"):
-            relations.add(relation_id)
-        elif relation_id not in relations:
+        if tag in b"RY":
+            counter.announce(frame)
+            continue
+        counts = counter.counts.get(int.from_bytes(frame[at : at + 4], "big"))
+        if counts is None:
             return "of a relation that the file has not announced before it"
+        if not counts[0] and not counts[2]:
+            counts[3] = commit_lsn
+        counts[4] = commit_lsn
+        if tag == ord("T"):
+            counts[2] += 1
+        else:
+            counts[0] += 1
+            counts[1] += len(frame)
     return None

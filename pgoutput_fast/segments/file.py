@@ -14,13 +14,17 @@ from .format import (
     METADATA_KEY,
     OTHER_PART,
     checksum,
+    end_batch,
     require_pyarrow,
     segment_schema,
 )
+from .layout_index import index_bytes
 from .structure import Structure
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pyarrow as pa
 
     from .format import SegmentMetadata
 
@@ -72,29 +76,36 @@ class SegmentFile:
         """Bytes of the record batches so far."""
         return self._file.tell() - self._begins_at
 
-    def write(self, columns: list[Any], mark: bytes | None = None) -> None:
-        """Write a record batch with its checksum. With `mark` it is the last one of the file."""
+    def write(self, columns: list[Any]) -> None:
+        """Write a record batch with its checksum."""
         batch = self._pa.RecordBatch.from_arrays(columns, schema=segment_schema())
-        more = b"" if mark is None else self._metadata + mark
+        crc = self._checksum(batch)
+        self._structure.check(batch)
+        self._write(batch, {CRC_KEY: crc})
+
+    def finish(self, *, last: bool) -> None:
+        """Write the end mark with the layout index, and sync the file."""
+        self._structure.end(is_last=last)
+        mark = LAST_PART if last else OTHER_PART
+        end = end_batch(index_bytes(self._structure.spans()))
+        self._write(end, {CRC_KEY: self._checksum(end, self._metadata + mark), END_KEY: mark})
+        self._arrow.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _checksum(self, batch: pa.RecordBatch, more: bytes = b"") -> bytes:
+        """Return the checksum of the next record batch."""
         crc = checksum(self._batches, batch, more)
         if crc is None:
             raise PgOutputError(
                 "a record batch of the segment has buffers that are too short", code="damaged"
             )
-        self._structure.check(batch)
-        custom = {CRC_KEY: crc.encode()} | ({} if mark is None else {END_KEY: mark})
+        return crc.encode()
+
+    def _write(self, batch: pa.RecordBatch, custom: dict[bytes, bytes]) -> None:
         self._arrow.write_batch(batch, custom_metadata=custom)
         self._batches += 1
-
-    def finish(self, *, last: bool) -> None:
-        """Write the end mark, and sync the file."""
-        self._structure.end(is_last=last)
-        empty = [self._pa.nulls(0, field.type) for field in segment_schema()]
-        self.write(empty, LAST_PART if last else OTHER_PART)
-        self._arrow.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
 
     def discard(self) -> None:
         """Close the file without an end, before it is deleted."""

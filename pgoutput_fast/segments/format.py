@@ -24,7 +24,7 @@ from .folders import SEGMENTS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 BATCH_FRAMES = 16384
 """The most frames of a record batch, which is what a reader holds in memory and decodes at once."""
@@ -90,6 +90,14 @@ def segment_schema() -> pa.Schema:
             pa.field("data", pa.binary(), nullable=False),
         ]
     )
+
+
+def end_batch(index: bytes) -> pa.RecordBatch:
+    """Return the record batch with which each file ends: one row with the layout index."""
+    pa = require_pyarrow()
+    nulls = [pa.nulls(1, field.type) for field in segment_schema()]
+    lsn, data = pa.array([0], pa.uint64()), pa.array([index], pa.binary())
+    return pa.RecordBatch.from_arrays([lsn, *nulls[1:-1], data], schema=segment_schema())
 
 
 def write_options(compression: str | None) -> pa.ipc.IpcWriteOptions:

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from .._forms import MALFORMED
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
 from .format import (
@@ -20,6 +21,7 @@ from .format import (
     require_pyarrow,
     segment_schema,
 )
+from .layout_index import read_index
 from .structure import Structure
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from typing_extensions import Self
+
+    from .layout_index import Span
 
 
 class CommitRecord(NamedTuple):
@@ -101,7 +105,7 @@ class SegmentReader:
                     code=error.code,
                     path=str(self.path),
                 ) from error
-            self._batches, self.is_last_part = self._check_end(found)
+            self._batches, self.is_last_part, self._index = self._check_end(found)
             named = Segment.named(self.path.parent, self.path.name)
             self._part = None if named is None else named.part
             if named is not None and named.start_lsn != self.metadata.start_lsn:
@@ -150,8 +154,17 @@ class SegmentReader:
             shown = printable(expected[:16]) or "one"
             raise self._damaged(f"{what} has checksum {found}, expected {shown}")
 
-    def _check_end(self, metadata: bytes) -> tuple[int, bool]:
-        """The number of batches before the end mark, and whether this is a segment's last part.
+    def _check_end(self, metadata: bytes) -> tuple[int, bool, bytes]:
+        """Check the end mark of the file.
+
+        Returns
+        -------
+        int
+            The number of batches before the end mark.
+        bool
+            Whether this is a segment's last part.
+        bytes
+            The layout index.
 
         Raises
         ------
@@ -163,13 +176,27 @@ class SegmentReader:
             raise self._damaged("its footer has no record batches, where each segment has one")
         batch, custom = self._batch(last)
         mark = custom.get(END_KEY)
-        if mark is None:
+        if mark is None or len(batch) != 1:
             raise self._damaged(
                 f"the last of its {last + 1} record batches is no end mark, so that others may "
                 f"be missing"
             )
         self._check(last, batch, custom, metadata + mark)
-        return last, mark == LAST_PART
+        return last, mark == LAST_PART, batch.column("data")[0].as_py() or b""
+
+    @property
+    def index(self) -> list[Span]:
+        """The layout index of the file: which changes of which tables it has.
+
+        Raises
+        ------
+        PgOutputError
+            The layout index is damaged.
+        """
+        try:
+            return read_index(self._index)
+        except MALFORMED as error:
+            raise self._damaged(f"its layout index is none ({printable(str(error))})") from error
 
     def __repr__(self) -> str:
         return f"<SegmentReader {str(self.path)!r}>"

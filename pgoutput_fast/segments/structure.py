@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._impl import twin
 from ..errors import PgOutputError
+from .layout_index import LayoutCounter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .format import SegmentMetadata
+    from .layout_index import Span
 
 _BESIDE = ("commit_lsn", "commit_time", "xid", "seq")
 
@@ -51,7 +53,7 @@ class Structure:
         self._check = twin("segments._annotate").check
         start = metadata.start_lsn
         # The arguments of `check` that go from batch to batch.
-        self._relations: set[int] = set()
+        self._counter = LayoutCounter()
         self._place: tuple[Any, ...]
         if metadata.snapshot:
             # Rows of one transaction without Begin and Commit. Each file has numbers of its own.
@@ -73,7 +75,7 @@ class Structure:
                 tuple(column.buffers()[1] for column in beside),
                 tuple(column.buffers()[0] if column.null_count else None for column in beside),
                 b"" if values is None else values, offsets,
-                self._place, self._relations, self._is_snapshot,
+                self._place, self._counter, self._is_snapshot,
             )  # fmt: skip
             if wrong is not None:
                 index, why = wrong
@@ -98,6 +100,10 @@ class Structure:
                 if is_open
                 else "it ends with a transaction, and further parts of its segment follow"
             )
+
+    def spans(self) -> list[Span]:
+        """Return the layout index of what was checked; its errors are those of `LayoutCounter`."""
+        return self._counter.spans()
 
     def _error(self, what: str) -> PgOutputError:
         return PgOutputError(

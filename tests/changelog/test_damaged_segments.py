@@ -310,9 +310,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for metadata, code in [
         (None, "not_ours"),
         (b"[]", "damaged"),
-        (b'{"format_version": 2, "checksum": "crc32", "slot": "s"}', "damaged"),
-        (b'{"format_version": 3, "checksum": "crc32"}', "not_supported"),
-        (b'{"format_version": 1, "checksum": "crc32"}', "not_supported"),
+        (b'{"format_version": 3, "checksum": "crc32", "slot": "s"}', "damaged"),
+        (b'{"format_version": 4, "checksum": "crc32"}', "not_supported"),
+        (b'{"format_version": 2, "checksum": "crc32"}', "not_supported"),
     ]:
         schema = segments.segment_schema()
         if metadata is not None:

@@ -121,7 +121,7 @@ def test_columns_name_and_metadata(tmp_path: Path) -> None:
     # As another reader would check it: documented, not only consistent.
     with pa.ipc.open_file(str(segment.path)) as file:
         found, custom = file.get_batch_with_custom_metadata(0)
-        assert json.loads(file.schema.metadata[b"pgoutput_fast.segment"])["format_version"] == 2
+        assert json.loads(file.schema.metadata[b"pgoutput_fast.segment"])["format_version"] == 3
         end, end_custom = file.get_batch_with_custom_metadata(1)
         text = file.schema.metadata[b"pgoutput_fast.segment"]
         assert file.num_record_batches == 2
@@ -132,8 +132,12 @@ def test_columns_name_and_metadata(tmp_path: Path) -> None:
             if buffer is not None:
                 crc = zlib.crc32(buffer, crc)
     assert custom[b"pgoutput_fast.crc32"] == f"{crc:08x}".encode()
-    assert end.num_rows == 0
-    crc = zlib.crc32(struct.pack("<qq6q", 1, 0, *[0] * 6) + text + b"last")
+    (index,) = end["data"].to_pylist()
+    assert [one["changes"] for one in json.loads(index)] == [2, 0]
+    content = struct.pack("<qqqQ", 1, 1, 0, 0)
+    content += b"".join(struct.pack("<qB", 1, 0) + bytes(width) for width in (8, 8, 4, 8))
+    content += struct.pack("<qii", 0, 0, len(index)) + index
+    crc = zlib.crc32(content + text + b"last")
     assert end_custom == {
         b"pgoutput_fast.crc32": f"{crc:08x}".encode(),
         b"pgoutput_fast.end": b"last",

@@ -1,0 +1,149 @@
+"""The layout index of a file: for each table and layout, what the file has of its changes.
+
+`check` counts changes while it checks frames, so that a writer makes the index without a further
+pass. The index is a cache of that function: a reader that needs it needs to read no row batch.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._forms import of_form
+from ..protocol.messages import decode_rare
+from ..protocol.wire import relation_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Span(NamedTuple):
+    """The changes of one table in one file that have one layout.
+
+    Attributes
+    ----------
+    relation_id : int
+    changes : int
+        Insert, Update and Delete frames.
+    size : int
+        Bytes of these frames.
+    truncates : int
+        Truncates of the table.
+    first_commit_lsn, last_commit_lsn : int
+        Of the transactions that have these changes and Truncates.
+    relation : bytes
+        The Relation frame of the layout.
+    types : tuple of bytes
+        The Type frames of the relation's columns.
+    """
+
+    relation_id: int
+    changes: int
+    size: int
+    truncates: int
+    first_commit_lsn: int
+    last_commit_lsn: int
+    relation: bytes
+    types: tuple[bytes, ...]
+
+
+_NUMBERS = Span._fields[:-2]
+
+
+class LayoutCounter:
+    """Counts the changes of a file by relation and layout, as `check` goes through its frames.
+
+    Attributes
+    ----------
+    counts : dict of int to list
+        For each relation id that the file has announced: changes, size, truncates, first commit
+        LSN and last commit LSN since its layout changed last. `check` adds to them.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[int, list[int]] = {}
+        # In the order of announcements: the counts, the Relation frame, the Type frames in force.
+        self._spans: list[tuple[list[int], bytes, dict[int, bytes]]] = []
+        self._newest: dict[int, tuple[bytes, dict[int, bytes]]] = {}
+        # Replaced, never changed: spans refer to it.
+        self._types: dict[int, bytes] = {}
+
+    def announce(self, frame: bytes) -> None:
+        """Take a Type or Relation frame that has at least its OID."""
+        oid = relation_id_of(frame, False)
+        if oid is None:
+            return
+        if frame[:1] == b"Y":
+            if self._types.get(oid) != frame:
+                self._types = {**self._types, oid: frame}
+        elif self._newest.get(oid) != (frame, self._types):
+            self._newest[oid] = (frame, self._types)
+            self.counts[oid] = [0, 0, 0, 0, 0]
+            self._spans.append((self.counts[oid], frame, self._types))
+
+    def spans(self) -> list[Span]:
+        """Return the spans that have changes or Truncates, in the order of their announcements.
+
+        Raises
+        ------
+        DecodeError
+            A Relation frame is malformed.
+        """
+        spans: list[Span] = []
+        newest: dict[int, int] = {}
+        for counts, frame, types in self._spans:
+            if not (counts[0] or counts[2]):
+                continue
+            # Names are only compared, and Latin-1 decodes all bytes.
+            relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
+            used = {column.type_id for column in relation.columns}
+            layout = frame, tuple(types[oid] for oid in sorted(used & types.keys()))
+            changes, size, truncates, first, last = counts
+            span = Span(relation.relation_id, changes, size, truncates, first, last, *layout)
+            index = newest.get(span.relation_id)
+            if index is not None and spans[index][-2:] == layout:
+                # A Type that the table does not use has come between.
+                before = spans[index]
+                spans[index] = span._replace(
+                    changes=before.changes + span.changes,
+                    size=before.size + span.size,
+                    truncates=before.truncates + span.truncates,
+                    first_commit_lsn=before.first_commit_lsn,
+                )
+            else:
+                newest[span.relation_id] = len(spans)
+                spans.append(span)
+        return spans
+
+
+def index_bytes(spans: Iterable[Span]) -> bytes:
+    """Return a layout index as JSON: a list of spans, with frames in base64."""
+    return json.dumps(
+        [
+            {
+                **span._asdict(),
+                "relation": base64.b64encode(span.relation).decode(),
+                "types": [base64.b64encode(frame).decode() for frame in span.types],
+            }
+            for span in spans
+        ]
+    ).encode()
+
+
+def read_index(content: bytes) -> list[Span]:
+    """Return the spans of what `index_bytes` gave.
+
+    Raises
+    ------
+    Exception
+        One of `MALFORMED`: the bytes are something else.
+    """
+    return [_span(fields) for fields in of_form(json.loads(content), list[dict[str, Any]])]
+
+
+def _span(fields: dict[str, Any]) -> Span:
+    relation = base64.b64decode(fields["relation"], validate=True)
+    types = tuple(base64.b64decode(frame, validate=True) for frame in fields["types"])
+    numbers: dict[str, Any] = {name: of_form(fields[name], int, name) for name in _NUMBERS}
+    return Span(**numbers, relation=relation, types=types)
