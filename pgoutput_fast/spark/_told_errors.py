@@ -30,6 +30,10 @@ class WorkerError(PgOutputError):
     driver the class and the text of an exception, but no attributes.
     """
 
+    def text(self, shown: Callable[[Argument], str] | None = None) -> str:  # noqa: ARG002
+        """Return the message, which has the code and the hint already."""
+        return self.message
+
 
 @contextlib.contextmanager
 def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
@@ -48,7 +52,8 @@ def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
     except WorkerError:
         raise
     except PgOutputError as error:
-        worker_error = WorkerError(f"{error.text(shown)}\n{_MARK}{_fields(error)}")
+        text = f"{error.text(shown)}\n{_MARK}{_fields(error)}"
+        worker_error = WorkerError(text, code=error.code)
         # Spark shows the traceback, in which the text stands once: `error` is no cause in it.
         raise worker_error.with_traceback(error.__traceback__) from error.__cause__
 
