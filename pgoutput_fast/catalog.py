@@ -21,7 +21,7 @@ from .errors import PgOutputError
 from .names import qualified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import psycopg
 
@@ -181,7 +181,7 @@ class Catalog:
 
     def to_json(self) -> str:
         """JSON that `from_json` reads."""
-        return json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=1)
+        return json.dumps({"format_version": FORMAT_VERSION, **vars(self)}, default=vars)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Catalog:
@@ -337,6 +337,9 @@ def catalog_of(
         partitions = {oid: [leaf.oid for leaf in leaves] for oid, leaves in leaves_of.items()}
         every = [*ids, *(leaf for leaves in partitions.values() for leaf in leaves)]
         indexes: list[Any] = connection.execute(_INDEXES, [ids]).fetchall()
+        primary_keys, identity_indexes = (
+            {row[0]: tuple(row[3]) for row in indexes if row[flag]} for flag in (1, 2)
+        )
         columns: list[Any] = connection.execute(_COLUMNS, [every]).fetchall()
         identity: Any = connection.execute(
             "SELECT system_identifier::text, current_database() FROM pg_catalog.pg_control_system()"
@@ -367,8 +370,8 @@ def catalog_of(
                 replica_identity=table.replica_identity,
                 root_id=found.ancestors(table)[-1].oid if table.parent is not None else None,
                 partition_ids=tuple(partitions[table.oid]),
-                primary_key=_index(indexes, table.oid, 1),
-                identity_index=_index(indexes, table.oid, 2),
+                primary_key=primary_keys.get(table.oid, ()),
+                identity_index=identity_indexes.get(table.oid, ()),
                 columns=_with_missing(
                     columns_of[table.oid], [columns_of[leaf] for leaf in partitions[table.oid]]
                 ),
@@ -380,14 +383,6 @@ def catalog_of(
             for table in tables
         ),
     )
-
-
-def _index(indexes: Iterable[Sequence[Any]], oid: int, flag: int) -> tuple[str, ...]:
-    """The columns of a table's index: of the one whose row has a true value at position `flag`."""
-    for row in indexes:
-        if row[0] == oid and row[flag]:
-            return tuple(row[3])
-    return ()
 
 
 def _with_missing(

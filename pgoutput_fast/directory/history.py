@@ -9,7 +9,7 @@ either may hold.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._disk import fsync_path, read_json_file, write_whole
@@ -263,11 +263,11 @@ def _change_path(directory: Path, commit_lsn: int) -> Path:
     return HISTORY.path(directory) / f"{commit_lsn:016X}.ddl.json"
 
 
-def _write(directory: Path, name: str, content: dict[str, Any]) -> None:
+def _write(directory: Path, name: str, content: Stored | Seen | Change) -> None:
     path = HISTORY.path(directory)
     try:
         HISTORY.make(directory)
-        write_whole(path / name, [json.dumps(content)])
+        write_whole(path / name, [json.dumps(content, default=vars)])
     except OSError as error:
         raise PgOutputError(
             f"can't write {path / name}: {error.strerror or error}",
@@ -371,7 +371,7 @@ class HistoryWriter:
     def _store_entry(self) -> None:
         """Store the newest entry: durable when this returns."""
         if self._newest is not None and self._stored is not None:
-            _write(self._directory, self._newest.name, asdict(self._stored))
+            _write(self._directory, self._newest.name, self._stored)
 
     def _take(self, mark: Mark) -> None:
         """Add a mark, drop those that it makes useless, and store them."""
@@ -395,7 +395,7 @@ class HistoryWriter:
         """Store how long the newest entry has been seen: durable when this returns."""
         name = None if self._newest is None else self._newest.name
         content = Seen(FORMAT_VERSION, name, self._marks, self._since)
-        _write(self._directory, SEEN_NAME, asdict(content))
+        _write(self._directory, SEEN_NAME, content)
 
     def record(self, run: Run) -> None:
         """Record the changes of the catalogue that frames tell of, before any of them is written.
@@ -430,7 +430,7 @@ class HistoryWriter:
     def _record(self, change: Change | None) -> None:
         if change is not None:
             name = _change_path(self._directory, self._commit_lsn).name
-            _write(self._directory, name, asdict(change))
+            _write(self._directory, name, change)
 
 
 def _changed(change: Change | None, lsn: int, content: bytes) -> Change:
