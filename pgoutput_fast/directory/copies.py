@@ -139,6 +139,23 @@ class Tables:
     def __init__(self, directory: Path) -> None:
         self._of = directory
         self._directory = TABLES.path(directory)
+        self._states: dict[int, TableState] | None = None
+
+    @property
+    def states(self) -> dict[int, TableState]:
+        """What `read` gave first, with all that was written here since, also by other threads."""
+        if self._states is None:
+            self._states = self.read()
+        return self._states
+
+    @property
+    def waiting(self) -> dict[int, Copy]:
+        """The orders of the tables that wait, by relation id."""
+        return {
+            relation_id: state.copies[-1]
+            for relation_id, state in self.states.copy().items()
+            if state.held_from is not None
+        }
 
     def read(self) -> dict[int, TableState]:
         """The state of each table that has one, by relation id.
@@ -226,7 +243,7 @@ class Tables:
         fields : dict
             What is stored of it.
         """
-        state = self.read().get(relation_id)
+        state = self.states.get(relation_id)
         generation = state.copies[-1].generation + 1 if state else 1
         return self._write(Copy(relation_id, generation, first, "waiting", lsn), fields)
 
@@ -248,7 +265,9 @@ class Tables:
                 f"{copy.lsn:X}, where its changes began to wait for it",
                 code="another_history",
             )
-        return self._replace(copy, copy._replace(state="snapshot", lsn=lsn), fields)
+        whole = self._write(copy._replace(state="snapshot", lsn=lsn), fields)
+        TABLES.delete(self._of, copy.name, missing_ok=True)
+        return whole
 
     def clear(self) -> None:
         """Forget all, in a directory in which no capture has begun.
@@ -260,6 +279,7 @@ class Tables:
         """
         for name in TABLES.names(self._of):
             TABLES.delete(self._of, name)
+        self._states = None
 
     def leave(self, relation_id: int, lsn: int, fields: dict[str, object]) -> Copy:
         """A table is gone; if it waits for a copy, there will be none.
@@ -272,14 +292,9 @@ class Tables:
         fields : dict
             What is stored of it.
         """
-        state = self.read().get(relation_id)
+        state = self.states.get(relation_id)
         generation = state.copies[-1].generation + 1 if state else 1
         return self._write(Copy(relation_id, generation, state is None, "gone", lsn), fields)
-
-    def _replace(self, old: Copy, new: Copy, fields: dict[str, object]) -> Copy:
-        self._write(new, fields)
-        TABLES.delete(self._of, old.name, missing_ok=True)
-        return new
 
     def _write(self, copy: Copy, fields: dict[str, object]) -> Copy:
         try:
@@ -291,4 +306,7 @@ class Tables:
                 code="io_failed",
                 path=str(self._directory / copy.name),
             ) from error
+        state = self.states.get(copy.relation_id)
+        others = [one for one in state.copies if one[:2] != copy[:2]] if state else []
+        self.states[copy.relation_id] = TableState((*others, copy))
         return copy

@@ -22,7 +22,7 @@ from ..segments.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ..segments import SegmentMetadata
@@ -52,39 +52,26 @@ def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
     return found
 
 
-def delete_unfinished(
-    directory: Path,
-    states: Mapping[int, TableState],
-    relation_ids: Collection[int] | None = None,
-) -> None:
-    """Delete the files of copies that were begun and are not whole.
-
-    Parameters
-    ----------
-    directory : pathlib.Path
-    states : mapping of int to TableState
-    relation_ids : collection of int, optional
-        Only those of these tables; by default all, as no copy is being made.
+def delete_unfinished(directory: Path, states: Mapping[int, TableState]) -> None:
+    """Delete the files of snapshots that a process has left which was ended while it wrote them.
 
     Raises
     ------
     OSError
         The disk refuses.
     """
-    path = SNAPSHOTS.path(directory)
-    if not path.exists():
-        return
     unfinished = {
         (key, copy.generation)
         for key, state in states.items()
         for copy in state.copies
-        if copy.state == "waiting" and (relation_ids is None or key in relation_ids)
+        if copy.state == "waiting"
     }
     for key, files in snapshot_files(directory).items():
         if key in unfinished:
             for one in files:
                 SNAPSHOTS.delete(directory, one.name)
-    fsync_path(path)
+    if unfinished:
+        fsync_path(SNAPSHOTS.make(directory))
 
 
 class CopyFiles:
@@ -176,6 +163,20 @@ class CopyFiles:
         """Have the names of all files on disk; the numbers of rows of those from 1 on."""
         fsync_path(SNAPSHOTS.path(self._directory))
         return [self._rows[number] for number in range(1, len(self._rows))]
+
+    def discard(self) -> None:
+        """Delete the files that were written.
+
+        Raises
+        ------
+        OSError
+            The disk refuses.
+        """
+        for number in self._rows:
+            SNAPSHOTS.delete(
+                self._directory, snapshot_path(self._directory, self._copy, number).name
+            )
+        self._rows = {}
 
     def _announce(self, file: SegmentFile) -> None:
         pa = require_pyarrow()

@@ -10,7 +10,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..directory.copies import Copy, Tables
 from ..directory.snapshots import CopyFiles, delete_unfinished
 from ..errors import PgOutputError, RetryableError, counted
 from ..lsn import format_lsn
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..connections import ConnectionParameters
+    from ..directory.copies import Copy, Tables
     from ..segments import SegmentMetadata
     from ..types import TypeRegistry
     from .imported import SnapshotRange, SnapshotTable
@@ -145,6 +145,8 @@ class Copier:
     Parameters
     ----------
     target : CopyTarget
+    tables : Tables
+        The states of the directory's tables.
     opened : ServerSnapshot, optional
         The snapshot of the capture's own slot, from which the first copies are made.
     members : Members, optional
@@ -173,6 +175,7 @@ class Copier:
     def __init__(
         self,
         target: CopyTarget,
+        tables: Tables,
         opened: ServerSnapshot | None = None,
         members: Members | None = None,
         types: TypeRegistry | None = None,
@@ -180,7 +183,7 @@ class Copier:
     ) -> None:
         self._target = target
         self._history = history
-        self._tables = Tables(target.directory)
+        self._tables = tables
         self._opened, self._members = opened, members or Members({}, 0)
         self._types = types
         self._failures = 0
@@ -220,12 +223,13 @@ class Copier:
 
     def _run(self) -> None:
         try:
+            delete_unfinished(self._target.directory, self._tables.states.copy())
             while not self._stop.is_set():
                 self._wake.clear()
                 woken = self._woken
                 if time.monotonic() >= self._refused_until:
                     self.refused = {}
-                orders = self._orders()
+                orders = self._tables.waiting
                 allowed = {oid: one for oid, one in orders.items() if oid not in self.refused}
                 self._is_stuck = bool(orders) and not allowed
                 if allowed:
@@ -244,15 +248,6 @@ class Copier:
         finally:
             if self._opened is not None:
                 self._opened.close()
-
-    def _orders(self) -> dict[int, Copy]:
-        """The copies that are to be made, by relation id."""
-        states = self._tables.read()
-        return {
-            relation_id: state.copies[-1]
-            for relation_id, state in states.items()
-            if state.held_from is not None
-        }
 
     def _try(self, orders: dict[int, Copy]) -> None:
         """Copy tables; an error is told, and the next try comes some time later."""
@@ -293,10 +288,12 @@ class Copier:
             refused: dict[int, PgOutputError] = {}
             opened = self._target.open(list(orders), self._stop, refused=refused)
             self._note_refused(refused)
-        with opened:
-            broken_off = _Round(self._target, opened, orders, members, types, self._note).run(
-                self._stop
-            )
+        copies = _Round(self._target, self._tables, opened, orders, members, types, self._note)
+        try:
+            with opened:
+                broken_off = copies.run(self._stop)
+        finally:
+            copies.close()
         self.broken_off |= broken_off.keys()
         self._note_refused(broken_off)
         self.lsn = max(self.lsn, opened.lsn)
@@ -320,6 +317,7 @@ class _Round:
     def __init__(
         self,
         target: CopyTarget,
+        tables: Tables,
         opened: ServerSnapshot,
         orders: dict[int, Copy],
         members: Members,
@@ -327,7 +325,7 @@ class _Round:
         note: Callable[[CopyProgress], None],
     ) -> None:
         self._target = target
-        self._states = Tables(target.directory)
+        self._states = tables
         self._opened = opened
         self._members = members
         self._types = types
@@ -347,7 +345,6 @@ class _Round:
 
     def run(self, stop: threading.Event) -> dict[int, PgOutputError]:
         """Copy the tables; those whose copy the server has broken off, and why."""
-        delete_unfinished(self._target.directory, self._states.read())
         for relation_id, why in self._opened.lost.items():
             _log.warning(
                 "the table with relation id %d is copied at a later point: %s", relation_id, why
@@ -369,9 +366,12 @@ class _Round:
 
         self._opened.copy(self._take, self._finished, stop, refused)
         self._confirm(is_last=True)
-        if broken_off:
-            delete_unfinished(self._target.directory, self._states.read(), broken_off)
         return broken_off
+
+    def close(self) -> None:
+        """Delete the files of snapshots that are not complete, when no thread writes any more."""
+        for files in self._files.values():
+            files.discard()
 
     def _take(self, part: SnapshotRange, frames: Iterator[Any]) -> None:
         """Write one range's rows; called in one of several threads."""
@@ -413,13 +413,12 @@ class _Round:
         members = self._target.members()
         types = None if self._types is None else self._target.types()
         took = time.monotonic() - began
-        voided = [one.relation_id for one in tables if not self._complete(one, members, types)]
-        if voided:
-            delete_unfinished(self._target.directory, self._states.read(), voided)
+        for table in tables:
+            self._complete(table, members, types)
         self._confirm_at = time.monotonic() + max(_CONFIRM_INTERVAL, took / _CONFIRM_SHARE)
 
-    def _complete(self, table: SnapshotTable, members: Members, types: TypeRegistry | None) -> bool:
-        """Complete the snapshot of a table; False if its rows do not go together with the stream.
+    def _complete(self, table: SnapshotTable, members: Members, types: TypeRegistry | None) -> None:
+        """Complete the snapshot of a table, if its rows go together with the stream.
 
         Parameters
         ----------
@@ -442,7 +441,7 @@ class _Round:
                 "table %s.%s is copied anew: %s while it was copied",
                 table.namespace, table.name, why,
             )  # fmt: skip
-            return False
+            return
         files = self._files[relation_id].finish()
         fields: dict[str, object] = {
             "table": [table.namespace, table.name],
@@ -454,6 +453,7 @@ class _Round:
             # They were the same before the snapshot and behind the copy.
             fields["types"] = json.loads(self._types.within(_type_ids(table)).to_json())
         self._states.finish(self._orders[relation_id], self._opened.lsn, fields)
+        del self._files[relation_id]
         with self._lock:
             self._done += 1
             self._tell()
@@ -462,7 +462,6 @@ class _Round:
             table.namespace, table.name, counted(sum(files), "row"),
             format_lsn(self._opened.lsn),
         )  # fmt: skip
-        return True
 
     def _is_altered(self, table: SnapshotTable, types: TypeRegistry | None) -> bool:
         """Whether a type was altered: COPY makes values by the types of now, not those of then."""

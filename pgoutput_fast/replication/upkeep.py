@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from ..directory.consumers import consumers, remove_consumer
-from ..directory.copies import Copy, Tables, TableState
+from ..directory.copies import Copy, Tables
 from ..directory.merging import delete_covered, merge
 from ..directory.requests import forget_request, requested
 from ..directory.retention import Keep, retain
@@ -103,14 +103,17 @@ class Upkeep:
         self._check_space()
         self._tables = Tables(writer.directory)
         self._seen: dict[int, list[str]] = {}  # tables that were announced, by relation id
-        self._states = self._tables.read()
         self._tell_that_none_joins()
         # By relation id what is stored with the last copy.
         self._stored: dict[int, tuple[Copy, dict[str, object]]] = {}
-        waits = self._waiting_ids()
+        waits = self._tables.waiting.keys()
         # Those of the tables that were there from the beginning whose copies are not made yet.
-        self._first = waits if opened is not None else set()
-        self._copier = Copier(target, opened, members, types, history) if opened or waits else None
+        self._first = set(waits) if opened is not None else set()
+        self._copier = (
+            Copier(target, self._tables, opened, members, types, history)
+            if opened or waits
+            else None
+        )
         if self._copies:
             self._take_members(members)
         self._take_requests()
@@ -127,7 +130,7 @@ class Upkeep:
 
     def _tell_that_none_joins(self) -> None:
         """Warn of a capture that leaves tables without their rows, where others have them."""
-        copied = sum(one.copies[-1].state != "gone" for one in self._states.values())
+        copied = sum(one.copies[-1].state != "gone" for one in self._tables.states.values())
         if copied and not self._copies:
             _log.warning(
                 "the directory has copies of %s, and this capture copies none that joins the "
@@ -149,11 +152,8 @@ class Upkeep:
 
     @property
     def waiting(self) -> int:
-        """The number of tables that wait for their copy, as of the last look."""
-        return len(self._waiting_ids())
-
-    def _waiting_ids(self) -> set[int]:
-        return {oid for oid, state in self._states.items() if state.held_from is not None}
+        """The number of tables that wait for their copy."""
+        return len(self._tables.waiting)
 
     @property
     def uploaded_lsn(self) -> int | None:
@@ -196,7 +196,6 @@ class Upkeep:
             time.sleep(_POLL)
             if time.monotonic() - told >= _TICK:
                 told = time.monotonic()
-                self._states = self._tables.read()
                 tell()
 
     def see(self, frame: bytes) -> None:
@@ -235,16 +234,14 @@ class Upkeep:
                 self._seen[relation_id] = before.pop(relation_id)
         if not before:
             return
-        self._states = self._tables.read()  # the copier changes them
-        for relation_id, state in self._states.items():
-            if state.held_from is not None:
-                before.pop(relation_id, None)
-        if before:
-            self._look_again(before)
+        waiting = self._tables.waiting
+        new = {oid: name for oid, name in before.items() if oid not in waiting}
+        if new:
+            self._look_again(new)
 
     def _left_at(self, relation_id: int) -> int:
         """The LSN at which a table had left; 0 if it has not."""
-        state = self._states.get(relation_id)
+        state = self._tables.states.get(relation_id)
         last = state.copies[-1] if state is not None else None
         return last.lsn if last is not None and last.state == "gone" else 0
 
@@ -260,7 +257,7 @@ class Upkeep:
             _log.warning("tables are copied again, as it can't be seen how they changed: %s", error)
             members = Members({}, 0)
         for relation_id in seen.keys() - members.partitions:
-            state = self._states.get(relation_id)
+            state = self._tables.states.get(relation_id)
             is_gone = state is not None and relation_id not in members.tables
             if is_gone and self._leave(relation_id, members.lsn):
                 continue
@@ -273,28 +270,27 @@ class Upkeep:
 
         What came of a table before it had left still counts.
         """
-        state = self._states.get(relation_id)
+        state = self._tables.states.get(relation_id)
         if state is not None and state.held_from is not None:
             return
         first = state is None or not state.snapshots
         lsn = max(self._writer.position, self._left_at(relation_id))
-        copy = self._tables.wait(relation_id, lsn, {"table": table}, first=first)
-        self._states[relation_id] = TableState((*(state.copies if state else ()), copy))
+        self._tables.wait(relation_id, lsn, {"table": table}, first=first)
         _log.info("table %s is to be copied: %s", ".".join(table), why)
         if self._copier is None:
-            self._copier = Copier(self._target, history=self._history)
+            self._copier = Copier(self._target, self._tables, history=self._history)
         self._copier.wake()
 
     def _take_members(self, members: Members) -> None:
         """Order copies of tables that have joined, or changed there; note which have left."""
-        self._states = self._tables.read()  # the copier changes them
+        states = self._tables.states.copy()  # the copier changes them
         for member in members.tables.values():
-            state = self._states.get(member.relation_id)
+            state = states.get(member.relation_id)
             if state is None or members.lsn > state.copies[-1].lsn:
                 why = self._change(member.relation_id, members)
                 if why is not None:
                     self._order(member.relation_id, [member.namespace, member.name], why)
-        for relation_id in self._states.keys() - members.tables.keys():
+        for relation_id in states.keys() - members.tables.keys():
             self._leave(relation_id, members.lsn)
 
     def _leave(self, relation_id: int, lsn: int) -> bool:
@@ -302,21 +298,19 @@ class Upkeep:
 
         What was committed before counts, as far as the stream has it.
         """
-        state = self._states[relation_id]
-        last = state.copies[-1]
+        last = self._tables.states[relation_id].copies[-1]
         # The answer may be older than the copy.
         if last.state != "snapshot" or lsn <= last.lsn:
             return False
         fields = self._tables.fields(last)
         name = cast("list[str]", fields.get("table") or [])  # none where it is not known by name
         _log.info("table %s has left the publications", ".".join(name))
-        gone = self._tables.leave(relation_id, lsn, fields)
-        self._states[relation_id] = TableState((*state.copies, gone))
+        self._tables.leave(relation_id, lsn, fields)
         return True
 
     def _change(self, relation_id: int, members: Members) -> str | None:
         """Why a table is to be copied, of what is published and what the directory has of it."""
-        state = self._states.get(relation_id)
+        state = self._tables.states.get(relation_id)
         if state is None:
             return "it is new"
         last = state.copies[-1]
@@ -335,8 +329,7 @@ class Upkeep:
 
     def _take_requests(self) -> None:
         for relation_id, request in requested(self._directory).items():
-            self._states = self._tables.read()
-            state = self._states.get(relation_id)
+            state = self._tables.states.get(relation_id)
             # A copy that is being made may be of before the request.
             if state is None or state.held_from is None:
                 self._order(relation_id, request.table, request.why)
@@ -374,11 +367,9 @@ class Upkeep:
                 path=str(self._directory),
             ) from error
         if self._copier is not None:
-            if self.waiting:
-                self._states = self._tables.read()
             refused = self._copier.refused  # first, as what was broken off comes before it
             # What was broken off is tried again like a table that joins.
-            self._first = (self._first & self._waiting_ids()) - self._copier.broken_off
+            self._first = (self._first & self._tables.waiting.keys()) - self._copier.broken_off
             first = [refused[oid] for oid in self._first if oid in refused]
             if self._copier.error is not None and self._first:
                 first.append(self._copier.error)

@@ -12,18 +12,19 @@ import pytest
 
 pytest.importorskip("psycopg")
 
+from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.replication import copier
 
 
 def test_a_copier_whose_disk_is_full_says_what_the_system_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(self: copier.Tables) -> Any:
+    def read(self: Tables) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "snapshots/1.arrow")
 
-    monkeypatch.setattr(copier.Tables, "read", read)
+    monkeypatch.setattr(Tables, "read", read)
     target: Any = SimpleNamespace(directory=tmp_path)
-    copies = copier.Copier(target)
+    copies = copier.Copier(target, Tables(tmp_path))
     copies._thread.join(30)
     said = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: 'snapshots/1.arrow'"
     assert str(copies.error) == f"copies of tables can't be made: {said} [io_failed]"

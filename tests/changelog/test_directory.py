@@ -214,6 +214,21 @@ def test_a_consumer_whose_segments_are_gone_is_told(tmp_path: Path) -> None:
         Consumer(tmp_path, "lake").next()
 
 
+def test_a_writer_reads_the_states_of_tables_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, read = [], Tables.read
+    monkeypatch.setattr(Tables, "read", lambda self: reads.append(self) or read(self))
+    tables = Tables(tmp_path)
+    for oid in range(1, 4):
+        tables.finish(tables.wait(oid, 99, {}, first=True), 100, {})
+        tables.wait(oid, 500, {}, first=False)
+    tables.leave(2, 700, {})
+    assert reads == [tables]
+    assert tables.states == read(Tables(tmp_path))
+    assert {oid: copy.lsn for oid, copy in tables.waiting.items()} == {1: 500, 3: 500}
+
+
 def test_a_damaged_consumer_and_wrong_names_are_refused(tmp_path: Path) -> None:
     many(tmp_path, 1)
     for name in ("", "a/b", ".a", "ä", "x" * 64):

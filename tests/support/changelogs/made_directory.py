@@ -164,6 +164,7 @@ class Capture:
             len(world.events),
         )
         self.copying: dict[int, Iterator[None]] = {}
+        self.files: dict[int, CopyFiles] = {}
         # The point of the snapshot that was exported when the slot was made, until it is lost, and
         # the tables that are copied as of it.
         self.exported = 0
@@ -208,8 +209,9 @@ class Capture:
         if state is None:
             return
         self.initial.discard(oid)
-        if self.copying.pop(oid, None) is not None:
-            delete_unfinished(self.directory, self.tables.read(), [oid])
+        self.copying.pop(oid, None)
+        if oid in self.files:
+            self.files.pop(oid).discard()
         if state.held_from is None:
             self.tables.wait(oid, self.writer.position, {}, first=False)
 
@@ -241,6 +243,7 @@ class Capture:
         joined = self.world.joined[oid] if not is_initial else 0
         announced = [table(oid).relation()]
         files = CopyFiles(self.directory, order, METADATA, point, 5, announced)
+        self.files[oid] = files
         files.begin()
         for number, part in enumerate([rows[:half], rows[half:]], 1):
             yield
@@ -250,9 +253,10 @@ class Capture:
         yield
         if oid not in self.world.published or joined != self.world.joined[oid]:
             # What changed while it was not published is neither in the copy nor in the stream.
-            delete_unfinished(self.directory, self.tables.read(), [oid])
-            return
-        self.tables.finish(order, point, {"joined": joined, "files": files.finish()})
+            files.discard()
+        else:
+            self.tables.finish(order, point, {"joined": joined, "files": files.finish()})
+        del self.files[oid]
 
     def close(self) -> None:
         with contextlib.suppress(KilledError):
