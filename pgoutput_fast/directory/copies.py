@@ -16,6 +16,7 @@ from ..segments.folders import TABLES
 from ..types import TypeRegistry
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 _State = Literal["waiting", "snapshot", "gone"]
@@ -295,6 +296,25 @@ class Tables:
         state = self.states.get(relation_id)
         generation = state.copies[-1].generation + 1 if state else 1
         return self._write(Copy(relation_id, generation, state is None, "gone", lsn), fields)
+
+    def forget(self, relation_ids: Collection[int]) -> None:
+        """Delete the files of tables' states, that of a table's newest state last.
+
+        Parameters
+        ----------
+        relation_ids : collection of int
+
+        Raises
+        ------
+        OSError
+            The disk refuses.
+        """
+        for name in TABLES.names(self._of):
+            copy = Copy.named(name)
+            if copy is not None and copy.relation_id in relation_ids:
+                TABLES.delete(self._of, name)
+        for relation_id in relation_ids:
+            self.states.pop(relation_id, None)
 
     def _write(self, copy: Copy, fields: dict[str, object]) -> Copy:
         try:

@@ -16,7 +16,7 @@ from .history import forget_before
 from .snapshots import snapshot_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from .reading import Position
@@ -94,6 +94,51 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
             if (relation_id, copy.generation) in left
         }
         return count + forget_before(directory, min({begin, *kept}))
+
+
+def forget_dropped(
+    directory: Path, tables: Tables, existing: Collection[int], as_of: int
+) -> list[int]:
+    """Delete the states of dropped tables of which nothing is left to read.
+
+    A table that only left the publications keeps its states: it may return, and its next snapshot
+    gets the next number. The caller is the directory's only writer.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+    tables : Tables
+    existing : collection of int
+        OIDs of all tables of the database.
+    as_of : int
+        The LSN at which they were all.
+
+    Returns
+    -------
+    list of int
+        The relation ids of the tables that are forgotten.
+    """
+    with locked(directory):
+        end = min(begin_of(directory), as_of)
+        dropped = [
+            (relation_id, state.copies[-1].lsn)
+            for relation_id, state in tables.states.copy().items()
+            if state.copies[-1].state == "gone"
+            and state.copies[-1].lsn <= end
+            and relation_id not in existing
+        ]
+        if not dropped:
+            return []
+        with_files = {relation_id for relation_id, _ in snapshot_files(directory)}
+        positions = [one.position for one in consumers(directory)]
+        forgotten = [
+            relation_id
+            for relation_id, lsn in dropped
+            if relation_id not in with_files
+            and all(one.lsn >= lsn and relation_id not in one.tables for one in positions)
+        ]
+        tables.forget(forgotten)
+    return forgotten
 
 
 def _spent(groups: list[SegmentGroup], keep: Keep, needed: int | None) -> list[SegmentGroup]:

@@ -44,10 +44,13 @@ class Members(NamedTuple):
     lsn : int
         The end of the server's log after that moment: what was committed behind it was committed
         later.
+    existing : frozenset of int or None
+        OIDs of all tables of the database, published or not; None if they are not known.
     """
 
     tables: dict[int, Member]
     lsn: int
+    existing: frozenset[int] | None = None
 
     @property
     def partitions(self) -> set[int]:
@@ -67,14 +70,14 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
         try:
             with answered(connection.pgconn):
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                found = published.read_members(connection, publications)
+                found, existing = published.read_members(connection, publications)
                 ((lsn,),) = cast("list[tuple[str]]", connection.execute(_LSN).fetchall())
                 # Here, as an error of the connection's own commit would not be told as one.
                 connection.execute("COMMIT")
         except psycopg.Error as error:
             doing = "can't ask which tables are published"
             raise server_error(doing, str(error), error.sqlstate) from error
-    return Members({one.relation_id: one for one in found}, parse_lsn(lsn))
+    return Members({one.relation_id: one for one in found}, parse_lsn(lsn), existing)
 
 
 def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[str]) -> int:

@@ -208,8 +208,10 @@ def read_published(
     return [catalog.table(one, binary=binary) for one in published]
 
 
-def read_members(connection: Connection, publications: Sequence[str]) -> list[Member]:
-    """Which tables publications publish, as the transaction's snapshot sees it.
+def read_members(
+    connection: Connection, publications: Sequence[str]
+) -> tuple[list[Member], frozenset[int]]:
+    """Which tables publications publish, and the OIDs of all tables, as the transaction sees them.
 
     No table is touched, so that it does not wait for the locks of others: where an ALTER TABLE
     waits for a copy that is being made, pg_publication_tables would wait for both.
@@ -229,7 +231,7 @@ def read_members(connection: Connection, publications: Sequence[str]) -> list[Me
     """
     found = Publications(connection, publications)
     generated = read_generated(connection)
-    return [
+    members = [
         Member(
             one.table.oid,
             one.table.namespace,
@@ -241,6 +243,7 @@ def read_members(connection: Connection, publications: Sequence[str]) -> list[Me
         )
         for one in found.published()
     ]
+    return members, frozenset(found.tables)
 
 
 class _Catalog:

@@ -13,7 +13,7 @@ from ..directory.consumers import consumers, remove_consumer
 from ..directory.copies import Copy, Tables
 from ..directory.merging import delete_covered, merge
 from ..directory.requests import forget_request, requested
-from ..directory.retention import Keep, retain
+from ..directory.retention import Keep, forget_dropped, retain
 from ..directory.uploading import CONSUMER_NAME
 from ..errors import Argument, PgOutputError, counted, printable
 from ..protocol.messages import decode_rare
@@ -106,6 +106,7 @@ class Upkeep:
         self._tell_that_none_joins()
         # By relation id what is stored with the last copy.
         self._stored: dict[int, tuple[Copy, dict[str, object]]] = {}
+        self._members = members
         waits = self._tables.waiting.keys()
         # Those of the tables that were there from the beginning whose copies are not made yet.
         self._first = set(waits) if opened is not None else set()
@@ -283,6 +284,7 @@ class Upkeep:
 
     def _take_members(self, members: Members) -> None:
         """Order copies of tables that have joined, or changed there; note which have left."""
+        self._members = members
         states = self._tables.states.copy()  # the copier changes them
         for member in members.tables.values():
             state = states.get(member.relation_id)
@@ -410,6 +412,12 @@ class Upkeep:
                 self._merger.lock.release()
 
     def _delete(self) -> None:
+        # First, so that readers which listed the last segment with a change have the state too.
+        members, forgotten = self._members, []
+        if members.existing is not None:
+            forgotten = forget_dropped(self._directory, self._tables, members.existing, members.lsn)
+        for relation_id in forgotten:
+            self._stored.pop(relation_id, None)
         count = delete_covered(self._directory, self._options.grace)
         count += retain(
             self._directory,

@@ -31,7 +31,8 @@ from pgoutput_fast.directory.copies import Copy, Tables, TableState
 from pgoutput_fast.directory.merging import FAN, delete_covered, merge, mergeable
 from pgoutput_fast.directory.reading import Position, first_position, next_reading
 from pgoutput_fast.directory.requests import forget_request, request_copy, requested
-from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.directory.retention import Keep, forget_dropped, retain
+from pgoutput_fast.directory.snapshots import snapshot_path
 from pgoutput_fast.segments import SegmentReader, SegmentWriter, copying, list_segments, listing
 from pgoutput_fast.segments.listing import contents
 
@@ -212,6 +213,41 @@ def test_a_consumer_whose_segments_are_gone_is_told(tmp_path: Path) -> None:
     (tmp_path / "kept").rename(tmp_path / "consumers" / "lake.json")
     with expect_error(code="changes_missing", path=str(tmp_path)):
         Consumer(tmp_path, "lake").next()
+
+
+def test_the_states_of_dropped_tables_are_forgotten(tmp_path: Path) -> None:
+    many(tmp_path, 3)  # up to 310
+    tables = Tables(tmp_path)
+    for oid in (1, 2, 3, 4):
+        tables.finish(tables.wait(oid, 99, {}, first=True), 100, {})
+        tables.leave(oid, 200 if oid < 4 else 400, {})
+    # What a kill leaves beside it.
+    kept = tmp_path / "tables" / Copy(1, 1, True, "waiting", 99).name
+    kept.write_text("{}")
+    file = snapshot_path(tmp_path, tables.states[2].copies[0], 0)
+    file.parent.mkdir()
+    file.touch()
+    (tmp_path / "consumers").mkdir()
+
+    def forgotten(as_of: int = 300) -> list[int]:
+        return forget_dropped(tmp_path, tables, {3, 5}, as_of)  # 3 has only left the publication
+
+    assert forgotten() == []  # its changes are there
+    consumer = Consumer(tmp_path, "lake")
+    consumer.advance(Position(310, {1: 199}))
+    with writer(tmp_path, confirmed=310) as out:
+        (tmp_path / "consumers" / "lake.json").rename(tmp_path / "aside")
+        retain(tmp_path, Keep(bytes=0), out.store_position)
+        (tmp_path / "aside").rename(tmp_path / "consumers" / "lake.json")
+    file.touch()
+    assert forgotten() == []  # a consumer has not read it
+    consumer.advance(Position(310, {}))
+    assert forgotten(as_of=199) == []  # it may have been made since
+    assert forgotten() == [1]
+    assert not kept.exists()
+    assert [*Tables(tmp_path).read()] == [*tables.states] == [2, 3, 4]
+    file.unlink()
+    assert forgotten() == [2]
 
 
 def test_a_writer_reads_the_states_of_tables_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shlex
 import shutil
@@ -407,6 +408,28 @@ def test_a_table_that_may_not_be_read(shop: Any, tmp_path: Path) -> None:
     # Nothing is lost of what the slot has; it is its own capture that goes on.
     finish(shop, tmp_path)
     check(shop, Folded(tmp_path).take(), "big", "small", "empty")
+
+
+def test_the_states_of_a_dropped_table_are_forgotten(database18: Any, tmp_path: Path) -> None:
+    database18.execute("CREATE PUBLICATION p FOR ALL TABLES", "CREATE TABLE kept (id int, v text)")
+    with running(database18, tmp_path, keep_bytes=0) as run:
+        # One comes by the stream, the other one when the catalogue is read.
+        database18.execute("CREATE TABLE t (id int)", "INSERT INTO t VALUES (1)")
+        database18.execute("CREATE TABLE empty (id int)")
+        oids = {oid(database18, name) for name in ("t", "empty")}
+        wait_until(lambda: run.error or all(copied(tmp_path, one) for one in oids))
+        folded = Folded(tmp_path).take()
+        database18.execute("DROP TABLE t, empty")
+        numbers = itertools.count(1)
+
+        def is_forgotten() -> bool:
+            database18.execute(f"INSERT INTO kept VALUES ({next(numbers)}, 'x')")
+            folded.take()
+            return not oids & Tables(tmp_path).read().keys()
+
+        wait_until(lambda: run.error or is_forgotten())
+    finish(database18, tmp_path)
+    check(database18, folded.take(), "kept")
 
 
 @pytest.mark.slow
