@@ -120,7 +120,6 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "apply": ("pyarrow",),
     "catalog": (),
     "embedded": (),
-    "files": (),
     "replication": ("psycopg",),
     "segments": (),
     "spark": ("pandas", "pyarrow", "pyspark"),

@@ -108,7 +108,7 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
 
 def origin_of(source: SegmentSource) -> Origin:
     """The database from which a directory's changes come."""
-    return Origin(source.identity["system_identifier"], source.identity["database"])
+    return Origin(source.metadata.system_identifier, source.metadata.database)
 
 
 def copied_name(directory: Path, copy: Copy) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..captured.changes import ChangeReader, Refusal
-from ..captured.progress import Progress
 from ..captured.units import Chunk, SegmentSource, open_source
 from ..directory.consumers import consumers
 from ..directory.reading import Position, first_position
@@ -180,8 +179,8 @@ def plan_sync(
     """
     slot = None if asked is None else asked.slot
     published = {} if asked is None else asked.published
-    source = open_source([directory]) if has_begun(directory) else None
-    if not isinstance(source, SegmentSource):
+    source = open_source(directory) if has_begun(directory) else None
+    if source is None:
         if asked is None:
             raise not_begun(directory)
         stored = target.peek(asked.origin)
@@ -204,7 +203,7 @@ def plan_sync(
     elif lost:
         position = first_position(source.seen.states, source.seen.contents.begin)
     else:
-        position = source.begin().position
+        position = source.begin()
     if lost:  # nothing is read of them until they are copied
         ends = dict.fromkeys(lost, source.seen.contents.end)
         position = Position(position.lsn, {**position.tables, **ends})
@@ -280,7 +279,7 @@ def _count(
     stored: Stored,
 ) -> dict[int, TablePlan]:
     """What is there for each table: everything is decoded, as a sync would decode it."""
-    plan = source.plan({"start": None}, Progress(position), _EVERYTHING, whole_copies=True)
+    plan = source.plan(position, _EVERYTHING)
     found: dict[int, TablePlan] = {}
     if plan is None:
         return found
@@ -303,7 +302,7 @@ def _count(
     stops = options.on_error == "stop"
     reader = ChangeReader(decoding, follower, refused=None if stops else pause)
     for unit in plan.units:
-        copy = None if unit.step is None else unit.step.copy
+        copy = unit.step.copy
         for chunk in source.chunks(unit):
             for changes, batch in reader.changes(chunk):
                 relation = changes.relation

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._disk import claim_directory
 from ..capture_options import CaptureOptions
-from ..captured.units import SegmentSource, open_source
+from ..captured.units import open_source
 from ..directory.consumers import claim_consumer
 from ..directory.known import known_tables
 from ..directory.remote import refuse_secrets
@@ -432,8 +432,8 @@ def _claim_target(
             end = connection.current_lsn(), connection.in_recovery
             return Origin(connection.system_identifier, connection.database)
 
-    source = open_source([directory]) if has_begun(directory) else None
-    if isinstance(source, SegmentSource):
+    source = open_source(directory) if has_begun(directory) else None
+    if source is not None:
         origin = origin_of(source)
         with contextlib.suppress(RetryableError):  # the capture tries again, and looks itself
             if (found := asked()) != origin:
@@ -495,10 +495,10 @@ def _check_by_history(
 ) -> None:
     """Refuse partitions by what the newest catalogue of a directory has not."""
     history = history_of([directory]) if partition_by else None
-    source = open_source([directory])
+    source = open_source(directory)
     if not partition_by or history is None or history.is_empty:
         return
-    if isinstance(source, SegmentSource):
+    if source is not None:
         held = target.peek(origin_of(source)).tables.values()
         check_partitions(partition_by, history.newest_tables.tables, held)
 
@@ -562,8 +562,8 @@ class _Lost:
         self._asked: set[int] = set()
 
     def _has_tables(self) -> bool:
-        source = open_source([self._directory])
-        if not isinstance(source, SegmentSource):
+        source = open_source(self._directory)
+        if source is None:
             return False
         return bool(self._target.peek(origin_of(source)).tables)
 
@@ -571,8 +571,8 @@ class _Lost:
         """Ask for copies, if that is to be done; whether there are such tables."""
         if not self._asks or not has_begun(self._directory):
             return False
-        source = open_source([self._directory])
-        if not isinstance(source, SegmentSource):
+        source = open_source(self._directory)
+        if source is None:
             return False
         stored = self._target.peek(origin_of(source))
         lost = lost_tables(self._directory, stored, self._consumer)

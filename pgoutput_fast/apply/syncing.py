@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..captured.histories import has_commit
-from ..captured.progress import Progress
-from ..captured.units import SegmentSource, open_source
+from ..captured.units import open_source
 from ..directory.consumers import Consumer, consumers, remove_consumer
 from ..directory.history import Entry, entries
 from ..directory.known import how_to_copy
@@ -42,10 +41,10 @@ from .targets import (
     TargetError,
     window,
 )
-from .window_writer import WindowWriter, end_of
+from .window_writer import WindowWriter
 
 if TYPE_CHECKING:
-    from ..captured.units import Plan
+    from ..captured.units import Plan, SegmentSource
     from ..replication import CaptureProgress
     from .duckdb_file import DuckdbFile
     from .options import SyncOptions
@@ -331,8 +330,8 @@ class Syncing:
             )  # fmt: skip
 
     def _source(self) -> SegmentSource:
-        source = open_source([self._directory])
-        if not isinstance(source, SegmentSource):
+        source = open_source(self._directory)
+        if source is None:
             raise not_begun(self._directory)
         return source
 
@@ -427,9 +426,7 @@ class Syncing:
 
     def _plan(self, source: SegmentSource, **options: Any) -> Plan | None:
         """What is written next, and where."""
-        progress = Progress(self._consumer.position)
-        window_bytes = self._window_bytes
-        return source.plan({"start": None}, progress, window_bytes, whole_copies=True, **options)
+        return source.plan(self._consumer.position, self._window_bytes, **options)
 
     def _go_on(self, source: SegmentSource) -> bool:
         """Write a window of all tables but those that are read apart; False if there is nothing."""
@@ -454,7 +451,7 @@ class Syncing:
             self._pause(error)
             return False
         self._is_unstored = False
-        self._consumer.advance(end_of(plan))
+        self._consumer.advance(plan.after)
         self._seconds = time.perf_counter() - begin
         self._note(one)
         self._tell(at_once=True)
@@ -600,7 +597,7 @@ class Syncing:
         """Wait until the history has the types of all that a window has; whether it has them."""
         end = time.monotonic() + _TYPES_TIMEOUT
         while (history := history_of([self._directory])) is not None:
-            if history.confirmed >= end_of(plan).lsn:
+            if history.confirmed >= plan.after.lsn:
                 return True
             if self._is_stopped() or time.monotonic() > end:
                 return False

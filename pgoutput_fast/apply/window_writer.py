@@ -154,7 +154,7 @@ class WindowWriter:
     def _write(self, source: SegmentSource, plan: Plan) -> Stored:
         begin = time.perf_counter()
         self._take_all(source, plan)
-        after = end_of(plan)
+        after = plan.after
         self._follow_catalog(source, after)
         self._write_open(after, begin)
         tables = {
@@ -242,7 +242,7 @@ class WindowWriter:
 
     def _newest_of(self, plan: Plan) -> CommitRecord | None:
         """The newest commit that was looked at, with this window."""
-        if end_of(plan).lsn <= self._lsn:
+        if plan.after.lsn <= self._lsn:
             return self._newest  # all of it was read before
         return newest_commit(plan.units) or self._newest
 
@@ -606,13 +606,6 @@ def run_all(
     tell()
 
 
-def end_of(plan: Plan) -> Position:
-    """Where a reader of segments is behind a plan."""
-    if plan.after is None:
-        raise PgOutputError("the plan is that of a recording", code="unfit_input")
-    return plan.after.position
-
-
 def copy_of(unit: Unit) -> Copy | None:
     """The copy of a table that a unit is a part of."""
-    return None if unit.step is None else unit.step.copy
+    return unit.step.copy

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..columnar.decoder import ColumnarDecoder
-from ..errors import VALUE_CODES, Argument, DecodeError, PgOutputError
+from ..errors import VALUE_CODES, DecodeError, PgOutputError
 from ..lsn import format_lsn
 from ..protocol.wire import relation_id_of
 from .windows import counted, frame_counts, given_lsns
@@ -43,10 +43,6 @@ class ChangeReader:
         Arguments of :class:`ColumnarDecoder`.
     follower : Follower, optional
         It gives the registry the types of each part's time.
-    decoded : callable, optional
-        Called behind each part that was decoded, with the decoder, which has the part's events and
-        errors; the part; and the places of the errors that count. If ``on_error`` is "raise", such
-        an error is raised instead.
     refused : callable, optional
         Called where values are refused that count, in place of raising an error: with the chunk,
         or the part of it, and the refusals. The decoder goes on behind the frames. It is called
@@ -57,19 +53,13 @@ class ChangeReader:
         self,
         decoding: dict[str, Any],
         follower: HistoryFollower | None = None,
-        decoded: Callable[[ColumnarDecoder, Chunk, list[int]], None] | None = None,
         refused: Callable[[Chunk, list[Refusal]], None] | None = None,
     ) -> None:
         self._decoding = decoding
         self._follower = follower
-        self._decoded = decoded
         self._refused = refused
         self._decoder: ColumnarDecoder | None = None
         self._encoding = ""
-
-    def restart(self) -> None:
-        """Begin anew, as the last chunk was not decoded to its end."""
-        self._decoder = None
 
     def changes(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
         """Each batch of changes of a chunk, and the record batch of those that count.
@@ -77,8 +67,8 @@ class ChangeReader:
         Raises
         ------
         PgOutputError
-            A frame is refused, and ``on_error`` is "raise"; or a value's type was altered at about
-            the same time, and nothing says before or after.
+            A frame is refused; or a value's type was altered at about the same time, and nothing
+            says before or after.
         """
         try:
             if self._follower is None:
@@ -101,8 +91,7 @@ class ChangeReader:
                         error.frame += begin
                     raise
         except DecodeError as error:
-            # Who does not take what is put aside has no such option.
-            raise _located(error, chunk, () if self._decoded is None else _PUT_ASIDE) from error
+            raise _located(error, chunk) from error
 
     def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
         """Do this for frames whose types do not change."""
@@ -124,17 +113,13 @@ class ChangeReader:
                     continue
             yield changes, batch
         self._report(decoder, chunk, reported)
-        if self._decoded is not None:
-            errors = decoder.errors
-            places = [i for i, bad in enumerate(errors) if frame_counts(chunk, bad)]
-            self._decoded(decoder, chunk, places)
 
     def _report(self, decoder: ColumnarDecoder, chunk: Chunk, first: int) -> int:
         """Raise the errors that count from the one of an index on, or tell of them as refusals.
 
         Returns how many errors there are.
         """
-        errors = decoder.errors[first:] if self._decoding["on_error"] == "raise" else []
+        errors = decoder.errors[first:]
         refusals = [self._refusal(bad, chunk) for bad in errors if frame_counts(chunk, bad)]
         if self._refused is not None and refusals:
             self._refused(chunk, refusals)
@@ -166,16 +151,10 @@ class ChangeReader:
         return self._decoder
 
 
-_PUT_ASIDE = ("With ", Argument("on_error", "collect"), " such frames are put aside")
-
-
-def _located(
-    error: DecodeError, chunk: Chunk, hint: tuple[str | Argument, ...] = ()
-) -> PgOutputError:
+def _located(error: DecodeError, chunk: Chunk) -> PgOutputError:
     """An error that also names the place in the source."""
     lsn = ""
     if chunk.lsns is not None and error.frame is not None:
         lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
-    hints = (*error.hint, ". ", *hint) if error.hint and hint else (*error.hint, *hint)
     text = f"{chunk.path}{lsn}: {error.message}"
-    return PgOutputError(text, hint=hints).locate(error, error.frame, str(chunk.path))
+    return PgOutputError(text, hint=error.hint).locate(error, error.frame, str(chunk.path))

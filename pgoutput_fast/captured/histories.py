@@ -30,7 +30,7 @@ def newest_commit(units: Sequence[Unit]) -> CommitRecord | None:
     the last record batches are read. One that can't be read is an error where its changes are read.
     """
     for unit in reversed(units):
-        if unit.step is None or unit.step.copy is not None:
+        if unit.step.copy is not None:
             continue
         for path in reversed(unit.files):
             try:

@@ -1,63 +1,14 @@
-"""How far an export has come: a position, and what it has of a snapshot that is not read whole."""
+"""Where a reader is behind each step of a reading."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..directory.reading import Position
-from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from ..directory.copies import Copy
     from ..directory.reading import Reading, Step
-
-
-class Progress(NamedTuple):
-    """How far an export has come.
-
-    Attributes
-    ----------
-    position : Position
-    copying : (int, int, int) or None
-        Relation id and generation of the copy of which some files are read, and how many.
-    """
-
-    position: Position
-    copying: tuple[int, int, int] | None = None
-
-    def files_of(self, copy: Copy) -> int:
-        """How many files of a copy are read."""
-        if self.copying is None or self.copying[:2] != (copy.relation_id, copy.generation):
-            return 0
-        return self.copying[2]
-
-    @classmethod
-    def of(cls, manifest: dict[str, Any]) -> Progress:
-        """That of a manifest.
-
-        Raises
-        ------
-        PgOutputError
-            An LSN has another form.
-        ValueError
-            A number has.
-        """
-        elsewhere = {int(key): parse_lsn(lsn) for key, lsn in manifest["elsewhere"].items()}
-        found = manifest["copying"]
-        copying = found and (found["relation_id"], found["generation"], found["files"])
-        if copying is not None and copying[2] < 0:
-            raise ValueError("less than no files of a snapshot are read")
-        return cls(Position(parse_lsn(manifest["position"]), elsewhere), copying)
-
-    def store(self, manifest: dict[str, Any]) -> None:
-        """Put it into a manifest."""
-        manifest["position"] = format_lsn(self.position.lsn)
-        manifest["elsewhere"] = {
-            str(relation_id): format_lsn(lsn) for relation_id, lsn in self.position.tables.items()
-        }
-        manifest["copying"] = self.copying and dict(
-            zip(("relation_id", "generation", "files"), self.copying, strict=True)
-        )
 
 
 class Walk:

@@ -1,15 +1,14 @@
-"""Which changes, events and errors of a directory's files count, as its reading says."""
+"""Which changes and errors of a directory's files count, as its reading says."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..protocol.wire import relation_id_of
-from ..segments.structure import ANNOUNCEMENTS, tags_of
+from ..segments.structure import ANNOUNCEMENTS
 
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
     """Those of a table's decoded changes that count, as a record batch of pyarrow."""
     step = chunk.step
-    if step is None:
-        return pa.record_batch(changes)
     if step.copy is not None:
         return _read(changes, chunk)
     batch = pa.record_batch(changes)
@@ -39,7 +36,7 @@ def given_lsns(chunk: Chunk) -> Any:
 
     So each row gets its own, also if others are refused.
     """
-    if chunk.step is None or chunk.step.copy is None:
+    if chunk.step.copy is None:
         return chunk.lsns
     return chunk.beside.column("seq").fill_null(0).cast(pa.uint64()).to_numpy()
 
@@ -65,45 +62,30 @@ def _within(lsns: Any, start: int, end: int) -> Any:
     )
 
 
-def events_that_count(chunk: Chunk, frames: Any) -> Any:
-    """Whether each of some frames, which are no rows, was not read before and is not left out.
-
-    Parameters
-    ----------
-    chunk : Chunk
-    frames : array of int
-        Their indices.
-
-    Returns
-    -------
-    array of bool
-    """
+def _event_counts(chunk: Chunk, bad: BadFrame) -> bool:
+    """Whether a frame that is no row was not read before and is not left out."""
     step = chunk.step
-    if step is None:
-        return np.ones(len(frames), bool)
-    if step.again or step.copy is not None:
-        return np.zeros(len(frames), bool)
+    if step.again:
+        return False
     start, end = step.others
-    commits = chunk.beside.column("commit_lsn").take(pa.array(frames))
-    lsns = chunk.lsns[frames]
-    announces = np.isin(tags_of(chunk.frames.take(pa.array(frames))), ANNOUNCEMENTS)
+    commit_lsn: int | None = chunk.beside.column("commit_lsn")[bad.frame].as_py()
+    if commit_lsn is not None:
+        return start <= commit_lsn < end
     # A message outside of a transaction lies before its LSN, which is where its record ends.
-    alone = announces | ((start < lsns) & (lsns <= end))
-    within = _within(commits, start, end).fill_null(False)
-    is_alone = commits.is_null().to_numpy()
-    return np.where(is_alone, alone, within.to_numpy())
+    is_announcement = bool(bad.data) and bad.data[0] in ANNOUNCEMENTS
+    return is_announcement or start < int(chunk.lsns[bad.frame]) <= end
 
 
 def frame_counts(chunk: Chunk, bad: BadFrame) -> bool:
     """Whether a frame that was refused counts."""
     step = chunk.step
-    if step is None or step.copy is not None:
+    if step.copy is not None:
         return True
     relation_id = None
     if bad.data[:1] in (b"I", b"U", b"D") and len(bad.data) >= 5:
         relation_id = relation_id_of(bad.data, False)
     if relation_id is None:
-        return bool(events_that_count(chunk, np.array([bad.frame]))[0])
+        return _event_counts(chunk, bad)
     start, end = step.window(relation_id)
     commit: int | None = chunk.beside.column("commit_lsn")[bad.frame].as_py()
     return commit is None or start <= commit < end

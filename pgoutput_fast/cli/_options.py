@@ -7,7 +7,8 @@ import glob
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -133,6 +134,13 @@ def _flag(field: OptionField) -> Callable[[_Command], _Command]:
 
 def _shown(default: Any) -> str | None:
     return None if default is None or isinstance(default, bool) else f"{default}"
+
+
+def is_of(tables: Iterable[str], patterns: Sequence[str]) -> bool:
+    """Whether one of some tables matches one of some patterns; True without patterns."""
+    return not patterns or any(
+        fnmatchcase(table, pattern) for table in tables for pattern in patterns
+    )
 
 
 def table_patterns(tables: Sequence[str]) -> list[str]:

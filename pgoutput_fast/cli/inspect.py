@@ -1,4 +1,4 @@
-"""`pgoutput-fast inspect`: print segments and recorded streams, or make files of them."""
+"""`pgoutput-fast inspect`: print segments and recorded streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from .. import (
     Commit,
@@ -21,21 +20,21 @@ from .. import (
     Update,
     format_lsn,
 )
+from .._disk import read_json_file
 from ..columnar.arrays import OPERATIONS, READ
 from ..directory.looking import look
 from ..errors import PgOutputError, counted, printable
-from ..files import FORMATS, Format
 from ..history import POLICIES, HistoryFollower, HistoryPolicy, history_of
 from ..protocol.copydata import Keepalive
 from ..protocol.wire import TAGS, relation_id_of
 from ..segments import SegmentReader, list_segments
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
+from ..types import TypeRegistry
 from ..values import timestamp_form
 from ._help import GroupedCommand
 from ._inspect_directory import described, files_of, lines_of
-from ._inspect_to import is_of, run_export, types_option
-from ._options import policies_option, table_patterns
+from ._options import is_of, policies_option, table_patterns
 from ._show import Lines, Messages, Shown, Values, as_json, values_option
 from ._style import Paint, paint_for, plain
 
@@ -43,12 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ..policies import Policies
-    from ..types import TypeRegistry
 
 _NAMED = 20  # the most tables that an error lists
-
-_ARGUMENTS = f"{__name__}.arguments"
-"""Key of the list of all arguments in the context's `meta`, which completion of --to looks at."""
 
 
 def _files(paths: tuple[Path, ...]) -> list[Path]:
@@ -235,41 +230,40 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
     return tags
 
 
-def _completed_to(
-    context: click.Context, _: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete --to: a format first, then a directory."""
-    if context.meta[_ARGUMENTS][-1] in FORMATS:
-        return [CompletionItem(incomplete, type="dir")]
-    return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete)]
+def _registry(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:
+    """Read a registry from a file.
 
-
-class _Command(GroupedCommand):
-    """A command whose error says which two arguments --to needs, where click says '2 arguments'."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_ARGUMENTS] = tuple(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.BadOptionUsage as error:
-            if error.option_name != "--to":
-                raise
-            raise click.BadOptionUsage(
-                "--to", "--to needs a format and a directory, as in --to parquet tables/", ctx
-            ) from error
+    Raises
+    ------
+    PgOutputError
+        The file can't be read, or has no catalogue of types.
+    """
+    if path is None:
+        return None
+    try:
+        return TypeRegistry.from_json(read_json_file(path))
+    except PgOutputError as error:
+        raise PgOutputError(
+            f"{path}: {error.message}", code=error.code, hint=error.hint, path=str(path)
+        ) from error
+    except OSError as error:
+        raise PgOutputError(
+            f"can't read {path}: {error.strerror or error}",
+            code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
+            path=str(path),
+        ) from error
 
 
 @click.command(
-    cls=_Command,
+    cls=GroupedCommand,
     groups={
         "What to print": "tables xids tags stats",
         "How to print": "as_objects values full policies types history",
-        "Files instead": "to before on_error consumer",
     },
     examples=(
         "pgoutput-fast inspect captured --stats",
         "pgoutput-fast inspect captured --table public.orders --tag IUD",
-        "pgoutput-fast inspect captured --to parquet tables",
+        "pgoutput-fast inspect captured --json --values typed",
     ),
 )
 @click.argument(
@@ -295,36 +289,18 @@ class _Command(GroupedCommand):
 @click.option(
     "--stats", is_flag=True, help="Print counts, tables and consumers instead of messages."
 )
-@click.option(
-    "--to",
-    shell_complete=_completed_to,
-    type=(click.Choice(FORMATS), click.Path(path_type=Path)),
-    metavar="FORMAT DIR",
-    help=f"Write files, one per table: {', '.join(FORMATS)}. Call again to continue.",
-)
-@click.option("--before", is_flag=True, help="With --to: also write old rows, in columns before_….")
-@click.option(
-    "--on-error",
-    type=click.Choice(["raise", "collect"]),
-    help="With --to: end at a refused frame, or collect it. [default: raise]",
-)
-@click.option(
-    "--consumer",
-    metavar="NAME",
-    help="With --to: consumer for which the change log keeps segments.",
-)
-@policies_option("With --to or --values typed: handle values that cannot be stored; repeatable.")
+@policies_option("With --values typed: handle values that cannot be stored; repeatable.")
 @click.option(
     "--types",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    callback=types_option,
-    help="With --to or --values typed: users' types, written by TypeRegistry.to_json().",
+    callback=_registry,
+    help="With --values typed: users' types, written by TypeRegistry.to_json().",
 )
 @click.option(
     "--history",
     type=click.Choice(POLICIES),
-    help="With --to or --values typed: form of a type near its alteration. [default: error]",
+    help="With --values typed: form of a type near its alteration. [default: error]",
 )
 def command(
     paths: tuple[Path, ...],
@@ -335,10 +311,6 @@ def command(
     tags: str,
     full: bool,
     stats: bool,
-    to: tuple[Format, Path] | None,
-    before: bool,
-    on_error: str | None,
-    consumer: str | None,
     policies: Policies | None,
     types: TypeRegistry | None,
     history: HistoryPolicy | None,
@@ -348,30 +320,11 @@ def command(
     The rows of a snapshot are printed as READ. A frame that cannot be decoded is printed with its
     error, and the exit code is 1. The exit code is also 1 if no message matches the options.
     """
-    if to is not None:
-        printing = {"--json": as_objects, "--values": values, "--xid": xids, "--tag": tags,
-                    "--full": full, "--stats": stats}  # fmt: skip
-        _refuse(printing, "is not for --to")
-    else:
-        only_files = {"--before": before, "--on-error": on_error, "--consumer": consumer}
-        _refuse(only_files, "is for --to")
-        if values != "typed":
-            of_types = {"--policy": policies, "--types": types, "--history": history}
-            _refuse(of_types, "is for --to, and for --json --values typed")
-        if not as_objects:
-            _refuse({"--values": values}, "is for --json")
-    if to is not None:
-        return run_export(
-            paths,
-            to,
-            tables=tables,
-            before=before,
-            on_error=on_error or "raise",
-            consumer=consumer,
-            policies=policies,
-            registry=types,
-            history=history or "error",
-        )
+    if values != "typed":
+        of_types = {"--policy": policies, "--types": types, "--history": history}
+        _refuse(of_types, "is for --json --values typed")
+    if not as_objects:
+        _refuse({"--values": values}, "is for --json")
     wanted, counts = _Filter(tables, xids, tags), _Stats()
     paint = plain if as_objects else paint_for(sys.stdout)
     lines = Lines(full=full, paint=paint)

@@ -13,8 +13,7 @@ from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
 from ._dsn import given_dsn, naming_doctor, publications_option, server_command
-from ._inspect_to import is_of
-from ._options import table_patterns
+from ._options import is_of, table_patterns
 from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
 

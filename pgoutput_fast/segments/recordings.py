@@ -1,8 +1,7 @@
 """Read recorded streams, which have all that came over one replication connection.
 
-Tests keep real servers' streams in this form, of any protocol version. `inspect` prints them and
-`files` exports them, so docs/explanation/change-log-format.md specifies their form. This package
-writes none.
+Tests keep real servers' streams in this form, of any protocol version. `inspect` prints them, so
+docs/explanation/change-log-format.md specifies their form. This package writes none.
 """
 
 from __future__ import annotations

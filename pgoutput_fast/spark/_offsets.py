@@ -26,7 +26,7 @@ def offset_at(
     offset = {
         "position": format_lsn(position.lsn),
         "tables": {str(key): format_lsn(lsn) for key, lsn in sorted(position.tables.items())},
-        **{name: source.identity[name] for name in _IDENTITY},
+        **{name: getattr(source.metadata, name) for name in _IDENTITY},
     }
     if newest is not None:
         offset["newest"] = [format_lsn(newest.lsn), newest.time]
@@ -75,10 +75,10 @@ def position_of(offset: Mapping[str, Any], source: SegmentSource) -> Position:
     except (KeyError, ValueError, TypeError, AttributeError, PgOutputError):
         raise is_no_offset(offset) from None
     for name, value in of.items():
-        if source.identity[name] != value:
+        own = getattr(source.metadata, name)
+        if own != value:
             raise PgOutputError(
-                f"the checkpoint is of {name} {value!r}, and the segments are of "
-                f"{source.identity[name]!r}",
+                f"the checkpoint is of {name} {value!r}, and the segments are of {own!r}",
                 code="another_history",
                 hint="Begin with a new checkpoint, and a new target",
             )

@@ -166,7 +166,7 @@ def _placed(batch: pa.RecordBatch, chunk: Chunk, rows: Sequence[_RefusedRow]) ->
     beside["commit_time"] = pc.add(beside["commit_time"], EPOCH_SHIFT)
     beside["lsn"] = pa.array(chunk.lsns).take(at)
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if chunk.step is not None and chunk.step.copy is not None:
+    if chunk.step.copy is not None:
         beside["lsn"] = beside["commit_lsn"]
         columns["op"] = pa.array(["read"] * len(batch), pa.string())
     for name, values in beside.items():

@@ -51,8 +51,7 @@ except ImportError as error:
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture
 from pgoutput_fast.captured.histories import has_commit, newest_commit
-from pgoutput_fast.captured.progress import Progress
-from pgoutput_fast.captured.units import SegmentSource, open_source
+from pgoutput_fast.captured.units import open_source
 from pgoutput_fast.directory.consumers import Consumer, claim_consumer
 from pgoutput_fast.directory.reading import Position
 from pgoutput_fast.errors import Argument, PgOutputError
@@ -83,7 +82,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pgoutput_fast.captured.units import Unit
+    from pgoutput_fast.captured.units import SegmentSource, Unit
     from pgoutput_fast.segments import SegmentMetadata
 
     from ._executor import Target
@@ -327,20 +326,20 @@ class _BatchReader(DataSourceReader):
         return _partitions(items, chosen, self._options, self._schema)
 
     def _unit_partitions(self) -> list[InputPartition]:
-        source = open_source([self._options.segments])
-        if not isinstance(source, SegmentSource):
+        source = open_source(self._options.segments)
+        if source is None:
             raise not_begun(self._options.segments)
         _tell_mistaken(self._options)
         if self._end is not None:
             source = source.before(self._end)
-        begin = source.begin() if self._start is None else Progress(source.from_lsn(self._start))
-        plan = source.plan({"start": None}, begin, sys.maxsize, whole_copies=True, until=self._end)
+        begin = source.begin() if self._start is None else source.from_lsn(self._start)
+        plan = source.plan(begin, sys.maxsize, until=self._end)
         units = [] if plan is None else [unit for unit in plan.units if self._wants(unit)]
         return _unit_partitions(units, source.metadata, self._options)
 
     def _wants(self, unit: Unit) -> bool:
         """Whether filters may let some of its changes pass."""
-        copy = unit.step and unit.step.copy
+        copy = unit.step.copy
         if copy is not None:
             first, last = _of_copy(copy)
         else:
@@ -572,8 +571,8 @@ class _Planner:
 
     def _source(self, relation_id: int | None = None) -> SegmentSource:
         """What there is to read; of one table alone, once it is known."""
-        source = open_source([self._options.segments])
-        if not isinstance(source, SegmentSource):
+        source = open_source(self._options.segments)
+        if source is None:
             raise not_begun(self._options.segments)
         return source if relation_id is None else source.of_table(relation_id)
 
@@ -592,7 +591,7 @@ class _Planner:
                     path=str(self._options.segments),
                 )
         else:
-            position = source.begin().position
+            position = source.begin()
         return self._told(offset_at(source, position), relation_id)
 
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
@@ -607,16 +606,14 @@ class _Planner:
         self._check_left(source, position, relation_id)
         if relation_id is not None:
             self._table(start)  # another table's checkpoint is refused, though nothing has come
-        plan = source.plan(
-            {"start": None}, Progress(position), most, whole_copies=True, until=self._until
-        )
+        plan = source.plan(position, most, until=self._until)
         self._has_told = self._has_told or _tell_mistaken(self._options)
-        if plan is None or plan.after is None:
+        if plan is None:
             return start
         newest = newest_commit(plan.units)
         if newest is not None:
             self._committed = EPOCH_UTC + datetime.timedelta(microseconds=newest.time)
-        end = offset_at(source, plan.after.position, newest or newest_of(start))
+        end = offset_at(source, plan.after, newest or newest_of(start))
         return self._told(
             end, self._table(start).relation_id if self._options.mode == "table" else None
         )
@@ -730,7 +727,7 @@ class _Planner:
         source = self._source(self._relation_id(end))
         before, after = position_of(start, source), position_of(end, source)
         self._check_history(end)
-        plan = source.plan({"start": None}, Progress(before), 0, whole_copies=True, until=after)
+        plan = source.plan(before, 0, until=after)
         if plan is None:
             return []
         if self._options.mode != "table":
@@ -793,7 +790,7 @@ def _consumer_name(read: str) -> str:
 def _items(unit: Unit, relation_id: int | None) -> Iterator[Item]:
     """The files of a unit that may have changes of a table."""
     step = unit.step
-    if step is None or relation_id is None:
+    if relation_id is None:
         return
     if step.copy is not None:
         if step.copy.relation_id == relation_id:

@@ -30,8 +30,9 @@ class KeyChange(NamedTuple):
     op: str
     old_kind: str | None
     after: tuple[str, ...]
-    """Of a delete the old row. Columns that were not sent are unknown."""
+    """Columns that were not sent are unknown. Of no use in a delete."""
     before: tuple[str, ...]
+    """Columns that are no part of a key that was sent alone are unknown."""
 
 
 class HistoryError(Exception):
@@ -138,7 +139,7 @@ class FoldedRows:
         self._flush()
         old, new = change.before, list(change.after)
         if change.op == "delete":
-            self._delete(self._name(new))
+            self._delete(self._name(old))
             return
         if change.old_kind is not None:
             for i in self._key if change.old_kind == "K" else range(len(new)):
@@ -169,7 +170,7 @@ class FoldedRows:
 
     def _apply_to_multiset(self, change: KeyChange) -> None:
         self._flush()
-        old = change.after if change.op == "delete" else change.before
+        old = change.before
         if change.old_kind != "O":
             raise HistoryError(
                 "a row of a table without a key changed, and the change does not have the whole "

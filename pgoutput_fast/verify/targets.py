@@ -9,24 +9,23 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .._disk import read_json_file
-from ..files import export
-from ..files._manifest import NAME, checked
 from ..history import history_of
 from ..lsn import format_lsn
 from ..policies import Policies
 from ..segments.listing import contents, metadata_of
 from .databases import Database, types_of
 from .fold import FoldedRows, HistoryError, KeyChange, RowStore
+from .parquet_changes import ChangeFiles
 from .texts import UNKNOWN, NotComparable, Texts, TextsOf, ValueStorage, literal, part, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ..segments import SegmentMetadata
     from ..types import TypeRegistry
     from .moment import ServerTable
+    from .parquet_changes import ChangeVersion
     from .sums import Rows
 
 _POLICIES = Policies(infinity="text", out_of_range="text", special_values="text", arrays="text")
@@ -167,12 +166,9 @@ class DirectoryTarget:
         self.system_identifier = self.database = self.slot = ""
         self.tables: dict[tuple[str, str], int] = {}
         self.paused: frozenset[int] = frozenset()
-        self._versions: dict[int, list[Any]] = {}
-        self._waiting: Mapping[int, int] = {}
-        self._options: dict[str, Any] | None = None
+        self._files: ChangeFiles | None = None
         self._held = contextlib.ExitStack()
         self._database = self._held.enter_context(contextlib.closing(Database(path)))
-        self._files = self._database.directory / "files"
         self._store = self._held.enter_context(
             contextlib.closing(RowStore(self._database.directory / "rows"))
         )
@@ -204,55 +200,43 @@ class DirectoryTarget:
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
         """See `VerifiedTarget`."""
         found = contents(self._path)
-        if self._options is None:
+        if self._files is None:
             metadata = metadata_of(self._path)
             if metadata is None:
                 return 0
             self._identify(metadata)
-            self._options = self._chosen(metadata)
-        result = export(
-            self._path,
-            self._files,
-            before=True,
-            policies=_POLICIES,
-            progress=lambda done: tell(done.rows),
-            **self._options,
-        )
-        self._position = result.position or 0
-        self._waiting = result.elsewhere
-        self.tables, self._versions = {}, {}
-        path = self._files / NAME
-        for table in checked(read_json_file(path), str(path))["tables"] if path.exists() else ():
-            for version in table["versions"]:
-                self.tables[table["namespace"], table["name"]] = version["relation_id"]
-                self._versions.setdefault(version["relation_id"], []).append(version)
+            # Users' types come as text without a catalogue; from binary only a catalogue has it.
+            is_binary = metadata.options.get("binary") == "true"
+            lacks_types = is_binary and history_of([self._path]) is None
+            registry = self._types_of_server() if lacks_types else None
+            directory = self._database.directory / "files"
+            self._files = ChangeFiles(self._path, directory, _POLICIES, registry)
+        self._files.read(tell)
+        position = self._files.position
+        self._position = 0 if position is None else position.lsn
+        self.tables = {name: relation_id for relation_id, name in self._files.names.items()}
         self.furthest = max(self._position, found.end, confirmed)
         return self.furthest
 
-    def _chosen(self, metadata: SegmentMetadata) -> dict[str, Any]:
-        # Users' types come as text without a catalogue; from binary only a catalogue has it.
-        is_binary = metadata.options.get("binary") == "true"
-        lacks_types = is_binary and history_of([self._path]) is None
-        return {
-            "registry": self._types_of_server() if lacks_types else None,
-            # What may have been altered is compared with what the server has now.
-            "history": "newer",
-        }
+    def _versions(self, relation_id: int) -> list[ChangeVersion]:
+        return [] if self._files is None else self._files.versions.get(relation_id, [])
 
-    def _source(self, version: Any) -> str:
+    @staticmethod
+    def _source(version: ChangeVersion) -> str:
         """The rows of a version of a table, in a FROM."""
-        files = ", ".join(literal(str(self._files / one["file"])) for one in version["parts"])
+        files = ", ".join(literal(str(path)) for path in version.files)
         return f"read_parquet([{files}])"
 
-    def _types(self, connection: Any, version: Any) -> dict[str, ValueStorage]:
+    def _types(self, connection: Any, version: ChangeVersion) -> dict[str, ValueStorage]:
         return types_of(connection.sql(f"FROM {self._source(version)}"))
 
     def table(self, table: ServerTable) -> TargetTable:
         """See `VerifiedTarget`."""
-        waits = self._waiting.get(table.table.relation_id)
+        waiting = {} if self._files is None else self._files.waiting
+        waits = waiting.get(table.table.relation_id)
         if waits is not None:
             raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
-        versions = self._versions.get(table.table.relation_id)
+        versions = self._versions(table.table.relation_id)
         held: dict[str, ValueStorage] = {}
         names: dict[str, str] = {}
         if versions:
@@ -286,8 +270,8 @@ class DirectoryTarget:
         rows = FoldedRows(
             self._store, f"t{relation_id}", [columns.index(name) for name in table.key]
         )
-        versions = self._versions.get(relation_id, [])
-        total = sum(version["rows"] for version in versions)
+        versions = self._versions(relation_id)
+        total = sum(version.rows for version in versions)
         before, done, folded = self._folded.get(relation_id, (None, 0, 0))
         if before is not None:
             # What came since then can be added, if all of it comes after what was folded.
@@ -318,7 +302,7 @@ class DirectoryTarget:
         rows: FoldedRows,
         table: ServerTable,
         compared: TargetTable,
-        versions: list[Any],
+        versions: list[ChangeVersion],
         done: int,
         part_of: Callable[[str, str | None], str],
         tell: Tell,
@@ -334,14 +318,14 @@ class DirectoryTarget:
             order = " ORDER BY commit_lsn, seq"
             rows.apply(_counting(self._changes(table, compared, versions, 0, part_of, order), tell))
 
-    def _range(self, version: Any, done: int) -> str:
+    def _range(self, version: ChangeVersion, done: int) -> str:
         """The rows of a version from an LSN on."""
         return (
             f"FROM {self._source(version)} "
             f"WHERE commit_lsn >= {done} AND commit_lsn < {self._position}"
         )
 
-    def _count(self, versions: list[Any], done: int) -> int:
+    def _count(self, versions: list[ChangeVersion], done: int) -> int:
         with self._database.refusals():
             counts = " UNION ALL ".join(
                 f"SELECT count(*) {self._range(version, done)}" for version in versions
@@ -353,7 +337,7 @@ class DirectoryTarget:
         self,
         table: ServerTable,
         compared: TargetTable,
-        versions: list[Any],
+        versions: list[ChangeVersion],
         done: int,
         part_of: Callable[[str, str | None], str],
         order: str,
@@ -380,7 +364,7 @@ class DirectoryTarget:
         self,
         table: ServerTable,
         compared: TargetTable,
-        version: Any,
+        version: ChangeVersion,
         held: dict[str, ValueStorage],
         done: int,
         part_of: Callable[[str, str | None], str],
@@ -394,6 +378,7 @@ class DirectoryTarget:
         selected = []
         for side in ("after", "before"):
             names = _names(version, side)
+            is_old = side == "before"
             for column, texts in compared.texts.items():
                 name = names.get(column)
                 if name is None:
@@ -411,14 +396,16 @@ class DirectoryTarget:
                     own = Texts("", "")
                 if own.server != texts.server:
                     selected.append(literal(f"{UNKNOWN},"))
-                elif side == "after":
-                    unsent = f"list_contains(unchanged, {literal(name)})"
+                elif is_old and column in version.key:
+                    selected.append(part(own.target))
+                else:
+                    unsent = "old_kind = 'K'" if is_old else (
+                        f"list_contains(unchanged, {literal(column)})"
+                    )  # fmt: skip
                     selected.append(
                         f"CASE WHEN {unsent} THEN {literal(f'{UNKNOWN},')} "
                         f"ELSE {part(own.target)} END"
                     )
-                else:
-                    selected.append(part(own.target))
         shown = ", ".join(selected) or "''"
         return f"SELECT op, old_kind, commit_lsn, seq, {shown} {self._range(version, done)}"
 
@@ -430,9 +417,9 @@ def _counting(changes: Iterator[KeyChange], tell: Tell) -> Iterator[KeyChange]:
         yield change
 
 
-def _names(version: Any, side: str) -> dict[str, str]:
+def _names(version: ChangeVersion, side: str) -> dict[str, str]:
     """Column of the table → column of the files that has its values, after or before a change."""
-    return {one["column"]: one["name"] for one in version["columns"] if one["part"] == side}
+    return {column: f"{side[0]}{i}" for i, column in enumerate(version.columns)}
 
 
 __all__ = ["DirectoryTarget", "TargetTable", "VerifiedTarget"]

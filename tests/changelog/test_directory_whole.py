@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.changelogs.exporting import rows_of
 from support.changelogs.made_directory import MadeDirectory
+from support.changelogs.read_changes import changes_of
 from support.changelogs.written_segments import writer
 from support.expected_errors import expect_error
 
 import pgoutput_fast as pf
-from pgoutput_fast import files, testing
+from pgoutput_fast import testing
+from pgoutput_fast.apply import sync
+from pgoutput_fast.captured.units import open_source
 from pgoutput_fast.directory.consumers import Consumer
 from pgoutput_fast.directory.history import read_seen
 from pgoutput_fast.directory.known import known_tables
@@ -25,6 +27,7 @@ from pgoutput_fast.directory.requests import requested
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.uploading import downloaded_from
 from pgoutput_fast.segments.listing import contents, stored_metadata
+from pgoutput_fast.verify.targets import DirectoryTarget
 
 ORDERS = testing.Table("orders", {"id": "int4", "v": "text"}, 16390, key=["id"])
 ITEMS = testing.Table("items", {"id": "int4", "v": "text"}, 16391, key=["id"])
@@ -52,8 +55,16 @@ def mark(directory: Path) -> Path:
     return path
 
 
-def export(directory: Path) -> None:
-    files.export(directory, directory.with_name("out"))
+def verified(directory: Path) -> None:
+    pytest.importorskip("duckdb")
+    with contextlib.closing(DirectoryTarget(directory, pf.TypeRegistry)) as found:
+        found.refresh(0)
+
+
+def synced(directory: Path) -> None:
+    pytest.importorskip("deltalake")
+    sync(segments=directory, target=f"parquet:{directory.with_name('out')}", until="now",
+         on_error="stop")  # fmt: skip
 
 
 def inspect(directory: Path) -> None:
@@ -62,10 +73,6 @@ def inspect(directory: Path) -> None:
 
 def stats(directory: Path) -> None:
     _inspect("--stats", directory)
-
-
-def convert(directory: Path) -> None:
-    _inspect("--to", "parquet", directory.with_name("out"), directory)
 
 
 def _inspect(*arguments: object) -> None:
@@ -90,7 +97,7 @@ def consumer(directory: Path) -> None:
     Consumer(directory, "reader").next()
 
 
-READERS = [export, inspect, stats, convert, spark, consumer]
+READERS = [changes_of, inspect, stats, verified, synced, spark, consumer]
 
 
 @pytest.mark.slow
@@ -121,7 +128,6 @@ def test_readers_refuse_a_snapshot_without_a_file(
     if name:
         command = f"pgoutput-fast snapshot --dir {made.directory} --table public.orders"
         assert command in str(raised.value)
-    assert not made.directory.with_name("out").exists()
 
 
 def test_a_mark_without_files_is_refused(made: MadeDirectory) -> None:
@@ -129,21 +135,23 @@ def test_a_mark_without_files_is_refused(made: MadeDirectory) -> None:
     del fields["files"]
     mark(made.directory).write_text(json.dumps(fields))
     with expect_error(code="damaged", path=str(mark(made.directory))):
-        export(made.directory)
+        changes_of(made.directory)
 
 
 def test_what_is_read_already_is_not_needed(made: MadeDirectory) -> None:
-    export(made.directory)
+    source = open_source(made.directory)
+    assert source is not None
+    plan = source.plan(source.begin(), 1 << 30)
+    assert plan is not None
     snapshot(made.directory, 1).unlink()
     made.commit(1300, testing.insert(ORDERS, [10, "y"]))
-    assert files.export(made.directory, made.directory.with_name("out")).rows == 1
+    assert len(changes_of(made.directory, position=plan.after)) == 1
     # Nor what a newer copy replaces.
     made.wait(ORDERS, 1310, first=False)
     made.copy(ORDERS, 1401, [[1, "again"]])
     made.commit(1500, testing.insert(ORDERS, [11, "y"]))
-    new = files.export(made.directory, made.directory.with_name("new"))
-    (orders,) = (one for one in new.tables if one.name == "orders")
-    assert [row[0] for row in rows_of(orders)] == [
+    found = changes_of(made.directory)
+    assert [one["op"] for one in found if one["table"] == "orders"] == [
         "truncate", "read", "insert",
     ]  # fmt: skip
 
@@ -184,7 +192,7 @@ CONTENTS = [
 
 def position_readers(lake: Path) -> list[Callable[[], object]]:
     return [
-        lambda: contents(lake), lambda: stored_metadata(lake), lambda: export(lake),
+        lambda: contents(lake), lambda: stored_metadata(lake), lambda: changes_of(lake),
         lambda: writer(lake, confirmed=1000).close(),
     ]  # fmt: skip
 
@@ -197,7 +205,7 @@ def position_readers(lake: Path) -> list[Callable[[], object]]:
         ("tables", lambda lake: [lambda: stats(lake), lambda: known_tables(lake)]),
         ("requests/16390.json", lambda lake: [lambda: requested(lake)]),
         ("consumers/one.json", lambda lake: [lambda: Consumer(lake, "one"), lambda: stats(lake)]),
-        ("history/seen.json", lambda lake: [lambda: read_seen(lake), lambda: export(lake)]),
+        ("history/seen.json", lambda lake: [lambda: read_seen(lake), lambda: changes_of(lake)]),
         ("download.json", lambda lake: [lambda: downloaded_from(lake)]),
     ],
 )

@@ -25,7 +25,7 @@ from support.changelogs.written_segments import (
 from support.expected_errors import expect_error
 
 import pgoutput_fast as pf
-from pgoutput_fast import _disk, files, testing
+from pgoutput_fast import _disk, testing
 from pgoutput_fast._disk import Folder, read_json_file, temporary_path, write_whole
 from pgoutput_fast.apply import sync
 from pgoutput_fast.directory.consumers import Consumer, claim_consumer, consumers, remove_consumer
@@ -36,7 +36,6 @@ from pgoutput_fast.directory.merging import delete_covered, merge
 from pgoutput_fast.directory.requests import forget_request, request_copy, requested
 from pgoutput_fast.directory.retention import Keep, retain
 from pgoutput_fast.directory.snapshots import delete_unfinished
-from pgoutput_fast.files._manifest import EXPORTED, TEMPORARY
 from pgoutput_fast.segments import SegmentWriter, folders
 from pgoutput_fast.segments.prepared import PreparedTransactions
 
@@ -48,7 +47,6 @@ OWN = {
     folders.PREPARED: "0000000000000032-000002BC.arrow",
     folders.REQUESTS: "16384.json",
     folders.CONSUMERS: "reader.json",
-    TEMPORARY: "public.orders.v2.part3.parquet",
 }
 """A name of this package in each folder."""
 
@@ -98,8 +96,7 @@ def test_what_is_not_ours_stays_whatever_deletes_files(
     made.close()
     fill(directory, outside)
     before = theirs(directory, outside)
-    left = [temporary_path(directory / folder.name / name) for folder, name in OWN.items()
-            if folder is not TEMPORARY]  # fmt: skip
+    left = [temporary_path(directory / folder.name / name) for folder, name in OWN.items()]
     for path in left:
         path.write_text("left by a kill")
         os.utime(path, (0, 0))
@@ -141,8 +138,7 @@ def test_only_whole_names_are_ours(folder: Folder, data: Any) -> None:
     assert folder.is_own(own)
     assert folder.unfinished(temporary_path(Path(own)).name)
     for name in (own[:at] + letter + own[at:], f".{own}.{data.draw(st.text())}.tmp"):
-        if folder is not TEMPORARY or letter in "\n /\\*\0":
-            assert not folder.is_own(name)
+        assert not folder.is_own(name)
 
 
 @pytest.mark.parametrize("folder", folders.FOLDERS[1:], ids=lambda folder: folder.name)
@@ -173,43 +169,6 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: Folder) -> N
         with expect_error(code="not_ours", path=str(directory / folder.name)):
             use()
     assert sorted(path.name for path in outside.iterdir()) == sorted(names)
-
-
-@pytest.mark.parametrize("format", files.FORMATS)
-def test_an_export_deletes_its_own_files_alone(tmp_path: Path, format: str) -> None:
-    made = MadeDirectory(tmp_path / "log")
-    orders = table(16384)
-    made.commit(1200, orders.relation(), testing.insert(orders, [1, "b"]))
-    out = tmp_path / "out"
-    there = out / TEMPORARY.name
-    there.mkdir(parents=True)
-    for name in others(TEMPORARY):
-        assert not TEMPORARY.is_own(name), name
-        (there / name).write_text("mine")
-    for name in (OWN[TEMPORARY], "rows", "_manifest.json"):
-        (there / name).write_text("left by a kill")
-    assert files.export(tmp_path / "log", out, format).rows == 1
-    assert sorted(path.name for path in there.iterdir()) == sorted(others(TEMPORARY))
-    outside = tmp_path / "outside"
-    there.rename(outside)
-    there.symlink_to(outside)
-    with expect_error(code="not_ours", path=str(there)):
-        files.export(tmp_path / "log", out, format)
-    assert sorted(path.name for path in outside.iterdir()) == sorted(others(TEMPORARY))
-
-
-def test_names_of_exported_files_are_ours(tmp_path: Path) -> None:
-    """Also those of tables with odd names; what is left of a step would stay otherwise."""
-    made = MadeDirectory(tmp_path / "log")
-    odd = ["ü n", "-x", "_events", "a.b", "x" * 63, "é" * 31, "%", "~1"]
-    tables = [testing.Table(name, {"id": "int4"}, 16400 + i, namespace=name)
-              for i, name in enumerate(odd)]  # fmt: skip
-    frames = [frame for one in tables for frame in (one.relation(), testing.insert(one, [1]))]
-    made.commit(1200, *frames)
-    files.export(tmp_path / "log", tmp_path / "out")
-    names = [path.name for path in (tmp_path / "out").iterdir()]
-    assert len(names) > len(odd)
-    assert [name for name in names if not EXPORTED.is_own(name)] == []
 
 
 # --- what is written and read ------------------------------------------------------------------

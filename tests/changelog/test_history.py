@@ -14,7 +14,6 @@ from support.expected_errors import expect_error
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from support.changelogs.made_history import (
     MOOD,
     NEW,
@@ -30,9 +29,10 @@ from support.changelogs.made_history import (
     transaction,
     written,
 )
+from support.changelogs.read_changes import batches_of, changes_of
 
 import pgoutput_fast as pf
-from pgoutput_fast import files, testing
+from pgoutput_fast import testing
 from pgoutput_fast.cli import main
 from pgoutput_fast.directory.history import (
     DDL_PREFIX,
@@ -255,22 +255,17 @@ def test_a_type_that_two_transactions_changed(tmp_path: Path) -> None:
 # --- reading
 
 
+def values_of(directory: Path, policy: Any) -> list[Any]:
+    return [(row["after"] or {}).get("p") for row in changes_of(directory, policy)]
+
+
 def test_a_batch_is_decoded_in_parts(tmp_path: Path) -> None:
     captured(tmp_path, 1000, (140, 150, "(1)"), (240, 250, "(2)"), (440, 450, "(3)"))
     written(tmp_path, read(60, 70), read(200, 210), read(300, 310, NEW), read(900, 910, NEW))
     with expect_error(code="schema_unknown", parameter="history"):
-        files.export(tmp_path, tmp_path / "error")
+        changes_of(tmp_path)
     for policy, second in (("older", {"x": 2}), ("newer", {"y": 2})):
-        result = files.export(tmp_path, tmp_path / policy, history=policy)  # type: ignore[arg-type]
-        rows = [
-            row["p"]
-            for table in result.tables
-            for path in table.files
-            for row in pq.ParquetFile(path).read().to_pylist()
-        ]
-        assert sorted(rows, key=str) == sorted([{"x": 1}, second, {"y": 3}], key=str)
-    with expect_error(parameter="history"):
-        files.export(tmp_path, tmp_path / "none", history="latest")  # type: ignore[arg-type]
+        assert values_of(tmp_path, policy) == [{"x": 1}, second, {"y": 3}]
 
 
 def test_rows_of_a_snapshot_have_the_types_of_their_copy(
@@ -281,14 +276,11 @@ def test_rows_of_a_snapshot_have_the_types_of_their_copy(
     copied(directory, 60, json.loads(OLD.to_json()), "(1)")
     written(directory, read(200, 210, NEW), read(960, 970, NEW))
     for policy in ("error", "older", "newer"):
-        result = files.export(directory, tmp_path / policy, history=policy)  # type: ignore[arg-type]
-        rows = [
-            [(row["op"], row["p"]) for row in pq.ParquetFile(path).read().to_pylist()]
-            for table in result.tables
-            for path in table.files
-        ]
+        batches = [batch for _, batch in batches_of(directory, policy)]  # type: ignore[arg-type]
         # The Truncate has no values, but the columns of the rows behind it.
-        assert rows == [[("truncate", None), ("read", {"x": 1})], [("insert", {"y": 2})]]
+        types = [[*batch.schema.field("after").type.field("p").type] for batch in batches]
+        assert [[field.name for field in one] for one in types] == [["x"], ["x"], ["y"]]
+        assert values_of(directory, policy) == [None, {"x": 1}, {"y": 2}]
     (one,) = directory.glob("snapshots/*-00000001.arrow")
     for path, fields in ((directory, [{"x": 1}, {"y": 2}]), (one, [{"x": 1}])):
         assert main(["inspect", str(path), "--json", "--values", "typed"]) == 0
@@ -301,9 +293,7 @@ def test_a_snapshot_whose_types_were_not_stored(tmp_path: Path) -> None:
     captured(directory, 1000)
     copied(directory, 100, None, "(1)")
     written(directory, read(60, 70), read(960, 970))
-    result = files.export(directory, tmp_path / "out")
-    (path,) = result.tables[0].files
-    assert pq.ParquetFile(path).read()["p"].to_pylist() == [None, {"x": 1}]
+    assert values_of(directory, "error") == [None, {"x": 1}]
 
 
 @pytest.mark.parametrize("types", [7, {}, {"format_version": 1, "types": [{}]}])
@@ -313,18 +303,7 @@ def test_a_snapshot_whose_types_are_damaged(tmp_path: Path, types: object) -> No
     copied(directory, 100, types, "(1)")
     written(directory, read(60, 70))
     with expect_error(code="damaged"):
-        files.export(directory, tmp_path / "out")
-
-
-def rows_of(directory: Path, out: Path, policy: Any) -> list[Any]:
-    result = files.export(directory, out, history=policy)
-    rows = [
-        row
-        for table in result.tables
-        for path in table.files
-        for row in pq.ParquetFile(path).read().to_pylist()
-    ]
-    return [row["p"] for row in sorted(rows, key=lambda row: row["commit_lsn"])]
+        changes_of(directory)
 
 
 def test_a_value_that_only_one_state_can_have(tmp_path: Path) -> None:
@@ -336,7 +315,7 @@ def test_a_value_that_only_one_state_can_have(tmp_path: Path) -> None:
     written(tmp_path, read(60, 70), read(200, 210), read(310, 320, wider), read(900, 910, wider))
     expected = [{"x": 1}, {"x": 2, "y": 3}, None, {"x": 4}, {"x": 5, "y": 6}]
     for policy in ("error", "older", "newer"):
-        assert rows_of(tmp_path, tmp_path / policy, policy) == expected
+        assert values_of(tmp_path, policy) == expected
     assert main(["inspect", str(tmp_path), "--json", "--values", "typed", "--tag", "I"]) == 0
 
 
@@ -348,7 +327,7 @@ def test_of_several_changes_one_may_concern_a_value(tmp_path: Path) -> None:
     written(tmp_path, *reads, *(read(at, at + 10, wider, name="u") for at in (300, 900)))
     assert place(History(tmp_path), 220, 225)[:2] == (1, 3)
     for policy in ("error", "older", "newer"):
-        assert rows_of(tmp_path, tmp_path / policy, policy) == [{"x": 1}, {"x": 2, "y": 3}]
+        assert values_of(tmp_path, policy) == [{"x": 1}, {"x": 2, "y": 3}]
 
 
 def test_of_two_types_one_may_have_been_altered_before_the_other(tmp_path: Path) -> None:
@@ -361,10 +340,10 @@ def test_of_two_types_one_may_have_been_altered_before_the_other(tmp_path: Path)
     new = registry(pair("x", "y"), composite(OTHER, "b"))
     written(tmp_path, read(60, 70, old), read(200, 210, old), read(310, 320, new))
     with expect_error(code="schema_unknown", parameter="history"):
-        rows_of(tmp_path, tmp_path / "error", "error")
+        values_of(tmp_path, "error")
     # It can't be read otherwise.
     for policy in ("older", "newer"):
-        assert rows_of(tmp_path, tmp_path / policy, policy) == [
+        assert values_of(tmp_path, policy) == [
             {"x": 1, "o": {"a": 7}}, {"x": 2, "y": 3, "o": {"b": 7}},
         ]  # fmt: skip
 
@@ -373,15 +352,15 @@ def test_a_type_that_no_entry_has(tmp_path: Path) -> None:
     captured(tmp_path, 1000, (140, 150, "(1)"))
     written(tmp_path, read(60, 70, registry()), read(900, 910, registry()))
     with expect_error(code="schema_unknown", parameter="history"):
-        files.export(tmp_path, tmp_path / "error")
-    assert files.export(tmp_path, tmp_path / "newer", history="newer").rows == 1
+        changes_of(tmp_path)
+    assert len(changes_of(tmp_path, "newer")) == 1
 
 
 def test_a_frame_that_the_wrong_type_refuses(tmp_path: Path) -> None:
     captured(tmp_path, 1000, (240, 250, "(2,3)"))
     written(tmp_path, read(60, 70), read(200, 210), read(300, 310, registry(composite(PAIR, "z"))))
     with expect_error(parameter="history"):
-        files.export(tmp_path, tmp_path / "error")
+        changes_of(tmp_path)
 
 
 def test_frames_of_any_length_have_tags(tmp_path: Path) -> None:

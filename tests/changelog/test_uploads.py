@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.changelogs.read_changes import changes_of
 from support.expected_errors import check_fields, expect_error
 from support.waiting import wait_until
 
@@ -19,7 +20,7 @@ pytest.importorskip("psycopg")
 from support.changelogs.made_directory import KilledError, MadeDirectory
 from support.targets.object_storage import KEY_ID, SECRET, Storage, new_storage, serving
 
-from pgoutput_fast import files, testing
+from pgoutput_fast import testing
 from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.directory import remote as remote_module
 from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
@@ -84,15 +85,9 @@ def fill(made: MadeDirectory) -> None:
     insert(made, ORDERS, 1700, 6)
 
 
-def rows(directory: Path, out: Path) -> dict[str, list[Any]]:
-    """All changes of a directory by table, as an export of it has them."""
-    import pyarrow.parquet as pq
-
-    result = files.export(directory, out)
-    return {
-        table.name: [row for path in table.files for row in pq.read_table(path).to_pylist()]
-        for table in result.tables
-    }
+def ids(changes: list[dict[str, Any]], table: str) -> list[tuple[str, int | None]]:
+    found = [row for row in changes if row["table"] == table]
+    return [(row["op"], row["after"] and row["after"]["id"]) for row in found]
 
 
 def check_objects(made: MadeDirectory, storage: Storage) -> dict[str, bytes]:
@@ -120,9 +115,9 @@ def test_what_is_copied_is_a_directory(
     told = json.loads(found["position.json"])
     assert (told["position"], told["begin"], told["segments_end"]) == ("0/6AE", "0/3E8", "0/6AE")
     assert download(storage.url, tmp_path / "there", endpoint=storage.endpoint) == 1710
-    here = rows(made.directory, tmp_path / "a")
-    assert rows(tmp_path / "there", tmp_path / "b") == here
-    assert [(row["op"], row["id"]) for row in here["orders"]] == [
+    here = changes_of(made.directory)
+    assert changes_of(tmp_path / "there") == here
+    assert ids(here, "orders") == [
         ("truncate", None), ("read", 1), ("read", 2), ("read", 3),
         ("insert", 4), ("insert", 5), ("insert", 6),
     ]  # fmt: skip
@@ -131,9 +126,9 @@ def test_what_is_copied_is_a_directory(
     insert(made, ITEMS, 1800, 2)
     whole(upload_of(made, storage))
     download(storage.url, tmp_path / "later", endpoint=storage.endpoint)
-    here = rows(made.directory, tmp_path / "c")
-    assert rows(tmp_path / "later", tmp_path / "d") == here
-    assert [(row["op"], row["id"]) for row in here["items"]] == [
+    here = changes_of(made.directory)
+    assert changes_of(tmp_path / "later") == here
+    assert ids(here, "items") == [
         ("truncate", None), ("read", 1), ("insert", 2)
     ]  # fmt: skip
 
@@ -227,7 +222,7 @@ def test_killed_at_any_moment_it_goes_on(
     delete_covered(made.directory, 0)
     kills(made, storage, tmp_path / "merged", every, 5)
     download(storage.url, tmp_path / "all", endpoint=storage.endpoint)
-    assert rows(tmp_path / "all", tmp_path / "a") == rows(made.directory, tmp_path / "b")
+    assert changes_of(tmp_path / "all") == changes_of(made.directory)
 
 
 def test_segments_behind_the_position_do_not_count_yet(
@@ -305,7 +300,7 @@ def test_a_mark_that_is_replaced_during_a_round_stays(
     marks = {name for name in storage.objects() if name.startswith("tables/")}
     assert marks == {"tables/00004001-00001-first-waiting-000000000000044C.json"}
     download(storage.url, tmp_path / "held", endpoint=storage.endpoint)
-    assert rows(tmp_path / "held", tmp_path / "out") == {}
+    assert changes_of(tmp_path / "held") == []
     whole(upload)
     marks = {name for name in storage.objects() if name.startswith("tables/")}
     assert marks == {"tables/00004001-00001-first-snapshot-000000000000047E.json"}
@@ -339,9 +334,9 @@ def test_what_is_merged_is_copied_once_or_instead(
     delete_covered(made.directory, 0)
     whole(upload)
     assert storage.objects().keys() == {merged.path.name, "position.json", "upload.json"}
-    before = rows(made.directory, tmp_path / "a")
+    before = changes_of(made.directory)
     download(storage.url, tmp_path / "there", endpoint=storage.endpoint)
-    assert rows(tmp_path / "there", tmp_path / "b") == before
+    assert changes_of(tmp_path / "there") == before
     # What is deleted for good: first readers are told, then it is deleted.
     storage.written.clear()
     assert retain(made.directory, Keep(bytes=0), made.writer.store_position) == 1

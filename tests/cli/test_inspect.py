@@ -414,7 +414,6 @@ def test_usage_and_version(run: Run) -> None:
     for arguments, text in [
         (["nothing"], "No such command 'nothing'"),
         (["inspekt"], "No such command 'inspekt'; did you mean inspect?"),
-        (["inspect", "f", "--to", "parquet"], "--to needs a format and a directory"),
         (["inspect"], "Missing argument 'FILE|DIR…'"),
         (["inspect", "--xid", "x", "f"], "'x' is not a valid integer"),
         (["inspect", "--tag", "IQ", "f"], "no message has tag 'Q'; the tags are A B C D E I K M O"),
@@ -719,9 +718,6 @@ def test_shells_complete_commands_and_options() -> None:
     assert completed("inspect", "--va") == ["--values"]
     assert completed("inspect", "--values", "t") == ["text", "typed"]
     assert completed("tail", "--pub") == ["--publication"]
-    assert completed("inspect", "f", "--to", "") == ["parquet"]
-    assert completed("inspect", "f", "--to", "p") == ["parquet"]
-    assert completed("inspect", "f", "--to", "parquet", "o") == ["dir,o"]
     assert completed("inspect", "--policy", "j") == ["json=text", "json=parse"]
     assert completed("inspect", "--policy", "") == [
         *(f"{name}={choice}" for name in ("infinity", "out_of_range", "special_values")
@@ -798,9 +794,8 @@ def test_users_types_are_typed_too(run: Run, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--values", "typed"], "--values is for --json"),
-        (["--json", "--policy", "json=parse"], "--policy is for --to, and for --json --values"),
-        (["--json", "--values", "text", "--policy", "json=parse"], "--policy is for --to, and"),
-        (["--values", "typed", "--to", "parquet", "out"], "--values is not for --to"),
+        (["--json", "--policy", "json=parse"], "--policy is for --json --values typed"),
+        (["--json", "--values", "text", "--policy", "json=parse"], "--policy is for --json"),
     ],
 )
 def test_values_and_policies_where_they_do_nothing(

@@ -13,7 +13,7 @@ from support.changelogs.made_directory import MadeDirectory
 
 from pgoutput_fast import testing
 from pgoutput_fast.cli import main
-from pgoutput_fast.directory.consumers import Consumer, consumers
+from pgoutput_fast.directory.consumers import Consumer
 from pgoutput_fast.directory.snapshots import snapshot_files
 
 ACCOUNTS = testing.Table("accounts", {"id": "int4", "note": "text"}, 16390, key=["id"])
@@ -97,11 +97,3 @@ def test_the_summary_has_tables_and_consumers(made: MadeDirectory, run: Run) -> 
     assert ["public.accounts", "copied", "0/47F", "2"] in lines
     assert ["public.other", "waiting", "0/3E7"] in lines
     assert " ".join(lines[-1]) == "lake 0/3E8 public.accounts at 0/47E, public.other at 0/3E7"
-
-
-def test_files_are_made_for_a_consumer(made: MadeDirectory, run: Run, tmp_path: Path) -> None:
-    lines = run(made.directory, "--to", "parquet", tmp_path / "out", "--consumer", "files")
-    assert [line.split()[:2] for line in lines[:-1]] == [["public.accounts", "4"]]
-    assert lines[-1].endswith("; it has everything up to 0/4BA; 1 table waits for a snapshot")
-    assert [one.name for one in consumers(made.directory)] == ["files", "lake"]
-    assert run(made.directory, "--consumer", "x", code=2)[-1] == "Error: --consumer is for --to"

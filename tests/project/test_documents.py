@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import subprocess
 import sys
@@ -53,32 +52,10 @@ def test_verify(tmp_path: Path) -> None:
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "accounts equal 2 ()\n", "")
 
 
-def test_files_into_duckdb(tmp_path: Path) -> None:
-    """The example of files, and the statements that load a table with two versions."""
-    example, into_duckdb = python_blocks(GUIDES / "export-files.md")
-    capture = TARGETS.partition("pgoutput-fast sync")[0]
-    with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(ROWS)
-        assert run_shell(capture, server.dsn(), tmp_path).returncode == 0
-        connection.execute("ALTER TABLE accounts ADD more int")
-        connection.execute("INSERT INTO accounts VALUES (3, 2, '', 7)")
-        again = capture.replace("--snapshot initial ", "")
-        assert run_shell(again, server.dsn(), tmp_path).returncode == 0
-    for one in (example, into_duckdb):
-        ran = run_python("-W", "error", "-c", one, cwd=tmp_path)
-        assert (ran.returncode, ran.stderr) == (0, "")
-    with (tmp_path / "accounts.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["op"], row["id"], row["note"], row["more"]) for row in rows] == [
-        ("truncate", "", "", ""), ("read", "1", "", ""), ("read", "2", "x", ""),
-        ("insert", "3", "", "7"),
-    ]  # fmt: skip
-
-
 def test_tables_in_a_catalogue(tmp_path: Path) -> None:
     for module in ("deltalake", "pyiceberg"):
         pytest.importorskip(module)
-    command, _ = blocks("sh", GUIDES / "change-tables.md")
+    command, *_ = blocks("sh", GUIDES / "change-tables.md")
     with fresh_server() as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute(ROWS)
         ran = run_shell(command, server.dsn(), tmp_path)

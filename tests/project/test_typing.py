@@ -11,7 +11,6 @@ from support.commands.builds import ROOT
 
 GOOD = """\
 import pgoutput_fast as pf
-from pgoutput_fast import files
 
 decoder = pf.ColumnarDecoder(target="portable", on_error="collect")
 policies = pf.Policies(
@@ -23,12 +22,10 @@ event: pf.Event
 for event in decoder.events:
     print(event.commit_lsn + 1)
 bad: pf.BadFrame = decoder.errors[0]
-files.export("segments", "tables", "parquet", on_error="collect")
 """
 
 BAD = """\
 import pgoutput_fast as pf
-from pgoutput_fast import files
 
 pf.ColumnarDecoder(target="arow")
 pf.ColumnarDecoder(on_error="collec")
@@ -37,8 +34,6 @@ pf.Policies(out_of_range="clam")
 pf.Policies(special_values="errors")
 pf.Policies(json="parsed")
 pf.Policies(arrays="txt")
-files.export("segments", "tables", "parket")
-files.export("segments", "tables", on_error="ignore")
 pf.Dekoder()
 """
 
@@ -60,7 +55,7 @@ def errors_of(source: str, path: Path) -> list[tuple[int, str]]:
 def test_words_are_checked(tmp_path: Path) -> None:
     assert errors_of(GOOD, tmp_path / "good.py") == []
     lines = BAD.splitlines()
-    expected = [(number, "arg-type") for number in range(4, len(lines))]
+    expected = [(number, "arg-type") for number in range(3, len(lines))]
     assert errors_of(BAD, tmp_path / "bad.py") == [*expected, (len(lines), "attr-defined")]
 
 

@@ -391,7 +391,8 @@ def test_how_large_a_table_is_that_spark_merges() -> None:
 
 def test_tasks_have_about_as_much_to_do() -> None:
     def sizes(cores: int, *given: int) -> list[list[int]]:
-        units = [Unit((Path(f"{i}"),), size) for i, size in enumerate(given)]
+        step: Any = None
+        units = [Unit((Path(f"{i}"),), size, step) for i, size in enumerate(given)]
         found = grouped(units, cores)
         assert [number for group in found for number, _ in group] == [*range(len(units))]
         return [[unit.size for _, unit in group] for group in found]

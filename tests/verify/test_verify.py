@@ -20,15 +20,15 @@ from support.expected_errors import expect_error
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
-from pgoutput_fast import cli, files
+from pgoutput_fast import cli
 from pgoutput_fast.catalog import catalog_of
 from pgoutput_fast.cli import verify as command_module
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.files._manifest import NAME
 from pgoutput_fast.replication import ReplicationConnection, capture, slots
 from pgoutput_fast.verify import Report, TableResult, VerifyProgress, moment, targets, verify
 from pgoutput_fast.verify.moment import Moment, ServerRows, ServerTable
+from pgoutput_fast.verify.parquet_changes import ChangeFiles, ChangeVersion
 from pgoutput_fast.verify.targets import DirectoryTarget
 
 if TYPE_CHECKING:
@@ -126,13 +126,23 @@ def made(pg16: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     slots.drop(dsn, "verified")
 
 
-def spoil(directory: Path, table: str, statement: str) -> None:
-    """Change the rows of a file that a verification folds."""
-    path = directory / f"public.{table}.parquet"
+def spoil(files: ChangeFiles, table: str, statement: str) -> None:
+    """Change the rows of a file that a verification folds, in which columns have their names."""
+    (relation_id,) = (key for key, name in files.names.items() if name == ("public", table))
+    (version,) = files.versions[relation_id]
+    (path,) = version.files
+    names = {f"a{i}": name for i, name in enumerate(version.columns)}
+    names |= {f"b{i}": f"old_{name}" for i, name in enumerate(version.columns)}
+    shown = ", ".join(f"{one} AS {name}" for one, name in names.items())
+    stored = ", ".join(f"{name} AS {one}" for one, name in names.items())
     with duckdb.connect() as connection:
-        connection.execute(f"CREATE SCHEMA public; CREATE TABLE public.{table} AS FROM '{path}'")
+        connection.execute("CREATE SCHEMA public")
+        rows = f"(SELECT {shown}, * EXCLUDE ({', '.join(names)}) FROM '{path}')"
+        connection.execute(f"CREATE TABLE public.{table} AS FROM {rows}")
         connection.execute(statement)
-        connection.execute(f"COPY public.{table} TO '{path}'")
+        rows = f"(SELECT {stored}, * EXCLUDE ({', '.join(names.values())}) FROM public.{table})"
+        connection.execute(f"COPY {rows} TO '{path}'")
+        ((version.rows,),) = connection.execute(f"SELECT count(*) FROM '{path}'").fetchall()
 
 
 Spoiling = Callable[..., None]
@@ -145,13 +155,13 @@ def spoiling(monkeypatch: pytest.MonkeyPatch) -> Spoiling:
     def spoiling(statement: str, table: str = "a") -> None:
         pending = [statement]
 
-        def export(source: Any, directory: Path, **options: Any) -> Any:
-            result = files.export(source, directory, **options)
+        def read(files: ChangeFiles, tell: Any) -> None:
+            original(files, tell)
             if pending:
-                spoil(directory, table, pending.pop())
-            return result
+                spoil(files, table, pending.pop())
 
-        monkeypatch.setattr(targets, "export", export)
+        original = ChangeFiles.read
+        monkeypatch.setattr(ChangeFiles, "read", read)
 
     return spoiling
 
@@ -276,7 +286,7 @@ def test_a_row_that_is_missing(broken: Callable[..., TableResult]) -> None:
 
 @pytest.mark.slow
 def test_a_row_too_many(broken: Callable[..., TableResult]) -> None:
-    found = broken("DELETE FROM public.a WHERE id = 20 AND op = 'delete'")
+    found = broken("DELETE FROM public.a WHERE old_id = 20 AND op = 'delete'")
     (one,) = found.differences
     assert (one.kind, one.times) == ("extra", (0, 1))
 
@@ -334,7 +344,7 @@ def test_another_database(
 ) -> None:
     """It is said before a slot is made, and before the target is read."""
     monkeypatch.setattr(ReplicationConnection, "make_slot", lambda *_, **__: pytest.fail("made"))
-    monkeypatch.setattr(targets, "export", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(ChangeFiles, "read", lambda *_: pytest.fail("read"))
     for dsn in (pg16.dsn("other"), pg18.dsn()):  # another database, and another system
         run(dsn, "CREATE PUBLICATION p")
         try:
@@ -424,12 +434,8 @@ def test_changes_that_come_late_with_an_earlier_place(made: Made) -> None:
             return sum(one.rows for one in found.values())
 
         assert [rows(), rows()] == [299, 299]
+        assert target._files is not None
         spoil(target._files, "a", "INSERT INTO public.a FROM public.a WHERE id = 7")
-        path = target._files / NAME
-        manifest = json.loads(path.read_text())
-        (one,) = [one for one in manifest["tables"] if one["name"] == "a"]
-        one["versions"][0]["rows"] += 1
-        path.write_text(json.dumps(manifest))
         assert rows() == 300
 
 
@@ -637,16 +643,15 @@ def test_a_change_that_the_target_lost_meanwhile(
 ) -> None:
     """Both sides have the same rows at P; what the server did after it is missing in the target."""
     run(moving.dsn, *CHANGES)
-    original = files._step.Shape.rows
+    original = ChangeVersion.add
 
-    def rows(self: Any, batch: Any) -> Any:
-        found = original(self, batch)
-        if "t" in found.schema.names:
-            lost = [value == "lost" for value in found.column("t").to_pylist()]
-            found = found.filter(pa.array([not one for one in lost]))
-        return found
+    def add(self: ChangeVersion, changes: pa.RecordBatch) -> None:
+        if "t" in self.columns:
+            lost = [(row or {}).get("t") == "lost" for row in changes.column("after").to_pylist()]
+            changes = changes.filter(pa.array([not one for one in lost]))
+        original(self, changes)
 
-    monkeypatch.setattr(files._step.Shape, "rows", rows)
+    monkeypatch.setattr(ChangeVersion, "add", add)
     done = []
 
     def progress(told: VerifyProgress) -> None:

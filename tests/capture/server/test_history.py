@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import threading
 from pathlib import Path
@@ -9,13 +10,12 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from support.changelogs.read_changes import batches_of, changes_of
 from support.expected_errors import expect_error
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
-from pgoutput_fast import files
 from pgoutput_fast.cli import main
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.directory import history as kept
@@ -120,21 +120,14 @@ class Shop:
         tables = self.directory / "tables"
         wait_until(lambda: list(tables.glob("*-snapshot-*.json")))
 
-    def exported(
-        self, directory: Path, ops: tuple[str, ...] = ("insert",), **options: Any
-    ) -> dict[int, Any]:
-        """The inserted rows, or those that were read, as an export decodes them."""
-        result = files.export(self.directory, directory, **options)
-        rows = (
-            row
-            for table in result.tables
-            for path in table.files
-            for row in pq.ParquetFile(path).read().to_pylist()
-        )
+    def decoded(self, *ops: str, **options: Any) -> dict[int, Any]:
+        """The rows of changes of these kinds, by default of inserts."""
+        found = changes_of(self.directory, **options)
+        rows = (one["after"] for one in found if one["op"] in (ops or ("insert",)))
         return {
             row["id"]: {name: row[name] for name in ("id", "p", "ps", "m") if name in row}
             for row in rows
-            if row["op"] in ops and row["id"] > 0
+            if row["id"] > 0
         }
 
 
@@ -155,13 +148,13 @@ def test_a_type_is_altered_between_two_captures(shop: Shop, tmp_path: Path) -> N
     shop.insert("(1, 'a')", "ARRAY[(2, 'b')::pair]", "'sad'")
     shop.capture(snapshot="initial", until_lsn=shop.now())
     ops = ("read", "insert")
-    assert shop.exported(tmp_path / "first", ops) == shop.rows
+    assert shop.decoded(*ops) == shop.rows
     shop.database.execute("ALTER TYPE pair ADD ATTRIBUTE z int")
     shop.capture(until_lsn=shop.now())
     shop.insert("(2, 'b', 3)", "ARRAY[(2, 'd', 4)::pair]", "'ok'")
     shop.capture(until_lsn=shop.now())
     for policy in ("error", "older", "newer"):
-        assert shop.exported(tmp_path / policy, ops, history=policy) == shop.rows
+        assert shop.decoded(*ops, history=policy) == shop.rows
 
 
 def test_the_event_trigger_makes_what_follows_a_snapshot_exact(shop: Shop, tmp_path: Path) -> None:
@@ -173,7 +166,7 @@ def test_the_event_trigger_makes_what_follows_a_snapshot_exact(shop: Shop, tmp_p
     shop.insert("(3, 'c')", "NULL", "'ok'")
     for _ in range(2):  # the second one goes up to where the catalogue was read
         shop.capture(until_lsn=shop.now(), messages=True)
-    assert shop.exported(tmp_path / "out", ("read", "insert")) == shop.rows
+    assert shop.decoded("read", "insert") == shop.rows
 
 
 def test_a_snapshot_is_certain_though_nothing_is_read_behind_it(
@@ -187,12 +180,12 @@ def test_a_snapshot_is_certain_though_nothing_is_read_behind_it(
     shop.insert("(2, 'b')", "NULL", "'ok'")
     shop.database.execute("ALTER TYPE pair RENAME ATTRIBUTE y TO w")
     shop.insert("(3, 'c')", "NULL", "'ok'")
-    assert shop.exported(tmp_path / "snapshot", ("read",)) == {1: shop.rows[1]}
+    assert shop.decoded("read") == {1: shop.rows[1]}
     shop.capture(until_lsn=shop.now())
     # What came behind it may be of either form.
     with expect_error(code="schema_unknown"):
-        shop.exported(tmp_path / "error")
-    newer = shop.exported(tmp_path / "newer", ("read", "insert"), history="newer")
+        shop.decoded()
+    newer = shop.decoded("read", "insert", history="newer")
     assert newer == shop.rows | {2: shop.rows[2] | {"p": {"x": 2, "w": "b"}}}
 
 
@@ -205,7 +198,7 @@ def test_a_value_tells_that_a_type_was_altered_before(shop: Shop, tmp_path: Path
     shop.insert("NULL", "ARRAY[(4, 'd', 4)::pair]", "'ok'")
     shop.capture(until_lsn=shop.now(), binary=True)
     for policy in ("error", "older", "newer"):
-        found = shop.exported(tmp_path / policy, ("read", "insert"), history=policy)
+        found = shop.decoded("read", "insert", history=policy)
         assert found == shop.rows
 
 
@@ -220,7 +213,7 @@ def test_a_capture_that_is_killed_has_confirmed_the_snapshot(
     wait_until(lambda: until(shop.directory) >= point)
     monkeypatch.setattr(reading.HistoryWatch, "finish", lambda _: None)
     shop.stop()
-    assert shop.exported(tmp_path / "out", ("read",)) == shop.rows
+    assert shop.decoded("read") == shop.rows
 
 
 def test_a_table_has_the_same_types_whatever_comes_first(shop: Shop, tmp_path: Path) -> None:
@@ -235,25 +228,26 @@ def test_a_table_has_the_same_types_whatever_comes_first(shop: Shop, tmp_path: P
     shop.insert("(1, 'a')", "NULL", "'sad'")
     pair = pa.struct({"x": pa.int32(), "y": pa.string()})
 
-    def check(out: Path, counts: dict[str, int]) -> None:
-        result = files.export(shop.directory, out)
-        assert {one.name: one.rows for one in result.tables} == counts
-        assert len(result.tables) == len(counts)  # each has one version
-        for table in result.tables:
-            for path in table.files:
-                schema = pq.ParquetFile(path).schema_arrow
-                assert schema.field("p").type == pair
-                assert schema.field("ps").type.value_type == pair
-                assert table.name == "t" or pa.types.is_struct(schema.field("r").type)
+    def check(counts: dict[str, int]) -> None:
+        found: collections.Counter[str] = collections.Counter()
+        types = set()
+        for relation, batch in batches_of(shop.directory):
+            found[relation.name] += batch.num_rows
+            row = batch.schema.field("after").type
+            types.add((relation.name, row))
+            assert row.field("p").type == pair
+            assert row.field("ps").type.value_type == pair
+            assert relation.name == "t" or pa.types.is_struct(row.field("r").type)
+        assert (found, len(types)) == (counts, len(counts))
 
     shop.capture(snapshot="initial", until_lsn=shop.now())
-    check(tmp_path / "snapshot", {"t": 2, "spans": 2, "nothing": 1})
+    check({"t": 2, "spans": 2, "nothing": 1})
     shop.database.execute("TRUNCATE spans, nothing")
     shop.capture(until_lsn=shop.now())
-    check(tmp_path / "truncated", {"t": 2, "spans": 3, "nothing": 2})
+    check({"t": 2, "spans": 3, "nothing": 2})
     shop.database.execute("INSERT INTO nothing VALUES (1, (1, 'a'), NULL, '[1,2]')")
     shop.capture(until_lsn=shop.now())
-    check(tmp_path / "filled", {"t": 2, "spans": 3, "nothing": 3})
+    check({"t": 2, "spans": 3, "nothing": 3})
 
 
 def test_types_are_altered_under_a_capture(shop: Shop, tmp_path: Path) -> None:
@@ -281,7 +275,7 @@ def test_types_are_altered_under_a_capture(shop: Shop, tmp_path: Path) -> None:
     shop.altered("ALTER TABLE t RENAME TO u")
     shop.confirmed()
     shop.stop()
-    assert shop.exported(tmp_path / "out") == shop.rows
+    assert shop.decoded() == shop.rows
     history = History(shop.directory)
     ((relation_id,),) = shop.database.execute("SELECT 'u'::regclass::oid::bigint")
     names = [
@@ -303,15 +297,15 @@ def test_values_while_the_stream_is_behind(shop: Shop, tmp_path: Path) -> None:
     shop.capture(until_lsn=shop.now())
     choices = [Argument("history", "newer"), Argument("history", "older")]
     with expect_error(parameter="history", options=choices):
-        shop.exported(tmp_path / "error")
-    newer = shop.exported(tmp_path / "newer", history="newer")
-    older = shop.exported(tmp_path / "older", history="older")
+        shop.decoded()
+    newer = shop.decoded(history="newer")
+    older = shop.decoded(history="older")
     assert newer == shop.rows | {2: shop.rows[2] | {"p": {"x": 2, "w": "b"}}}
     assert older == shop.rows | {3: shop.rows[3] | {"p": {"x": 3, "y": "c"}}}
     # Columns whose types were not altered are read.
-    found = shop.exported(tmp_path / "columns", columns=["id", "m"])
+    found = shop.decoded(columns=["id", "m"])
     assert found == {number: {"id": number, "m": row["m"]} for number, row in shop.rows.items()}
-    assert shop.exported(tmp_path / "given", registry=pf.TypeRegistry())[3]["p"] == "(3,c)"
+    assert shop.decoded(registry=pf.TypeRegistry())[3]["p"] == "(3,c)"
 
 
 def test_values_behind_the_last_read(
@@ -329,12 +323,12 @@ def test_values_behind_the_last_read(
         shop.capture(until_lsn=shop.now())
     assert caplog.messages.count("the history of types and tables is not kept: no") == 1
     with expect_error(parameter="history", options=[Argument("history", "newer")]):
-        shop.exported(tmp_path / "out")
-    assert shop.exported(tmp_path / "newer", history="newer") == shop.rows
+        shop.decoded()
+    assert shop.decoded(history="newer") == shop.rows
     target = ["--target", str(shop.directory), "--publication", "p"]
     assert main(["verify", "--dsn", shop.database.dsn, *target]) == 0
     shop.capture(until_lsn=shop.now())
-    assert shop.exported(tmp_path / "later") == shop.rows
+    assert shop.decoded() == shop.rows
 
 
 @pytest.mark.slow
@@ -366,7 +360,7 @@ def test_the_event_trigger_makes_it_exact(shop: Shop, tmp_path: Path) -> None:
     shop.capture(until_lsn=shop.now(), messages=True)
     end = shop.now()  # the server may write more of its own meanwhile
     shop.capture(until_lsn=end, messages=True)  # up to where the catalogue was read
-    found = shop.exported(tmp_path / "out")
+    found = shop.decoded()
     assert {number: found[number] for number in shop.rows} == shop.rows
     assert {number: found[number]["p"] for number in (100, 101, 200, 201)} == {
         100: {"x": 100, "y": "long"},
@@ -378,7 +372,7 @@ def test_the_event_trigger_makes_it_exact(shop: Shop, tmp_path: Path) -> None:
     # Without the messages nothing is exact.
     shop.capture(until_lsn=shop.now())
     with expect_error(code="schema_unknown"):
-        shop.exported(tmp_path / "again")
+        shop.decoded()
 
 
 def test_inspect_takes_the_types_by_itself(
@@ -396,8 +390,7 @@ def test_inspect_takes_the_types_by_itself(
     assert main(printed) == 0
     rows = [json.loads(line)["new"] for line in capsys.readouterr().out.splitlines()]
     assert [row for row in rows if row["id"] > 0] == list(shop.rows.values())
-    assert main(["inspect", str(shop.directory), "--to", "parquet", str(tmp_path / "out")]) == 0
-    assert shop.exported(tmp_path / "out") == shop.rows
+    assert shop.decoded() == shop.rows
 
 
 def test_a_type_is_altered_while_its_table_is_copied(
@@ -423,7 +416,7 @@ def test_a_type_is_altered_while_its_table_is_copied(
     rows = shop.database.execute("SELECT row_to_json(t)::text FROM t")
     expected = {1: json.loads(rows[0][0])}
     assert expected[1]["p"] == {"x": 1, "y": "a", "z": None}
-    assert shop.exported(tmp_path / "out", ops=("read",)) == expected
+    assert shop.decoded("read") == expected
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
-"""Exports, and tables in Spark, of a directory with snapshots, against what the server has."""
+"""Tables in Spark of a directory with snapshots, against what the server has."""
 
 from __future__ import annotations
 
-import collections
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.changelogs.exporting import read
 
 import pgoutput_fast as pf
-from pgoutput_fast import files
 from pgoutput_fast.catalog import read_catalog
-from pgoutput_fast.directory.requests import request_copy
 from pgoutput_fast.replication import capture
 
 pytestmark = [pytest.mark.server]
@@ -82,75 +78,6 @@ class Shop:
 @pytest.fixture
 def shop(database18: Any, tmp_path: Path) -> Shop:
     return Shop(database18, tmp_path / "segments")
-
-
-def folded(result: files.ExportResult, relation_id: int, columns: list[str]) -> Rows:
-    """The rows that a table has after all changes of its files."""
-    changes = [
-        row
-        for one in result.tables
-        if one.relation_id == relation_id
-        for path in one.files
-        for row in read(path).to_pylist()
-    ]
-    changes.sort(key=lambda row: (row["commit_lsn"], row["seq"]))
-    rows: list[dict[str, Any]] = []
-    for row in changes:
-        new = {name: row[name] for name in columns}
-        if row["op"] == "truncate":
-            rows.clear()
-            continue
-        old: dict[str, Any] | None = None
-        if row["op"] in ("update", "delete"):
-            side = "before_" if row["op"] == "update" and row["old_kind"] else ""
-            whole = row["old_kind"] == "O"
-            identity = {name: row[side + name] for name in (columns if whole else ["id"])}
-            place = next(i for i, one in enumerate(rows) if identity.items() <= one.items())
-            old = rows.pop(place)
-        if row["op"] != "delete":
-            if old is not None:
-                new.update({name: old[name] for name in row["unchanged"] or ()})
-            rows.append(new)
-    return sorted((tuple(row.values()) for row in rows), key=repr)
-
-
-@pytest.mark.slow
-def test_exports_have_the_servers_rows(shop: Shop, tmp_path: Path) -> None:
-    shop.take()
-    out = tmp_path / "out"
-    accounts, old = shop.oid("accounts"), shop.oid("dropped")
-    kept = shop.truth("dropped")
-
-    def export() -> files.ExportResult:
-        return files.export(shop.directory, out, before=True, consumer="files")
-
-    first = export()
-    ops = collections.Counter(
-        row["op"] for one in first.tables for path in one.files for row in read(path).to_pylist()
-    )
-    assert ops == {"truncate": 4, "read": 540}
-    assert folded(first, accounts, ["id", "note", "large"]) == shop.truth("accounts")
-    assert [one.rows for one in first.tables if one.name == "empty"] == [1]
-    shop.change()
-    shop.take()
-    export()
-    # What is copied again does not double anything.
-    request_copy(shop.directory, shop.oid("pairs"), ["public", "pairs"], "a test asks")
-    shop.database.execute("INSERT INTO pairs VALUES (9, 'late')")
-    shop.take()
-    result = export()
-    assert result.elsewhere == {}
-    for table, columns in [
-        ("customers", ["id", "note", "large"]), ("accounts", ["id", "note"]),
-        ("dropped", ["id", "note"]), ("pairs", ["id", "note"]), ("empty", ["id", "note"]),
-    ]:  # fmt: skip
-        assert folded(result, shop.oid(table), columns) == shop.truth(table), table
-    # The table that was dropped has what it had last.
-    assert folded(result, old, ["id", "note"]) == kept
-    names = {one.relation_id: (one.name, one.files[0].name) for one in result.tables}
-    anew = shop.oid("accounts")
-    assert names[accounts] == ("customers", "public.accounts.parquet")
-    assert names[anew] == ("accounts", f"public.accounts~{anew}.parquet")
 
 
 @pytest.mark.slow
