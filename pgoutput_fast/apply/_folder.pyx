@@ -13,7 +13,7 @@ import os
 import numpy as np
 
 cimport cython
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
@@ -63,20 +63,21 @@ cdef struct Key:
     int64_t size
 
 
+# Each key of a large transaction takes a place and a tenant of so few bytes. A change's number has
+# 31 bits: see `MOST_CHANGES`.
 cdef struct Place:
-    uint64_t hash
-    int64_t key  # the integer, or where its bytes begin
-    int64_t size
-    int64_t tenant  # UNKNOWN: no row is there now
-    int64_t last
+    int64_t key  # the integer, or where its bytes begin, behind their number
+    uint32_t hash
+    int32_t tenant  # UNKNOWN: no row is there now
+    int32_t last
     bint held
 
 
 cdef struct Tenant:
-    int64_t home  # the place where the table had the row; UNKNOWN for one that was inserted
-    int64_t row
-    int64_t origin
-    int64_t vector  # where its sources begin, which it keeps when it is used again; or UNKNOWN
+    int32_t home  # the place where the table had the row; UNKNOWN for one that was inserted
+    int32_t row
+    int32_t origin
+    int32_t vector  # its sources, which it keeps when it is used again; or UNKNOWN
     bint mixed  # whether these count
 
 
@@ -137,7 +138,7 @@ cdef class Folder:
     # The tenant that is used next, and by its `home` those after it; UNKNOWN if there is none.
     cdef int64_t spare
     # Numbers of places, UNKNOWN where there is none; their number is a power of two.
-    cdef int64_t *table
+    cdef int32_t *table
     cdef uint64_t table_mask
 
     def __cinit__(self, Py_ssize_t width, bint integers):
@@ -145,7 +146,7 @@ cdef class Folder:
         # Nobody who chooses keys shall know which of them meet in the table.
         self.seed = int.from_bytes(os.urandom(8), "little")
         self.places.item, self.tenants.item = sizeof(Place), sizeof(Tenant)
-        self.bytes.item, self.vectors.item = 1, sizeof(int64_t)
+        self.bytes.item, self.vectors.item = 1, sizeof(int32_t)
         self.spare = UNKNOWN
         if self.enlarge_table(1024) < 0:
             raise MemoryError
@@ -209,7 +210,7 @@ cdef class Folder:
         self.truncated = True
         self.places.count = self.tenants.count = self.bytes.count = self.vectors.count = 0
         self.spare = UNKNOWN
-        memset(self.table, 0xFF, (self.table_mask + 1) * sizeof(int64_t))
+        memset(self.table, 0xFF, (self.table_mask + 1) * sizeof(int32_t))
 
     # The hashes of some keys. What is known of them is brought into the cache, as far as it lies
     # where it is first looked for: the table, the place, its tenant.
@@ -305,7 +306,7 @@ cdef class Folder:
         self, int64_t which, int64_t number, const int64_t *unsent, Py_ssize_t count
     ) noexcept nogil:
         cdef Tenant *tenant = <Tenant *> self.tenants.at + which
-        cdef int64_t *sources
+        cdef int32_t *sources
         cdef Py_ssize_t column, i
         if count == 0:
             tenant.mixed, tenant.row = False, number
@@ -313,9 +314,9 @@ cdef class Folder:
         if tenant.vector == UNKNOWN:
             if room(&self.vectors, self.width) < 0:
                 return NO_MEMORY
-            tenant.vector = self.vectors.count
+            tenant.vector = self.vectors.count // self.width
             self.vectors.count += self.width
-        sources = <int64_t *> self.vectors.at + tenant.vector
+        sources = self.sources_of(tenant)
         if not tenant.mixed:
             for column in range(self.width):
                 sources[column] = tenant.row
@@ -328,21 +329,13 @@ cdef class Folder:
         tenant.mixed, tenant.row = True, number
         return FITS
 
+    cdef inline int32_t *sources_of(self, Tenant *tenant) noexcept nogil:
+        return <int32_t *> self.vectors.at + <Py_ssize_t> tenant.vector * self.width
+
     cdef inline uint64_t hashed(self, Key key) noexcept nogil:
-        cdef uint64_t word, hash
-        cdef int64_t at = 0
         if self.integers:
             return mixed(<uint64_t> key.number ^ self.seed)
-        hash = self.seed ^ <uint64_t> key.size
-        while key.size - at >= 8:
-            memcpy(&word, key.at + at, 8)
-            hash = mixed(hash ^ word)
-            at += 8
-        if at < key.size:
-            word = 0
-            memcpy(&word, key.at + at, key.size - at)
-            hash = mixed(hash ^ word)
-        return mixed(hash)
+        return hash_of(key.at, key.size, self.seed)
 
     cdef inline bint same(self, Key one, Key other) noexcept nogil:
         if self.integers:
@@ -357,18 +350,21 @@ cdef class Folder:
         cdef Place *place
         while found != UNKNOWN:
             place = <Place *> self.places.at + found
-            if place.hash == hash:
+            if place.hash == <uint32_t> hash:
                 if self.integers:
                     if place.key == key.number:
                         return found
-                elif place.size == key.size and (
-                    key.size == 0
-                    or memcmp(<uint8_t *> self.bytes.at + place.key, key.at, key.size) == 0
-                ):
+                elif self.has_bytes(place, key):
                     return found
             at = (at + 1) & self.table_mask
             found = self.table[at]
         return -1
+
+    cdef inline bint has_bytes(self, Place *place, Key key) noexcept nogil:
+        cdef const uint8_t *at = <uint8_t *> self.bytes.at + place.key
+        cdef int64_t size
+        memcpy(&size, at, sizeof(size))
+        return size == key.size and (size == 0 or memcmp(at + sizeof(size), key.at, size) == 0)
 
     # -1: no memory.
     cdef int64_t new_place(self, Key key, uint64_t hash, bint held) noexcept nogil:
@@ -378,13 +374,17 @@ cdef class Folder:
             self.enlarge_table((self.table_mask + 1) * 2) < 0
         ):
             return -1
-        if room(&self.places, 1) < 0 or room(&self.bytes, key.size) < 0:
+        if number == INT32_MAX or room(&self.places, 1) < 0 or (
+            not self.integers and room(&self.bytes, sizeof(key.size) + key.size) < 0
+        ):
             return -1
         place = <Place *> self.places.at + number
         place.hash, place.held, place.tenant, place.last = hash, held, UNKNOWN, UNKNOWN
-        place.key, place.size = key.number, key.size
+        place.key = key.number
         if not self.integers:
             place.key = self.bytes.count
+            memcpy(<uint8_t *> self.bytes.at + self.bytes.count, &key.size, sizeof(key.size))
+            self.bytes.count += sizeof(key.size)
             if key.size:
                 memcpy(<uint8_t *> self.bytes.at + self.bytes.count, key.at, key.size)
             self.bytes.count += key.size
@@ -399,13 +399,13 @@ cdef class Folder:
         self.table[at] = number
 
     cdef int enlarge_table(self, uint64_t size) noexcept nogil:
-        cdef int64_t *table = <int64_t *> calloc(size, sizeof(int64_t))
+        cdef int32_t *table = <int32_t *> calloc(size, sizeof(int32_t))
         cdef Py_ssize_t i
         if table == NULL:
             return -1
         free(self.table)
         self.table, self.table_mask = table, size - 1
-        memset(table, 0xFF, size * sizeof(int64_t))
+        memset(table, 0xFF, size * sizeof(int32_t))
         for i in range(<Py_ssize_t> self.places.count):
             self.enter(i, (<Place *> self.places.at)[i].hash)
         return 0
@@ -431,10 +431,10 @@ cdef class Folder:
         cdef Growing wider
         cdef Place *place
         cdef Tenant *tenant
-        cdef int64_t *sources
+        cdef int32_t *sources
         cdef Py_ssize_t i, column
         memset(&wider, 0, sizeof(Growing))
-        wider.item = sizeof(int64_t)
+        wider.item = sizeof(int32_t)
         # Those of tenants that are used again are not kept.
         for i in range(<Py_ssize_t> self.tenants.count):
             tenant = <Tenant *> self.tenants.at + i
@@ -450,53 +450,14 @@ cdef class Folder:
             if room(&wider, width) < 0:
                 free(wider.at)
                 raise MemoryError
-            sources = <int64_t *> wider.at + wider.count
+            sources = <int32_t *> wider.at + wider.count
             for column in range(width):
                 sources[column] = UNKNOWN
-            memcpy(sources, <int64_t *> self.vectors.at + tenant.vector,
-                   self.width * sizeof(int64_t))
-            tenant.vector = wider.count
+            memcpy(sources, self.sources_of(tenant), self.width * sizeof(int32_t))
+            tenant.vector = wider.count // width
             wider.count += width
         free(self.vectors.at)
         self.vectors, self.width = wider, width
-
-    def used(self, Py_ssize_t count):
-        # The first mark is for UNKNOWN.
-        marks = np.zeros(count + 1, np.uint8)
-        cdef uint8_t[::1] marked = marks
-        cdef Place *place
-        cdef Tenant *tenant
-        cdef Py_ssize_t i, column
-        for i in range(<Py_ssize_t> self.places.count):
-            place = <Place *> self.places.at + i
-            marked[place.last + 1] = 1
-            if place.tenant == UNKNOWN:
-                continue
-            tenant = <Tenant *> self.tenants.at + place.tenant
-            marked[tenant.row + 1] = 1
-            marked[tenant.origin + 1] = 1
-            if tenant.mixed:
-                for column in range(self.width):
-                    marked[(<int64_t *> self.vectors.at)[tenant.vector + column] + 1] = 1
-        return marks[1:]
-
-    def renumber(self, const int64_t[::1] numbers):
-        cdef Place *place
-        cdef Tenant *tenant
-        cdef int64_t *source
-        cdef Py_ssize_t i, column
-        for i in range(<Py_ssize_t> self.places.count):
-            place = <Place *> self.places.at + i
-            place.last = renumbered(numbers, place.last)
-            if place.tenant == UNKNOWN:
-                continue
-            tenant = <Tenant *> self.tenants.at + place.tenant
-            tenant.row = renumbered(numbers, tenant.row)
-            tenant.origin = renumbered(numbers, tenant.origin)
-            if tenant.mixed:
-                for column in range(self.width):
-                    source = <int64_t *> self.vectors.at + tenant.vector + column
-                    source[0] = renumbered(numbers, source[0])
 
     def followed(self):
         cdef Place *place
@@ -509,34 +470,63 @@ cdef class Folder:
                 mixed_count += (<Tenant *> self.tenants.at)[place.tenant].mixed
             else:
                 count += place.held
-        held_array = np.empty(count, np.uint8)
-        arrays = np.empty((4, count), np.int64)
-        source_array = np.empty((mixed_count, self.width), np.int64)
-        cdef uint8_t[::1] held_at = held_array
-        cdef int64_t[:, ::1] at = arrays
-        cdef int64_t[:, ::1] sources_at = source_array
+        flags = np.empty((2, count), np.uint8)
+        arrays = np.empty((3, count), np.int32)
+        source_array = np.empty((mixed_count, self.width), np.int32)
+        cdef uint8_t[:, ::1] flags_at = flags
+        cdef int32_t[:, ::1] at = arrays
+        cdef int32_t[:, ::1] sources_at = source_array
         cdef Py_ssize_t n = 0, vector = 0
         for i in range(<Py_ssize_t> self.places.count):
             place = <Place *> self.places.at + i
             if place.tenant == UNKNOWN and not place.held:
                 continue
-            held_at[n] = place.held
-            at[0, n] = at[1, n] = at[3, n] = UNKNOWN
-            at[2, n] = place.last
+            flags_at[0, n], flags_at[1, n] = place.held, place.tenant != UNKNOWN
+            at[0, n], at[1, n], at[2, n] = place.last, UNKNOWN, UNKNOWN
             if place.tenant != UNKNOWN:
                 tenant = <Tenant *> self.tenants.at + place.tenant
-                at[0, n] = tenant.row
                 if tenant.mixed:
                     at[1, n] = vector
-                    memcpy(&sources_at[vector, 0],
-                           <int64_t *> self.vectors.at + tenant.vector,
-                           self.width * sizeof(int64_t))
+                    memcpy(&sources_at[vector, 0], self.sources_of(tenant),
+                           self.width * sizeof(int32_t))
                     vector += 1
                 if tenant.home != i:
-                    at[3, n] = tenant.origin
+                    at[2, n] = tenant.origin
             n += 1
-        return Followed(held_array, arrays[0], arrays[1], arrays[2], arrays[3], source_array)
+        return Followed(
+            flags[0].view(bool), flags[1].view(bool), arrays[0], arrays[1], arrays[2], source_array
+        )
 
 
-cdef inline int64_t renumbered(const int64_t[::1] numbers, int64_t old) noexcept nogil:
-    return UNKNOWN if old == UNKNOWN else numbers[old]
+# Two hashes of each row's bytes, that nobody can foresee.
+_SEEDS = np.frombuffer(os.urandom(16), np.uint64)
+
+
+def digests(const uint8_t[::1] data, const int64_t[::1] ends):
+    cdef Py_ssize_t count = ends.shape[0] - 1, i
+    result = np.empty((count, 2), np.uint64)
+    cdef uint64_t[:, ::1] at = result
+    cdef const uint64_t[::1] seeds = _SEEDS
+    cdef const uint8_t *from_ = &data[0] if data.shape[0] else NULL
+    for i in range(count):
+        if not 0 <= ends[i] <= ends[i + 1] <= data.shape[0]:
+            raise ValueError("a row ends behind the bytes")
+    with nogil:
+        for i in range(count):
+            at[i, 0] = hash_of(from_ + ends[i], ends[i + 1] - ends[i], seeds[0])
+            at[i, 1] = hash_of(from_ + ends[i], ends[i + 1] - ends[i], seeds[1])
+    return result
+
+
+cdef inline uint64_t hash_of(const uint8_t *at, int64_t size, uint64_t seed) noexcept nogil:
+    cdef uint64_t word, hash = seed ^ <uint64_t> size
+    while size >= 8:
+        memcpy(&word, at, 8)
+        hash = mixed(hash ^ word)
+        at += 8
+        size -= 8
+    if size > 0:
+        word = 0
+        memcpy(&word, at, size)
+        hash = mixed(hash ^ word)
+    return mixed(hash)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import os
 from typing import Any
 
 import numpy as np
@@ -189,50 +192,57 @@ class Folder:
                 place.row.sources += [UNKNOWN] * (width - self._width)
         self._width = width
 
-    def used(self, count: int) -> Any:
-        """Which of the first `count` changes are needed: uint8 of shape (count,), 1 for these."""
-        marks = np.zeros(count + 1, np.uint8)  # the last one is for UNKNOWN
-        for place in self._places.values():
-            marks[place.last] = 1
-            if place.row is not None:
-                marks[[place.row.row, place.row.origin, *(place.row.sources or ())]] = 1
-        return marks[:count]
-
-    def renumber(self, numbers: Any) -> None:
-        """Give the changes other numbers: int64, the new one at the place of the old one."""
-        new = [*numbers.tolist(), UNKNOWN]
-        for place in self._places.values():
-            place.last = new[place.last]
-            if (row := place.row) is not None:
-                row.row, row.origin = new[row.row], new[row.origin]
-                if row.sources is not None:
-                    row.sources = [new[source] for source in row.sources]
-
     def followed(self) -> Followed:
         """What became of the keys, in the order in which they were first touched.
 
         Keys that the table had not before, and has not now, are left out.
         """
-        found: list[tuple[int, int, int, int, int]] = []
+        found: list[tuple[bool, bool, int, int, int]] = []
         sources: list[list[int]] = []
         for key, place in self._places.items():
             row = place.row
             if row is None:
                 if place.held:
-                    found.append((1, UNKNOWN, -1, place.last, UNKNOWN))
+                    found.append((True, False, place.last, -1, UNKNOWN))
                 continue
             vector = -1
             if row.sources is not None:
                 vector = len(sources)
                 sources.append(row.sources)
             origin = UNKNOWN if row.home == key else row.origin
-            found.append((place.held, row.row, vector, place.last, origin))
-        columns = np.array(found, np.int64).reshape(-1, 5).T.copy()
+            found.append((place.held, True, place.last, vector, origin))
+        columns = np.array(found, np.int32).reshape(-1, 5).T.copy()
         return Followed(
-            columns[0].astype(np.uint8),
-            rows=columns[1],
-            vectors=columns[2],
-            last=columns[3],
+            columns[0].astype(bool),
+            columns[1].astype(bool),
+            last=columns[2],
+            vectors=columns[3],
             origins=columns[4],
-            sources=np.array(sources, np.int64).reshape(-1, self._width),
+            sources=np.array(sources, np.int32).reshape(-1, self._width),
         )
+
+
+_SEED = os.urandom(16)
+
+
+def digests(data: Any, ends: Any) -> Any:
+    """Return hashes of rows that are the same if the rows' bytes are, and else are not.
+
+    They have 128 bits, and a seed of this process. So two of a billion rows have the same one with
+    a chance of 1 in 10^20.
+
+    Parameters
+    ----------
+    data, ends : numpy.ndarray
+        The rows' bytes, as of `Keys`.
+
+    Returns
+    -------
+    numpy.ndarray of uint64, of shape (n, 2)
+    """
+    found, at = data.tobytes(), ends.tolist()
+    made = [
+        hashlib.blake2b(found[start:end], digest_size=16, key=_SEED).digest()
+        for start, end in itertools.pairwise(at)
+    ]
+    return np.frombuffer(b"".join(made), np.uint64).reshape(-1, 2)

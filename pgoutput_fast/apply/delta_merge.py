@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .delta_types import conformed, stored_array, stored_type
-from .keys import rows_as_bytes
+from .keys import digests_of, is_integer, keys_of
+from .row_stores import RowStore, SpillFile
 from .targets import DELETED_AT, Added, IncompleteError, Removed, Renamed
 
 if TYPE_CHECKING:
@@ -107,48 +108,74 @@ def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
 class Keys:
     """Rows of some columns, each found by its values.
 
+    It keeps a number for each row, or two hashes, and not the values.
+
     Parameters
     ----------
-    columns : list of pyarrow.Array
     are_rows : bool
         Whether these are whole rows, in which values may be null.
+
+    Attributes
+    ----------
+    count : int
     """
 
-    def __init__(self, columns: list[pa.Array], *, are_rows: bool = False) -> None:
-        self._types = [column.type for column in columns]
+    def __init__(self, *, are_rows: bool = False) -> None:
         self._are_rows = are_rows
-        self._set = self._packed(columns)
-        self.count = len(self._set)
-        self._sorted: list[Any] | None = None
-        self._first = columns[0]
+        self._types: list[pa.DataType] = []
+        self._numbers: list[Any] = []
+        self._order: Any = None
+        self._first: list[pa.Array] = []
+        self._sorted: pa.Array | None = None
+        self.count = 0
 
-    def _packed(self, columns: list[pa.Array]) -> pa.Array:
-        type_ = self._types[0]
-        plain = pa.types.is_integer(type_) or pa.types.is_temporal(type_)
-        if (
-            not self._are_rows
-            and len(columns) == 1
-            and (plain or type_ in (pa.string(), pa.binary()))
-        ):
-            return columns[0]
+    def add(self, columns: list[pa.Array]) -> None:
+        """Take more rows; all come before others are looked for."""
+        self._types = [column.type for column in columns]
+        self._numbers.append(self._numbered(columns))
+        if not self._are_rows:
+            self._first.append(columns[0])
+        self.count += len(columns[0])
+
+    def _numbered(self, columns: list[pa.Array]) -> Any:
+        """For each row one number or two, as an array of shape (1 or 2, n)."""
+        count = len(columns[0])
+        if not self._are_rows and is_integer(self._types):
+            return keys_of(columns, count).values.reshape(1, count)
         # Not pyarrow's own comparison: 0.0 and -0.0 are two keys to the fold.
-        return rows_as_bytes(columns, len(columns[0]))
+        return digests_of(columns, count).T
 
     def places(self, columns: list[pa.Array]) -> Any:
         """For each row the number of the one that is equal, or -1."""
         given = [stored_array(one, type_) for one, type_ in zip(columns, self._types, strict=True)]
-        found = pc.index_in(self._packed(given), value_set=self._set)
-        return found.fill_null(-1).to_numpy(zero_copy_only=False)
+        if self._order is None:
+            numbers = np.concatenate(self._numbers, axis=1)
+            self._order = np.argsort(numbers[0], kind="stable")
+            self._numbers = [numbers[:, self._order]]
+        (own,), wanted = self._numbers, self._numbered(given)
+        last = self.count - 1
+        at = np.minimum(np.searchsorted(own[0], wanted[0]), last)
+        # Where several have the same first number, the second one tells.
+        while True:
+            found = (own[:, at] == wanted).all(axis=0)
+            others = ~found & (own[0, at] == wanted[0]) & (at < last)
+            if not others.any():
+                break
+            at[others] += 1
+        if not self._are_rows and given[0].null_count:
+            found &= given[0].is_valid().to_numpy(zero_copy_only=False)
+        return np.where(found, self._order[at], -1)
 
     def may_be_in(self, least: Any, greatest: Any) -> bool:
         """Whether the first column of a row may lie between two values."""
         if least is None or greatest is None:
             return True
         if self._sorted is None:
-            values = self._first.unique()
-            self._sorted = values.take(pc.sort_indices(values)).drop_null().to_pylist()
-        at = bisect.bisect_left(self._sorted, least)
-        return at < len(self._sorted) and bool(self._sorted[at] <= greatest)
+            values = pa.concat_arrays(self._first)
+            self._first = []
+            self._sorted = values.take(pc.sort_indices(values)).drop_null()
+        at = bisect.bisect_left(self._sorted, least, key=lambda value: value.as_py())
+        return at < len(self._sorted) and bool(self._sorted[at].as_py() <= greatest)
 
 
 class Hits(NamedTuple):
@@ -245,15 +272,15 @@ class Merge:
         self._marks_all = net.truncated and marker is not None
         self._there = [] if self._empties else table.files()
         self._hits: dict[tuple[int, int], Hits] = {}
-        self._old: list[pa.RecordBatch] = []
-        self._batches = net.rows.to_batches()
-        names = [field.name for field in net.rows.schema.field("row").type]
+        self._old: RowStore | None = None
+        self._old_numbers: list[Any] = []
+        names = [field.name for field in net.schema.field("row").type]
         if lacking := [one for one in names if one not in shape.schema.names]:
             raise IncompleteError(
                 f"the table {name!r} in {table.place.uri} has no column {lacking[0]!r}, and nobody "
                 "says what its rows have there: copy it again"
             )
-        if self._batches:
+        if net.num_rows:
             if net.key:
                 self._find_by_key()
             else:
@@ -264,34 +291,40 @@ class Merge:
 
     # --- what is there ---------------------------------------------------------------------------
 
-    def _all(self, names: Sequence[str], of: str = "row") -> list[pa.Array]:
-        """Columns of all net rows."""
+    def _columns(
+        self, rows: pa.RecordBatch, names: Sequence[str], of: str = "row"
+    ) -> list[pa.Array]:
+        """Columns of net rows."""
         schema = self._shape.schema
-        parts = [
-            [net_values(batch, name, schema.field(name).type, of) for batch in self._batches]
-            for name in names
-        ]
-        return [pa.concat_arrays(part) for part in parts]
+        return [net_values(rows, name, schema.field(name).type, of) for name in names]
 
     def _find_by_key(self) -> None:
         """Find the rows with the keys of the net rows, and refuse what does not fit."""
-        net = self._net
-        keys = Keys(self._all(net.key))
+        net, keys = self._net, Keys()
+        found = []
+        for rows in net.batches():
+            keys.add(self._columns(rows, net.key))
+            expects = rows.column("expects")
+            flags = [pc.equal(expects, "present"), pc.equal(expects, "absent"),
+                     rows.column("unchanged").is_valid()]  # fmt: skip
+            found.append([one.to_numpy(zero_copy_only=False) for one in flags])
+        be_present, be_absent, lacks = map(np.concatenate, zip(*found, strict=True))
         present = np.zeros(keys.count, bool)
         for hits in self._find(keys, net.key, self._is_possible(keys, net.key[0])):
             self._hits[hits.file, hits.group] = hits
             if not self._marks_all:
                 present[hits.keys[hits.live]] = True
         if not net.truncated:
-            expects = net.rows.column("expects")
-            for expected, wrong, what in (
-                ("present", ~present, "it has no row with"),
-                ("absent", present, "it has a row already with"),
+            for wrong, what in (
+                (be_present & ~present, "it has no row with"),
+                (be_absent & present, "it has a row already with"),
             ):
-                flags = pc.equal(expects, expected).to_numpy()
-                if (flags & wrong).any():
-                    self._refuse(np.flatnonzero(flags & wrong), net.key, what)
-        self._sources = self._find_sources(keys, present)
+                if wrong.any():
+                    self._refuse(np.flatnonzero(wrong), net.key, what)
+        self._unsent: set[str] = set()
+        self._sources = np.full(keys.count, -1, np.int64)
+        if lacks.any():
+            self._find_sources(keys, present, lacks, be_present)
 
     def _is_possible(self, keys: Keys, name: str) -> Callable[[File], bool]:
         source = self._shape.sources.get(name)
@@ -345,38 +378,40 @@ class Merge:
         rows = self._table.group(file, opened, group, wanted)
         return shape.adapted(rows)
 
-    def _find_sources(self, keys: Keys, present: Any) -> Any:
-        """For each net row that lacks values the key under which the table has them; or -1."""
-        sources = np.full(keys.count, -1, np.int64)
-        unchanged = self._net.rows.column("unchanged")
-        self._unsent = set(pc.list_flatten(unchanged.drop_null()).unique().to_pylist())
-        if not self._unsent:
-            return sources
-        lacks = unchanged.is_valid().to_numpy()
-        sources[lacks] = np.flatnonzero(lacks)
-        moved = lacks & self._net.rows.column("from_").is_valid().to_numpy()
-        if moved.any():
-            old = keys.places(self._all(self._net.key, "from_"))
-            sources[moved] = old[moved]
+    def _find_sources(self, keys: Keys, present: Any, lacks: Any, be_present: Any) -> None:
+        """Find for each net row that lacks values the key under which the table has them."""
+        sources, first = self._sources, 0
+        sources[lacks & be_present] = np.flatnonzero(lacks & be_present)
+        for rows in self._net.batches():
+            part = slice(first, first + rows.num_rows)
+            first += rows.num_rows
+            self._unsent.update(rows.column("unchanged").flatten().unique().to_pylist())
+            moved = rows.column("from_").is_valid().to_numpy(zero_copy_only=False) & lacks[part]
+            if moved.any():
+                old = keys.places(self._columns(rows, self._net.key, "from_"))
+                sources[part][moved] = old[moved]
+                there = (old >= 0) & present[old]
+                if (moved & ~there).any():
+                    missing = part.start + np.flatnonzero(moved & ~there)
+                    self._refuse(missing, self._net.key, "it has no row with", "from_")
         # A row that is new has none.
         sources[sources >= 0] = np.where(present[sources[sources >= 0]], sources[sources >= 0], -1)
-        expects = pc.equal(self._net.rows.column("expects"), "present").to_numpy()
-        sources[lacks & ~moved & ~expects] = -1
-        if (missing := np.flatnonzero(moved & (sources < 0))).size:
-            self._refuse(missing, self._net.key, "it has no row with", "from_")
-        return sources
 
     def _find_alike(self) -> None:
         """Find as many rows of each kind as go, and refuse if there are fewer."""
-        names = [field.name for field in self._net.rows.schema.field("row").type]
-        gone = pc.equal(self._net.rows.column("op"), "delete").to_numpy()
-        if not gone.any():
+        names = [field.name for field in self._net.schema.field("row").type]
+        keys, first = Keys(are_rows=True), 0
+        kinds, counts = [], []
+        for rows in self._net.batches():
+            gone = pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False)
+            at = pa.array(np.flatnonzero(gone))
+            keys.add([column.take(at) for column in self._columns(rows, names)])
+            kinds.append(first + at.to_numpy())
+            counts.append(rows.column("count").take(at).to_numpy())
+            first += rows.num_rows
+        if not keys.count:
             return
-        numbers = np.flatnonzero(gone)
-        taken = [column.take(pa.array(numbers)) for column in self._all(names)]
-        keys = Keys(taken, are_rows=True)
-        left = self._net.rows.column("count").to_numpy()[numbers].copy()
-        self._kinds = numbers
+        self._kinds, left = np.concatenate(kinds), np.concatenate(counts)
         for hits in self._find(keys, names, lambda file: True):
             order = np.argsort(hits.keys, kind="stable")
             order = order[hits.live[order]]
@@ -393,17 +428,23 @@ class Merge:
                 )
             if not left.any():
                 return
-        self._refuse(numbers[left > 0], names, "it has fewer rows like")
+        self._refuse(self._kinds[left > 0], names, "it has fewer rows like")
 
-    def _refuse(self, rows: Any, names: Sequence[str], what: str, of: str = "row") -> None:
-        few = pa.array(rows[: SHOWN + 1])
-        columns = [column.take(few) for column in self._all(names, of)]
+    def _refuse(self, numbers: Any, names: Sequence[str], what: str, of: str = "row") -> None:
+        numbers, first, parts = numbers[: SHOWN + 1], 0, []
+        for rows in self._net.batches():
+            at = numbers[(numbers >= first) & (numbers < first + rows.num_rows)] - first
+            parts.append([column.take(pa.array(at)) for column in self._columns(rows, names, of)])
+            first += rows.num_rows
+        columns = [pa.concat_arrays(part) for part in zip(*parts, strict=True)]
         raise misfit(self._net.table, self._name, self._table.place.uri, what, names, columns)
 
     # --- what comes of it ------------------------------------------------------------------------
 
     def write(self, writer: Writer) -> None:
         """Write the files anew, and the rows that come."""
+        if self._marker is not None and self._hits:
+            self._deleted, self._times = self._deletions()
         wanted = set(map(id, self.files))
         for number, file in enumerate(self._there):
             if id(file) in wanted:
@@ -429,16 +470,26 @@ class Merge:
                 hits = self._write_marked(rows, hits, writer)
             writer.write(*_without(rows, hits.rows), size=rows.nbytes)
 
+    def _deletions(self) -> tuple[Any, Any]:
+        """For all net rows whether the row is deleted, and when, in microseconds."""
+        found = [
+            (
+                pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False),
+                rows.column("commit_time").cast(pa.int64()).to_numpy(),
+            )
+            for rows in self._net.batches()
+        ]
+        deleted, times = map(np.concatenate, zip(*found, strict=True))
+        return deleted, times
+
     def _write_marked(self, rows: pa.RecordBatch, hits: Hits, writer: Writer) -> Hits:
         """Write those that are deleted, with a mark; what goes from the rows."""
         # Of a multiset those that were found are deleted; with a key some get other values.
         numbers = hits.keys if self._net.key else self._kinds[hits.keys]
-        changes = self._net.rows
-        deleted = pc.equal(changes.column("op"), "delete").to_numpy()[numbers]
+        deleted = self._deleted[numbers]
         marked = deleted & hits.live
         if not self._marks_all and marked.any():
-            times = changes.column("commit_time").combine_chunks().cast(pa.int64())
-            at = times.take(pa.array(numbers[marked])).to_numpy()
+            at = self._times[numbers[marked]]
             gone = rows.take(pa.array(hits.rows[marked]))
             writer.write(self._with_marks(gone, np.ones(len(at), bool), at))
         # Rows that are deleted already stay as they are.
@@ -460,26 +511,23 @@ class Merge:
 
     def _keep(self, rows: pa.RecordBatch, hits: Hits) -> None:
         needed = np.isin(hits.keys, self._sources)
-        names = sorted(self._unsent)
-        kept = rows.select(names).take(pa.array(hits.rows[needed]))
-        numbers = pa.array(hits.keys[needed], pa.int64())
-        self._old.append(pa.RecordBatch.from_arrays([*kept.columns, numbers], [*names, "#"]))
+        old = rows.select(sorted(self._unsent))
+        if self._old is None:
+            self._old = RowStore(SpillFile(), old.schema)
+        self._old.append(old.take(pa.array(hits.rows[needed])).columns)
+        self._old_numbers.append(hits.keys[needed])
 
     def _write_rows(self, writer: Writer) -> None:
         """Write the rows that are there afterwards."""
-        places = None
-        if self._old:
-            old = pa.Table.from_batches(self._old).combine_chunks()
-            places = np.full(self._net.rows.num_rows, -1, np.int64)
-            places[old.column("#").to_numpy()] = np.arange(len(old))
+        places = np.full(self._net.num_rows + 1, -1, np.int64)  # the last one is for -1
+        if self._old_numbers:
+            numbers = np.concatenate(self._old_numbers)
+            places[numbers] = np.arange(len(numbers))
         first = 0
-        for batch in self._batches:
+        for batch in self._net.batches():
             rows = net_row(batch, self._shape.schema)
             if batch.column("unchanged").null_count < batch.num_rows:
-                sources = self._sources[first : first + batch.num_rows]
-                at = np.full(batch.num_rows, -1, np.int64)
-                if places is not None:
-                    at[sources >= 0] = places[sources[sources >= 0]]
+                at = places[self._sources[first : first + batch.num_rows]]
                 rows = self._completed(batch, rows, at)
             first += batch.num_rows
             writer.write(rows.filter(pc.equal(batch.column("op"), "upsert")))
@@ -490,25 +538,22 @@ class Merge:
         names = unchanged.flatten()
         parents = pc.list_parent_indices(unchanged).to_numpy()
         columns = list(rows.columns)
+        reader = None if self._old is None else self._old.reader()
         for name in names.unique().to_pylist():
             lacking = parents[pc.equal(names, name).to_numpy(zero_copy_only=False)]
             i = rows.schema.get_field_index(name)
-            default = self._shape.defaults.get(name, pa.nulls(1, columns[i].type))
-            old = self._kept(name)
-            parts = [columns[i], *([] if old is None else [old]), default]
+            parts = [columns[i], self._shape.defaults.get(name, pa.nulls(1, columns[i].type))]
             numbers = np.arange(len(rows))
-            after = len(rows) + (0 if old is None else len(old))
-            numbers[lacking] = np.where(at[lacking] >= 0, len(rows) + at[lacking], after)
+            numbers[lacking] = len(rows)
+            known = lacking[at[lacking] >= 0]
+            if reader is not None and len(known):
+                parts.append(reader.take(rows.schema.field(i), reader.find(at[known])))
+                numbers[known] = len(rows) + 1 + np.arange(len(known))
             columns[i] = pa.concat_arrays(parts).take(pa.array(numbers))
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
-    def _kept(self, name: str) -> pa.Array | None:
-        if not self._old:
-            return None
-        return pa.concat_arrays([batch.column(name) for batch in self._old])
-
     def _write_counted(self, writer: Writer) -> None:
-        for batch in self._batches:
+        for batch in self._net.batches():
             comes = pc.equal(batch.column("op"), "upsert")
             rows = net_row(batch, self._shape.schema).filter(comes)
             counts = batch.column("count").filter(comes).to_numpy()

@@ -316,7 +316,7 @@ class DeltaState(Positioned):
         table = self.table
         is_same = held.lsn == self.lsn
         if held.lsn <= self.lsn and not (is_same and alterations):
-            if net.truncated or net.rows.num_rows:
+            if net.truncated or net.num_rows:
                 raise PgOutputError(
                     f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and "
                     f"is given others up to {format_lsn(held.lsn)}",
@@ -339,7 +339,7 @@ class DeltaState(Positioned):
                 "after a column was renamed, or dropped and made again: copy the table again",
                 table=qualified(held),
             )
-        if not (alterations or net.truncated or net.rows.num_rows):
+        if not (alterations or net.truncated or net.num_rows):
             return
         changed = {one.column for one in alterations if isinstance(one, (Removed, Renamed))}
         if gone := [name for name in self._partition_by if name in changed]:

@@ -13,7 +13,6 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -65,7 +64,9 @@ _SHOWN = 3
 
 _NOTHING_KEPT = Kept()
 # Columns beside those of a table; a name of the server's has 63 bytes at most.
-_COUNT, _ROW, _TIME, _PRESENT = (f"{'#' * 64}{name}" for name in ("count", "row", "time", "there"))
+_COUNT, _ROW, _TIME, _PRESENT, _ABSENT, _UPSERT = (
+    f"{'#' * 64}{name}" for name in ("count", "row", "time", "present", "absent", "upsert")
+)
 
 
 class DuckdbTarget:
@@ -362,26 +363,15 @@ class DuckdbTarget:
                 yield
 
     def run(self, statement: str, **tables: Any) -> Any:
-        """Execute a statement in which Arrow tables have names."""
-        with self.refusals():
-            for name, table in tables.items():
-                self._connection.register(name, table)
-            found = self._connection.execute(statement)
-            if tables:
-                found = found.fetchall()
-                for name in tables:
-                    self._connection.unregister(name)
-            return found
+        """Execute a statement in which Arrow tables have names.
 
-    def run_table(self, statement: str, **tables: Any) -> pa.Table:
-        """Do the same, and return what is selected."""
+        DuckDB takes them for variables. A view of each, which `register` makes, would keep it in
+        memory until the transaction ends.
+        """
         with self.refusals():
-            for name, table in tables.items():
-                self._connection.register(name, table)
-            found = self._connection.sql(statement).to_arrow_table()
-            for name in tables:
-                self._connection.unregister(name)
-            return found
+            names = {"connection": self._connection, "statement": statement, **tables}
+            found = eval("connection.execute(statement)", {}, names)  # noqa: S307
+            return found.fetchall() if tables else found
 
     def named(self, schema: str, *table: str) -> str:
         """A schema, or a table, by its full name.
@@ -610,7 +600,7 @@ class _State:
                 f"UPDATE {self._table} SET {self._marker} = make_timestamptz({net.truncated_at}) "
                 f"WHERE {self._marker} IS NULL"
             )
-        if not net.rows.num_rows:
+        if not net.num_rows:
             return
         if net.key:
             self._merge(net)
@@ -640,40 +630,49 @@ class _State:
 
     def _merge(self, net: NetChanges) -> None:
         """Check what the rows expect, then delete, then insert."""
-        rows = net.rows
-        row = rows.column("row").combine_chunks()
-        names = [field.name for field in row.type]
-        # One chunk: flatten() gives the row's columns, in its order.
-        values = dict(zip(names, row.flatten() if rows.num_rows else [], strict=True))
-        keys = {name: values[name] for name in net.key}
-        present = pc.equal(rows.column("expects"), "present")
-        upsert = pc.equal(rows.column("op"), "upsert")
-        joined = same(row.type, net.key)
-        self._check(net, pa.table(keys), present, joined)
-        gone = pa.table(keys).filter(present)
-        come = pa.table(values).filter(upsert)
-        partial = pc.and_(upsert, rows.column("unchanged").is_valid())
-        if pc.any(partial).as_py():
-            filled = self._filled(net, values, partial)
-            come = pa.table(values).filter(pc.and_not(upsert, partial))
-        else:
-            filled = None
+        row = net.schema.field("row").type
+        keys, unsent = self._keys(net)
+        joined = same(row, net.key)
+        self._check(net, keys, joined)
+        if unsent:
+            self._fill(net, unsent)
+        upsert = keys.column(_UPSERT)
+        gone = keys.filter(keys.column(_PRESENT))
         if self._marker is not None:
-            self._mark(net, keys, present, joined)
+            self._mark(gone, joined)
             # Marked rows make room for those that come under their keys.
-            gone = pa.table(keys).filter(upsert)
+            gone = keys.filter(upsert)
         if gone.num_rows:
             self._target.run(f"DELETE FROM {self._table} s USING gone n WHERE {joined}", gone=gone)
-        insert = f"INSERT INTO {self._table} BY NAME FROM come"
-        for rows_ in (come, filled):
-            if rows_ is not None and rows_.num_rows:
-                self._target.run(insert, come=rows_)
+        if pc.any(upsert).as_py():
+            insert = f"INSERT INTO {self._table} BY NAME"
+            self._target.run(
+                f"{insert} SELECT {_columns(row)} FROM net n WHERE n.op = 'upsert' "
+                "AND n.unchanged IS NULL",
+                net=_reader(net),
+            )
+            if unsent:
+                self._target.run(f"{insert} FROM filled")
+                self._target.run("DROP TABLE filled")
 
-    def _mark(self, net: NetChanges, keys: dict[str, Any], present: Any, joined: str) -> None:
+    def _keys(self, net: NetChanges) -> tuple[pa.Table, set[str]]:
+        """The keys of all net rows, and what is asked of them; the columns that some lack."""
+        batches, unsent = [], set()
+        for rows in net.batches():
+            row = rows.column("row")
+            unsent.update(rows.column("unchanged").flatten().unique().to_pylist())
+            columns = {name: row.field(row.type.get_field_index(name)) for name in net.key}
+            columns[_PRESENT] = pc.equal(rows.column("expects"), "present")
+            columns[_ABSENT] = pc.equal(rows.column("expects"), "absent")
+            columns[_UPSERT] = pc.equal(rows.column("op"), "upsert")
+            if self._marker is not None:
+                columns[_TIME] = rows.column("commit_time")
+            batches.append(pa.record_batch(columns))
+        return pa.Table.from_batches(batches), unsent
+
+    def _mark(self, present: pa.Table, joined: str) -> None:
         """Mark the rows that are deleted."""
-        deleted = pc.and_(present, pc.equal(net.rows.column("op"), "delete"))
-        times = net.rows.column("commit_time")
-        gone = pa.table(keys).append_column(_TIME, times).filter(deleted)
+        gone = present.filter(pc.invert(present.column(_UPSERT)))
         if gone.num_rows:
             self._target.run(
                 f"UPDATE {self._table} s SET {self._marker} = n.{quoted(_TIME)} FROM gone n "
@@ -681,10 +680,10 @@ class _State:
                 gone=gone,
             )
 
-    def _check(self, net: NetChanges, keys: pa.Table, present: Any, joined: str) -> None:
+    def _check(self, net: NetChanges, keys: pa.Table, joined: str) -> None:
         """Refuse rows that the table should have and has not, or the other way round."""
-        absent = pc.equal(net.rows.column("expects"), "absent")
-        wanted = keys.append_column(_PRESENT, present).filter(pc.or_(present, absent))
+        present = keys.column(_PRESENT)
+        wanted = keys.filter(pc.or_(present, keys.column(_ABSENT)))
         if not wanted.num_rows or (self._is_empty and not pc.any(present).as_py()):
             return
         names, flag = ", ".join(f"n.{quoted(name)}" for name in net.key), f"n.{quoted(_PRESENT)}"
@@ -715,82 +714,69 @@ class _State:
             code="unfit_row", table=net.table,
         )  # fmt: skip
 
-    def _filled(self, net: NetChanges, values: dict[str, Any], partial: Any) -> pa.Table:
-        """Rows of which something was not sent, completed by what the table has."""
-        rows = net.rows.filter(partial)
-        unchanged = rows.column("unchanged").combine_chunks()
-        moved = rows.column("from_").combine_chunks()
-        given = pa.table(values).filter(partial)
-        names = pc.list_flatten(unchanged)
-        parents = pc.list_parent_indices(unchanged).to_numpy()
-        columns: dict[str, Any] = {}
+    def _fill(self, net: NetChanges, unsent: set[str]) -> None:
+        """Complete the rows of which something was not sent by what the table has."""
+        row = net.schema.field("row").type
         chosen = []
-        for i, name in enumerate(values):
-            columns[f"v{i}"] = given.column(name)
-            unsent = np.zeros(len(given), bool)
-            unsent[parents[pc.equal(names, name).to_numpy(zero_copy_only=False)]] = True
-            if unsent.any():
-                columns[f"u{i}"] = pa.array(unsent)
-                chosen.append(f"CASE WHEN n.u{i} THEN s.{quoted(name)} ELSE n.v{i} END")
-            else:
-                chosen.append(f"n.v{i}")
-            chosen[-1] += f" AS {quoted(name)}"
-        was = dict(zip((field.name for field in moved.type), moved.flatten(), strict=True))
-        for i, name in enumerate(net.key):
-            here = given.column(name).combine_chunks()
-            # Not if_else, which Arrow has for no extension type.
-            at = np.arange(len(here)) + np.where(pc.is_valid(moved), 0, len(here))
-            columns[f"k{i}"] = pa.concat_arrays([was[name], here]).take(pa.array(at))
-        joined = same(given.schema, net.key, [f"k{i}" for i in range(len(net.key))])
+        for name in (field.name for field in row):
+            value = f"n.{quoted('row', name)}"
+            if name in unsent:
+                text = name.replace("'", "''")
+                value = (
+                    f"CASE WHEN list_contains(n.unchanged, '{text}') THEN s.{quoted(name)} "
+                    f"ELSE {value} END"
+                )
+            chosen.append(f"{value} AS {quoted(name)}")
+        names = [f"{_ROW}{i}" for i in range(len(net.key))]
+        keys = ", ".join(
+            f"coalesce(net.from_.{quoted(name)}, net.{quoted('row', name)}) AS {quoted(here)}"
+            for name, here in zip(net.key, names, strict=True)
+        )
         # A row that was born in the window has what the catalogue gives to older rows: the table
         # has these columns, and a row that lacks them has nothing else to fill them with.
-        return self._target.run_table(
-            f"SELECT {', '.join(chosen)} FROM parts n LEFT JOIN {self._live} s ON {joined}",
-            parts=pa.table(columns),
+        self._target.run(
+            f"CREATE OR REPLACE TEMP TABLE filled AS SELECT {', '.join(chosen)} FROM "
+            f"(SELECT *, {keys} FROM net WHERE op = 'upsert' AND unchanged IS NOT NULL) n "
+            f"LEFT JOIN {self._live} s ON {same(row, net.key, names)}",
+            net=_reader(net),
         )
 
     # --- rows without a key ----------------------------------------------------------------------
 
     def _count(self, net: NetChanges) -> None:
         """Take away and add so many of each row."""
-        rows = net.rows
-        row = rows.column("row").combine_chunks()
-        names = [field.name for field in row.type]
-        values = pa.table(dict(zip(names, row.flatten(), strict=True)))
-        counts = pc.cast(rows.column("count"), pa.int64())
-        gone = pc.equal(rows.column("op"), "delete")
-        if pc.any(gone).as_py():
-            there = values.filter(gone).append_column(_COUNT, counts.filter(gone))
-            there = there.append_column(_TIME, rows.column("commit_time").filter(gone))
-            self._take_away(net, names, there)
-        come = pc.invert(gone)
-        if pc.any(come).as_py():
-            wanted = values.filter(come).append_column(_COUNT, counts.filter(come))
-            listed = ", ".join(f"n.{quoted(name)}" for name in names)
-            self._target.run(
-                f"INSERT INTO {self._table} BY NAME SELECT {listed} FROM wanted n, "
-                f"LATERAL (SELECT unnest(range(n.{quoted(_COUNT)})))",
-                wanted=wanted,
-            )
+        row = net.schema.field("row").type
+        count, time_, number = quoted(_COUNT), quoted(_TIME), quoted(_ROW)
+        self._target.run(
+            f"CREATE OR REPLACE TEMP TABLE gone AS SELECT {_columns(row)}, n.count AS {count}, "
+            f"n.commit_time AS {time_}, row_number() OVER () AS {number} "
+            "FROM net n WHERE n.op = 'delete'",
+            net=_reader(net),
+        )
+        if self._target.run("FROM gone LIMIT 1").fetchall():
+            self._take_away(net, [field.name for field in row])
+        self._target.run("DROP TABLE gone")
+        self._target.run(
+            f"INSERT INTO {self._table} BY NAME SELECT {_columns(row)} FROM net n, "
+            "LATERAL (SELECT unnest(range(n.count))) WHERE n.op = 'upsert'",
+            net=_reader(net),
+        )
 
-    def _take_away(self, net: NetChanges, names: list[str], there: pa.Table) -> None:
-        alike = same(there.schema, names, nulls=True)
+    def _take_away(self, net: NetChanges, names: list[str]) -> None:
+        alike = same(net.schema.field("row").type, names, nulls=True)
         still = "" if self._marker is None else f" AND s.{self._marker} IS NULL"
         number, count, time_ = quoted(_ROW), quoted(_COUNT), quoted(_TIME)
-        there = there.append_column(_ROW, pa.array(range(len(there)), pa.int64()))
         self._target.run(
             "CREATE OR REPLACE TEMP TABLE gone_rows AS SELECT s.rowid AS id, "
             f"n.{number} AS number, n.{count} AS count, n.{time_} AS time, "
             f"row_number() OVER (PARTITION BY n.{number} ORDER BY s.rowid) AS place "
-            f"FROM {self._table} s JOIN there n ON {alike}{still}",
-            there=there,
+            f"FROM {self._table} s JOIN gone n ON {alike}{still}"
         )
         found = self._target.run(
-            f"SELECT n.* EXCLUDE ({number}, {count}, {time_}) FROM there n WHERE n.{count} > "
+            f"SELECT n.* EXCLUDE ({number}, {count}, {time_}) FROM gone n WHERE n.{count} > "
             f"(SELECT count(*) FROM gone_rows g WHERE g.number = n.{number}) "
-            f"LIMIT {_SHOWN + 1}",
-            there=there,
-        )
+            f"LIMIT {_SHOWN + 1}"
+        ).fetchall()
         if found:
             raise self._incomplete(net._replace(key=tuple(names)), "it has fewer rows like", found)
         if self._marker is None:
@@ -804,3 +790,14 @@ class _State:
                 "WHERE s.rowid = g.id AND g.place <= g.count"
             )
         self._target.run("DROP TABLE gone_rows")
+
+
+def _reader(net: NetChanges) -> pa.RecordBatchReader:
+    """Net rows, as DuckDB reads them once."""
+    return pa.RecordBatchReader.from_batches(net.schema, net.batches())
+
+
+def _columns(row: pa.StructType) -> str:
+    """The columns of net rows `n`, by their names."""
+    names = [field.name for field in row]
+    return ", ".join(f"n.{quoted('row', name)} AS {quoted(name)}" for name in names)

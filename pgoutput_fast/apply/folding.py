@@ -1,14 +1,14 @@
 """The net effect of a table's changes: one row for each key that they touch.
 
 The changes are gone through once, in their order. What follows them from row to row is in
-``_folder.pyx`` and ``_pure_folder.py``, and sees keys and numbers of rows alone; the values are
-taken from the batches by these numbers at the end. What no key needs any more is given up from time
-to time, so the memory goes by the number of keys.
+``_folder.pyx`` and ``_pure_folder.py``, and sees keys and numbers of rows alone. The values are in
+a store, of which many rows go to a file, and are taken by these numbers at the end. So the
+memory goes by the number of keys: some 60 bytes each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from .._impl import twin
 from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
-from .keys import is_integer, keys_of, rows_as_bytes
-from .steps import DELETE, INSERT, OCCUPIED, UNKNOWN, UPDATE, Followed
+from .keys import digests_of, is_integer, keys_of
+from .row_stores import RowReader, RowStore, SpillFile
+from .steps import DELETE, INSERT, MOST_CHANGES, OCCUPIED, UNKNOWN, UPDATE, Followed
 from .versions import Version, check_follows, version_of
 
 _OPERATIONS = pa.array(["insert", "update", "delete", "read"])
@@ -33,10 +34,9 @@ _PARTITIONS = (
     ". Of a partition its own replica identity decides what its changes bring, so that it needs "
     "that of the table whose name it has here: ALTER TABLE <partition> REPLICA IDENTITY"
 )
-_FEW_ROWS = 1 << 18
-"""Up to so many stored changes are not worth looking for those that are needed no more."""
-_ROWS_AT_ONCE = 1 << 17
-"""Of the result; so no column of a batch passes the 2 GiB that its offsets can address."""
+_ROWS_AT_ONCE = 1 << 16
+_BYTES_AT_ONCE = 16 << 20
+"""Of the result, about: so much of it is in memory."""
 
 
 class NullKeyError(PgOutputError):
@@ -58,8 +58,16 @@ class NetChanges(NamedTuple):
         The columns that identify a row. Empty: the table is a multiset of rows.
     truncated : bool
         Empty the table first. `rows` then has all of its rows.
+    schema : pyarrow.Schema
+        The columns of `rows`.
+    num_rows : int
+    batches : callable
+        Gives an iterator over `rows` as record batches, of which a large transaction has more than
+        memory should hold. It may be called again.
+    truncated_at : int or None
+        Commit time of the last truncate, in microseconds since 1970.
     rows : pyarrow.Table
-        One row for each key, in the order in which the changes first touch them:
+        All batches together: one row for each key, in the order of the last changes.
 
         ``op``
             "upsert" or "delete".
@@ -77,16 +85,21 @@ class NetChanges(NamedTuple):
             Position and time of the key's last change.
         ``count``
             Only for a multiset: how many equal rows to add ("upsert") or remove ("delete").
-    truncated_at : int or None
-        Commit time of the last truncate, in microseconds since 1970.
     """
 
     table: str
     relation_id: int | None
     key: tuple[str, ...]
     truncated: bool
-    rows: pa.Table
+    schema: pa.Schema
+    num_rows: int
+    batches: Callable[[], Iterator[pa.RecordBatch]]
     truncated_at: int | None = None
+
+    @property
+    def rows(self) -> pa.Table:
+        """See the class."""
+        return pa.Table.from_batches(self.batches(), self.schema)
 
 
 def fold(changes: Iterable[Any], key: Sequence[str] | None = None) -> NetChanges:
@@ -136,9 +149,13 @@ class Folding:
     ----------
     key : sequence of str, optional
         As :func:`fold` takes it.
+    spill_file : SpillFile, optional
+        For what memory should not hold, of all tables together; by default there is one of its own.
     """
 
-    def __init__(self, key: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, key: Sequence[str] | None = None, spill_file: SpillFile | None = None
+    ) -> None:
         if isinstance(key, str):
             raise PgOutputError(
                 f"{key!r} is one text, and a key is a sequence of names",
@@ -147,6 +164,7 @@ class Folding:
                 hint=("Give ", Argument("key", [key])),
             )
         self._given_key = None if key is None else tuple(key)
+        self._spill_file = spill_file or SpillFile()
         self._last = (-1, -1)
         self._schema: pa.Schema | None = None
         self._going: tuple[Version, _Keyed | _Multiset] | None = None
@@ -188,7 +206,8 @@ class Folding:
         key = self._key_of(version)
         rows: _Keyed | _Multiset
         if self._going is None:
-            rows = _Keyed(key) if key else _Multiset(version)
+            store = RowStore(self._spill_file, pa.schema([]))
+            rows = _Keyed(key, store) if key else _Multiset(version, store)
         else:
             old, rows = self._going
             check_follows(old, version)
@@ -223,7 +242,7 @@ class Folding:
         return key
 
     def finish(self) -> NetChanges:
-        """What the changes did.
+        """What the changes did; others may follow.
 
         Raises
         ------
@@ -235,10 +254,15 @@ class Folding:
                 "there are no batches to fold, not even one without rows", code="unfit_input"
             )
         version, rows = self._going
-        truncated, table = rows.result()
+        result = rows.result()
         return NetChanges(
-            version.table, version.relation_id, rows.key, truncated, table, self._truncated_at
-        )
+            version.table, version.relation_id, rows.key, rows.truncated, result.schema,
+            result.num_rows, result.batches, self._truncated_at,
+        )  # fmt: skip
+
+    def forget(self) -> None:
+        """Forget the keys, which have much memory, as nothing else is added; results stay."""
+        self._going = None
 
 
 class _NetChanges:
@@ -365,69 +389,35 @@ def _replaced(column: pa.Array, other: pa.Array, rows: Any) -> pa.Array:
     return pa.concat_arrays([column, other]).take(pa.array(numbers))
 
 
-def _taken(column: pa.ChunkedArray, numbers: Any) -> pa.Array:
-    """Values by their rows' numbers, null for `UNKNOWN`."""
-    wanted = pa.array(numbers, mask=numbers == UNKNOWN)
-    taken = column.take(wanted)
-    return taken.combine_chunks() if isinstance(taken, pa.ChunkedArray) else taken
+class _Result:
+    """Rows that come of changes, taken from their store in batches.
 
-
-class _Store:
-    """Changes that were added, as columns by name.
-
-    Columns that were dropped and made again under their names are two: a column is called by a
-    number.
+    Parameters
+    ----------
+    store : RowStore
+    schema : pyarrow.Schema
+    num_rows : int
+    rows : callable
+        Gives a batch of a reader of the store, and of the result's rows that it is for.
     """
 
-    def __init__(self) -> None:
-        self._pieces: list[pa.Table] = []
-        self._schema = pa.schema([])
-        self.count = 0
-        self.few = _FEW_ROWS
+    def __init__(
+        self,
+        store: RowStore,
+        schema: pa.Schema,
+        num_rows: int,
+        rows: Callable[[RowReader, slice], list[pa.Array]],
+    ) -> None:
+        self._store, self._rows = store, rows
+        self.schema, self.num_rows = schema, num_rows
 
-    def set_columns(self, schema: pa.Schema) -> None:
-        """Go on with these columns; those that were not there are null before."""
-        if self._pieces:
-            self._pieces = [_conformed(self.table(), schema)]
-        self._schema = schema
-
-    def append(self, columns: Sequence[pa.Array]) -> None:
-        self._pieces.append(pa.Table.from_arrays(columns, schema=self._schema))
-        self.count += self._pieces[-1].num_rows
-
-    def table(self) -> pa.Table:
-        """All of them, each column in one piece as far as that can be."""
-        if not self._pieces:
-            return self._schema.empty_table()
-        if len(self._pieces) > 1:
-            whole = pa.concat_tables(self._pieces)
-            self._pieces = [whole.unify_dictionaries().combine_chunks()]
-        return self._pieces[0]
-
-    def keep(self, numbers: Any) -> None:
-        """Give up all changes but some, which are numbered anew in their order."""
-        self._pieces = [self.table().take(pa.array(numbers))]
-        self.count = len(numbers)
-        self.few = max(_FEW_ROWS, 4 * self.count)
-
-    def set_column(self, position: int, column: pa.ChunkedArray) -> None:
-        """Replace a column of all changes."""
-        table = self.table()
-        self._pieces = [table.set_column(position, table.schema.field(position), column)]
-
-    def clear(self) -> None:
-        """Give up all of them."""
-        self._pieces, self.count = [], 0
-
-
-def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
-        else pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All batches."""
+        size = max(self._store.size // max(self._store.count, 1), 1)
+        step = max(min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // size), 1)
+        for first in range(0, self.num_rows, step):
+            columns = self._rows(self._store.reader(), slice(first, first + step))
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 # --- tables with a key ---------------------------------------------------------------------------
@@ -436,15 +426,21 @@ def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 class _Keyed:
     """The rows of a table with a key."""
 
-    def __init__(self, key: tuple[str, ...]) -> None:
+    def __init__(self, key: tuple[str, ...], store: RowStore) -> None:
         self.key = key
-        self._store = _Store()
+        self._store = store
         # Of each column that ever was: its name and type. Those of the newest version, by position.
+        # A column that was dropped and made again is another one: the store calls it by a number.
         self._columns: list[tuple[str, pa.DataType]] = []
         self._current: list[int] = []
-        # Which columns each version had, and which version a stored change has.
-        self._versions: list[set[int]] = []
+        # Which columns each version had, and the number of its first change.
+        self._versions: list[tuple[set[int], int]] = []
         self._folder: Any = None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the table is emptied first."""
+        return bool(self._folder.truncated)
 
     def meet(self, version: Version) -> None:
         """Go on with other columns."""
@@ -458,7 +454,7 @@ class _Keyed:
                 current.append(len(self._columns))
                 self._columns.append((column.name, column.type))
         self._current = current
-        self._versions.append(set(current))
+        self._versions.append((set(current), self._store.count))
         self._key_at = [current[self._position(version, name)] for name in self.key]
         key_types = [self._columns[i][1] for i in self._key_at]
         integers = is_integer(key_types)
@@ -470,8 +466,7 @@ class _Keyed:
         fields = [pa.field(str(i), type_) for i, (_, type_) in enumerate(self._columns)]
         fields += [pa.field(f"key {n}", type_) for n, type_ in enumerate(key_types)]
         fields += [pa.field(name, type_) for name, type_ in _HEAD.items()]
-        fields += [pa.field("version", pa.int32())]
-        self._store.set_columns(pa.schema(fields))
+        self._store.schema = pa.schema(fields)
 
     @staticmethod
     def _position(version: Version, name: str) -> int:
@@ -481,10 +476,19 @@ class _Keyed:
         """Forget all rows, the target's too."""
         self._folder.truncate()
         self._store.clear()
+        self._versions = [(columns, 0) for columns, _ in self._versions]
 
     def add(self, changes: _NetChanges) -> None:
         """Take changes."""
         count, steps, old = changes.num_rows, changes.steps, changes.brings_old()
+        if self._store.count + count > MOST_CHANGES:
+            raise PgOutputError(
+                f"{changes.table}: more than {MOST_CHANGES:,} changes of one table are in one "
+                "transaction, or in the transactions of one window",
+                code="not_supported",
+                table=changes.table,
+                hint=("Have the table copied again, or give a smaller ", Argument("window_bytes")),
+            )
         at = [changes.names.index(name) for name in self.key]
         before = [changes.before[i] for i in at]
         brings = (steps == DELETE) | ((steps == UPDATE) & old)
@@ -526,11 +530,8 @@ class _Keyed:
                 *self._in_order(changes.after, count),
                 *before,
                 *(changes.head[name].cast(type_) for name, type_ in _HEAD.items()),
-                pa.array(np.full(count, len(self._versions) - 1, np.int32)),
             ]
         )
-        if self._store.count > self._store.few:
-            self._give_up()
 
     def _in_order(self, columns: list[pa.Array], count: int) -> list[pa.Array]:
         """Columns of the newest version in the order of the store, which may have more."""
@@ -557,71 +558,86 @@ class _Keyed:
             table=changes.table,
         )
 
-    def _give_up(self) -> None:
-        """Give up the changes that no row needs any more."""
-        used = self._folder.used(self._store.count).astype(bool)
-        numbers = np.cumsum(used) - 1
-        self._store.keep(np.flatnonzero(used))
-        self._folder.renumber(numbers)
-
-    def result(self) -> tuple[bool, pa.Table]:
-        """Whether the table is emptied first, and the rows."""
-        self._give_up()
+    def result(self) -> _Result:
+        """The rows."""
         followed = self._folder.followed()
-        count = len(followed.rows)
-        schema = self._result_schema()
-        batches = [
-            self._rows(followed, slice(first, first + _ROWS_AT_ONCE), schema)
-            for first in range(0, count, _ROWS_AT_ONCE)
-        ]
-        return self._folder.truncated, pa.Table.from_batches(batches, schema)
+        if (followed.last[1:] < followed.last[:-1]).any():
+            # Then the store is read from its begin to its end.
+            order = np.argsort(followed.last, kind="stable")
+            *arrays, sources = followed
+            followed = Followed._make((*(array[order] for array in arrays), sources))
+        row = [pa.field(self._columns[i][0], self._columns[i][1]) for i in self._current]
+        schema = _result_schema(row, [field for field in row if field.name in self.key])
+        # Not by a method of its own, with which the folder would stay in memory.
+        rows = _KeyedRows(
+            followed, schema, self._current, self._key_at, [*self._versions],
+            "any" if self.truncated else "absent",
+        )  # fmt: skip
+        return _Result(self._store, schema, len(followed.last), rows.columns)
 
-    def _result_schema(self) -> pa.Schema:
-        types = self._store.table().schema
-        row = [pa.field(self._columns[i][0], types.field(str(i)).type) for i in self._current]
-        return _result_schema(row, [field for field in row if field.name in self.key])
 
-    def _rows(self, followed: Followed, part: slice, schema: pa.Schema) -> pa.RecordBatch:
-        store = self._store.table()
-        rows, vectors, last = followed.rows[part], followed.vectors[part], followed.last[part]
-        origins, held = followed.origins[part], followed.held[part].astype(bool)
-        deleted, mixed = rows == UNKNOWN, vectors >= 0
-        version_of_row = store.column("version").to_numpy()
+class _KeyedRows(NamedTuple):
+    """The rows of a table with a key, as they are taken from the store; fields as of `_Keyed`."""
+
+    followed: Followed
+    schema: pa.Schema
+    current: list[int]
+    key_at: list[int]
+    versions: list[tuple[set[int], int]]
+    absent: str
+
+    def columns(self, reader: RowReader, part: slice) -> list[pa.Array]:
+        """The columns of some rows."""
+        last, there = self.followed.last[part], self.followed.there[part]
+        found = reader.find(last)
+        upserts = reader.find(last, ~there)
+        row = list(self.schema.field("row").type)
         values, unsent = [], []
-        for i in self._current:
-            sources = rows.copy()
-            sources[mixed] = followed.sources[vectors[mixed], i]
-            if len(self._versions) > 1:
-                had = np.array([i in version for version in self._versions])
-                sources[(sources != UNKNOWN) & ~had[version_of_row[sources]]] = UNKNOWN
-            unsent.append((sources == UNKNOWN) & ~deleted)
-            column = store.column(str(i))
-            if i in self._key_at:
+        for i, field in zip(self.current, row, strict=True):
+            lacks, sources = self._lacking(i, part)
+            at = upserts
+            if lacks is not None:
+                at = reader.find(np.where(lacks, last, sources), lacks | ~there)
+            value = reader.take(field.with_name(str(i)), at)
+            if i in self.key_at and not there.all():
                 # The change that deleted a row, or took it away, brings the key in its old row.
-                old = store.column(f"key {self._key_at.index(i)}")
-                column = pa.chunked_array([*column.chunks, *old.chunks], column.type)
-                sources[deleted] = last[deleted] + store.num_rows
-            values.append(_taken(column, sources))
-        expects = np.where(held, "present", "any" if self._folder.truncated else "absent")
-        from_ = [
-            _taken(store.column(f"key {self.key.index(field.name)}"), origins)
-            for field in schema.field("from_").type
+                old = reader.take(field.with_name(f"key {self.key_at.index(i)}"), found)
+                value = _replaced(value, old, np.flatnonzero(~there))
+            values.append(value)
+            unsent.append(np.zeros(len(last), bool) if lacks is None else lacks & there)
+        origins = self.followed.origins[part]
+        came = reader.find(np.where(origins == UNKNOWN, last, origins), origins == UNKNOWN)
+        from_ = list(self.schema.field("from_").type)
+        names = [field.name for field in row]
+        numbers = [self.key_at.index(self.current[names.index(field.name)]) for field in from_]
+        keys = [
+            reader.take(field.with_name(f"key {number}"), came)
+            for field, number in zip(from_, numbers, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(np.where(deleted, "delete", "upsert"), pa.string()),
-                pa.StructArray.from_arrays(values, fields=list(schema.field("row").type)),
-                pa.array(expects, pa.string()),
-                _names_of(np.array(unsent).T.reshape(len(rows), -1), schema.field("row").type),
-                pa.StructArray.from_arrays(
-                    from_,
-                    fields=list(schema.field("from_").type),
-                    mask=pa.array(origins == UNKNOWN),
-                ),
-                *(_taken(store.column(name), last) for name in _HEAD),
-            ],
-            schema=schema,
-        )
+        return [
+            pa.array(np.where(there, "upsert", "delete"), pa.string()),
+            pa.StructArray.from_arrays(values, fields=row),
+            pa.array(np.where(self.followed.held[part], "present", self.absent), pa.string()),
+            _names_of(np.array(unsent).T.reshape(len(last), -1), self.schema.field("row").type),
+            pa.StructArray.from_arrays(keys, fields=from_, mask=pa.array(origins == UNKNOWN)),
+            *(reader.take(pa.field(name, type_), found) for name, type_ in _HEAD.items()),
+        ]
+
+    def _lacking(self, column: int, part: slice) -> tuple[Any, Any]:
+        """Which rows have no value of a column, and the changes that sent it to the others.
+
+        Nothing if all values are those of the last changes.
+        """
+        sources, vectors = self.followed.last[part], self.followed.vectors[part]
+        mixed = vectors >= 0
+        if mixed.any():
+            sources = sources.copy()
+            sources[mixed] = self.followed.sources[vectors[mixed], column]
+        elif len(self.versions) == 1:
+            return None, None
+        begins = np.array([begin for _, begin in self.versions])
+        had = np.array([column in columns for columns, _ in self.versions])
+        return (sources == UNKNOWN) | ~had[np.searchsorted(begins, sources, "right") - 1], sources
 
 
 def _result_schema(row: list[pa.Field], key: list[pa.Field], *more: pa.Field) -> pa.Schema:
@@ -655,10 +671,13 @@ class _Multiset:
 
     key: tuple[str, ...] = ()
 
-    def __init__(self, version: Version) -> None:
-        self._store = _Store()
+    def __init__(self, version: Version, store: RowStore) -> None:
+        self._store = store
         self._version = version
-        self._truncated = False
+        # Of each row in the store, what is the same of rows that are alike; and 1 or -1.
+        self._digests: list[Any] = []
+        self._counts: list[Any] = []
+        self.truncated = False
 
     def meet(self, version: Version) -> None:
         """Go on with the columns of a version, which must be those of before."""
@@ -674,14 +693,13 @@ class _Multiset:
         self._version = version
         fields = [pa.field(str(i), column.type) for i, column in enumerate(version.columns)]
         fields += [pa.field(name, type_) for name, type_ in _HEAD.items()]
-        self._store.set_columns(
-            pa.schema([*fields, pa.field("like", pa.large_binary()), pa.field("count", pa.int64())])
-        )
+        self._store.schema = pa.schema(fields)
 
     def truncate(self) -> None:
         """Forget all rows, the target's too."""
         self._store.clear()
-        self._truncated = True
+        self._digests, self._counts = [], []
+        self.truncated = True
 
     def add(self, changes: _NetChanges) -> None:
         """Take changes: a row goes, a row comes, or both."""
@@ -706,7 +724,7 @@ class _Multiset:
         # In the order of the changes, the old row of an update before its new one.
         order = np.argsort(np.concatenate([gone * 2, come * 2 + 1]))
         numbers = np.concatenate([gone, come])[order]
-        counts = np.concatenate([np.full(len(gone), -1), np.ones(len(come), np.int64)])[order]
+        counts = np.repeat(np.array([-1, 1], np.int8), [len(gone), len(come)])[order]
         side = np.concatenate([gone, come + changes.num_rows])[order]
         columns = [
             pa.concat_arrays([before, after]).take(pa.array(side))
@@ -715,64 +733,50 @@ class _Multiset:
         head = [
             changes.head[name].cast(type_).take(pa.array(numbers)) for name, type_ in _HEAD.items()
         ]
-        like = rows_as_bytes(columns, len(side))
-        self._store.append([*columns, *head, like, pa.array(counts)])
-        if self._store.count > self._store.few:
-            self._give_up()
+        self._store.append([*columns, *head])
+        self._digests.append(digests_of(columns, len(side)))
+        self._counts.append(counts)
 
-    def _give_up(self) -> None:
-        """Of rows that are alike keep the last one, with the number of all of them."""
-        store = self._store.table()
-        numbered = pa.table(
-            {
-                "like": store.column("like"),
-                "count": store.column("count"),
-                "number": np.arange(store.num_rows),
-            }
-        )
-        sums = numbered.group_by("like", use_threads=False).aggregate(
-            [("count", "sum"), ("number", "max"), ("number", "min")]
-        )
-        sums = sums.filter(pc.not_equal(sums.column("count_sum"), 0)).sort_by("number_min")
-        last = sums.column("number_max").to_numpy()
-        self._store.keep(last)
-        counts = store.schema.get_field_index("count")
-        self._store.set_column(counts, sums.column("count_sum"))
+    def _alike(self) -> tuple[Any, Any]:
+        """The last one of all rows that are alike, and how many come or, below 0, go."""
+        if not self._counts:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        digests = np.concatenate(self._digests)
+        order = np.lexsort((digests[:, 1], digests[:, 0]))
+        digests = digests[order]
+        begins = np.ones(len(order), bool)
+        begins[1:] = (digests[1:] != digests[:-1]).any(axis=1)
+        first = np.flatnonzero(begins)
+        counts = np.add.reduceat(np.concatenate(self._counts)[order], first, dtype=np.int64)
+        last = np.maximum.reduceat(order, first)
+        order = np.argsort(last)
+        order = order[counts[order] != 0]
+        return last[order], counts[order]
 
-    def result(self) -> tuple[bool, pa.Table]:
-        """Whether the table is emptied first, and the rows."""
-        self._give_up()
-        store = self._store.table()
-        row = [
-            pa.field(column.name, store.schema.field(str(i)).type)
-            for i, column in enumerate(self._version.columns)
-        ]
+    def result(self) -> _Result:
+        """The rows."""
+        row = [pa.field(column.name, column.type) for column in self._version.columns]
         schema = _result_schema(row, [], pa.field("count", pa.int64()))
-        batches = [
-            self._rows(part, schema) for part in store.to_batches(max_chunksize=_ROWS_AT_ONCE)
-        ]
-        return self._truncated, pa.Table.from_batches(batches, schema)
-
-    def _rows(self, part: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        counts = part.column("count").to_numpy()
-        if self._truncated and (counts < 0).any():
+        last, counts = self._alike()
+        if self.truncated and (counts < 0).any():
             raise PgOutputError(
                 f"{self._version.table}: more rows like one go than come after the table was "
                 "truncated: changes are missing",
                 code="unfit_row",
                 table=self._version.table,
             )
-        row = schema.field("row").type
-        columns = part.columns[: row.num_fields]
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(np.where(counts < 0, "delete", "upsert"), pa.string()),
-                pa.StructArray.from_arrays(columns, fields=list(row)),
-                pa.array(np.where(counts < 0, "present", "any"), pa.string()),
-                pa.nulls(len(counts), schema.field("unchanged").type),
-                pa.nulls(len(counts), schema.field("from_").type),
-                *(part.column(name) for name in _HEAD),
-                pa.array(np.abs(counts)),
-            ],
-            schema=schema,
-        )
+
+        def columns(reader: RowReader, part: slice) -> list[pa.Array]:
+            found, count = reader.find(last[part]), counts[part]
+            values = [reader.take(field.with_name(str(i)), found) for i, field in enumerate(row)]
+            return [
+                pa.array(np.where(count < 0, "delete", "upsert"), pa.string()),
+                pa.StructArray.from_arrays(values, fields=row),
+                pa.array(np.where(count < 0, "present", "any"), pa.string()),
+                pa.nulls(len(count), schema.field("unchanged").type),
+                pa.nulls(len(count), schema.field("from_").type),
+                *(reader.take(pa.field(name, type_), found) for name, type_ in _HEAD.items()),
+                pa.array(np.abs(count)),
+            ]
+
+        return _Result(self._store, schema, len(last), columns)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .._impl import twin
 from .steps import Keys
 
 _EMPTY = pa.scalar(b"", pa.large_binary())
@@ -28,7 +29,7 @@ def _is_time(type_: pa.DataType) -> bool:
 
 
 def keys_of(columns: list[pa.Array], count: int) -> Keys:
-    """The keys of `count` rows, whose columns hold no nulls.
+    """The keys of `count` rows; a null that is the only column of a key counts as 0.
 
     Parameters
     ----------
@@ -42,17 +43,26 @@ def keys_of(columns: list[pa.Array], count: int) -> Keys:
         signed = pa.types.is_signed_integer(column.type) or not pa.types.is_integer(column.type)
         # The bits of an unsigned number of 64 bits stand for it as well.
         plain = column.view(f"{'' if signed else 'u'}int{width}")
-        return Keys(plain.to_numpy(zero_copy_only=False).astype(np.int64, copy=False))
+        return Keys(plain.fill_null(0).to_numpy().astype(np.int64, copy=False))
     if not columns:
         return Keys(np.zeros(0, np.uint8), np.zeros(count + 1, np.int64))
-    packed = _packed(columns[0]) if len(columns) == 1 else _joined(columns)
+    return _bytes_and_ends(_packed(columns[0]) if len(columns) == 1 else _joined(columns))
+
+
+def _bytes_and_ends(packed: pa.Array) -> Keys:
+    """Binary values as the fold reads them."""
     packed = packed.cast(pa.large_binary())
     _, ends, data = packed.buffers()
-    first = packed.offset
+    count, first = len(packed), packed.offset
     offsets = (
         np.frombuffer(ends, np.int64, count + 1, first * 8) if count else np.zeros(1, np.int64)
     )
     return Keys(np.frombuffer(data or b"", np.uint8), offsets)
+
+
+def digests_of(columns: list[pa.Array], count: int) -> Any:
+    """Whole rows as two numbers that are the same if the rows are; null equals null."""
+    return twin("apply._folder").digests(*_bytes_and_ends(rows_as_bytes(columns, count)))
 
 
 def rows_as_bytes(columns: list[pa.Array], count: int) -> pa.Array:

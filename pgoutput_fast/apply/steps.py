@@ -14,6 +14,9 @@ changed or left where none is."""
 UNKNOWN = -1
 """In place of a row's number: no row is known."""
 
+MOST_CHANGES = (1 << 31) - 1
+"""So many changes have numbers."""
+
 
 class Keys(NamedTuple):
     """The keys of rows: integers, or bytes that lie one after the other.
@@ -38,24 +41,25 @@ class Followed(NamedTuple):
 
     Attributes
     ----------
-    held : numpy.ndarray of uint8
-        1 if the table had a row under the key before the first change, 0 if not.
-    rows : numpy.ndarray of int64
-        The change that sent the values which the key's row has now; `UNKNOWN` if the key has none.
-    vectors : numpy.ndarray of int64
-        Where its columns were sent by several changes: a row of `sources`; otherwise -1.
-    last : numpy.ndarray of int64
-        The last change of the key's row, or the one that deleted it or took it to another key.
-    origins : numpy.ndarray of int64
+    held : numpy.ndarray of bool
+        Whether the table had a row under the key before the first change.
+    there : numpy.ndarray of bool
+        Whether a row has the key now.
+    last : numpy.ndarray of int32
+        The last change of the key's row, which sent its values; or the one that deleted it or took
+        it to another key.
+    vectors : numpy.ndarray of int32
+        Where the row's columns were sent by several changes: a row of `sources`; otherwise -1.
+    origins : numpy.ndarray of int32
         For a row that the table had under another key: the change that took it away from there.
         `UNKNOWN` for others.
-    sources : numpy.ndarray of int64, of shape (n, width)
+    sources : numpy.ndarray of int32, of shape (n, width)
         For each column the change that sent it, or `UNKNOWN`.
     """
 
     held: Any
-    rows: Any
-    vectors: Any
+    there: Any
     last: Any
+    vectors: Any
     origins: Any
     sources: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -233,15 +233,19 @@ def with_added(net: NetChanges, alterations: Sequence[Alteration]) -> NetChanges
     older rows do; those that the target has already get it with the column.
     """
     added = {one.column: one.value for one in alterations if isinstance(one, Added)}
-    rows = net.rows
-    unchanged = rows.column("unchanged")
-    if not added or unchanged.null_count == len(unchanged):
+    if not added:
         return net
+    return net._replace(batches=lambda: (_filled(rows, added) for rows in net.batches()))
+
+
+def _filled(rows: pa.RecordBatch, added: dict[str, pa.Array]) -> pa.RecordBatch:
+    unchanged = rows.column("unchanged")
     born = pc.and_(pc.not_equal(rows.column("expects"), "present"), rows.column("from_").is_null())
-    row = rows.column("row").combine_chunks()
+    if not pc.any(pc.and_(born, unchanged.is_valid())).as_py():
+        return rows
+    row = rows.column("row")
     values = {field.name: row.field(i) for i, field in enumerate(row.type)}
-    lists: list[Any] = unchanged.to_pylist() if pc.any(born).as_py() else []
-    is_born = born.to_pylist() if lists else []
+    lists, is_born = unchanged.to_pylist(), born.to_pylist()
     for name, value in added.items():
         if name not in values:
             continue
@@ -262,10 +266,10 @@ def with_added(net: NetChanges, alterations: Sequence[Alteration]) -> NetChanges
         else [name for name in names if name not in added] or None
         for names, here in zip(lists, is_born, strict=True)
     ]
-    if lists:
-        at = rows.schema.get_field_index("unchanged")
-        rows = rows.set_column(at, rows.schema.field(at), pa.array(left, unchanged.type))
-        at = rows.schema.get_field_index("row")
-        made = pa.StructArray.from_arrays(list(values.values()), fields=list(row.type))
-        rows = rows.set_column(at, rows.schema.field(at), made)
-    return net._replace(rows=rows)
+    for name, column in (
+        ("unchanged", pa.array(left, unchanged.type)),
+        ("row", pa.StructArray.from_arrays(list(values.values()), fields=list(row.type))),
+    ):
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, rows.schema.field(at), column)
+    return rows

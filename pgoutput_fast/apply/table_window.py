@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..directory.copies import Copy
     from .folding import NetChanges
     from .outcomes import Outcome
+    from .row_stores import SpillFile
     from .targets import Alteration, ChangeWriter, Column, StateWriter, Target
     from .versions import Version
 
@@ -69,6 +70,8 @@ class TableWindow:
         error.
     makes_null : bool
         Whether a policy makes NULL of values, so that a key without a value is refused, not lost.
+    spill_file : SpillFile, optional
+        As of `Folding`.
 
     Attributes
     ----------
@@ -80,9 +83,10 @@ class TableWindow:
 
     def __init__(
         self, target: Target, held: Held, *, is_new: bool, evolves: bool, stops: bool,
-        makes_null: bool = False,
+        makes_null: bool = False, spill_file: SpillFile | None = None,
     ) -> None:  # fmt: skip
         self._target = target
+        self._spill_file = spill_file
         self.held = held
         self._writers: list[ChangeWriter] = [target.changes(held)]
         self._state: StateWriter | None = None
@@ -295,7 +299,8 @@ class TableWindow:
             what = "columns were" if renames else "key was"
             self.stop(f"its {what} altered among a transaction's changes")
             return
-        self._parts.append(_Part(alterations, Folding(key), key, lsn, form.schema))
+        folding = Folding(key, self._spill_file)
+        self._parts.append(_Part(alterations, folding, key, lsn, form.schema))
         self._parts[-1].folding.add(nothing)
 
     def _goes_on(self, nothing: pa.RecordBatch) -> bool:
@@ -417,7 +422,8 @@ class TableWindow:
             try:
                 with as_incomplete(makes_null=self._makes_null):
                     net = with_added(part.folding.finish(), part.alterations)
-                if not (net.rows.num_rows or net.truncated or part.alterations):
+                part.folding.forget()
+                if not (net.num_rows or net.truncated or part.alterations):
                     continue
                 self._apply(state, part.alterations, net, self.held._replace(lsn=end))
             except IncompleteError as error:

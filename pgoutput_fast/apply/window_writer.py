@@ -27,6 +27,7 @@ from .evolution import Known, differs, relation_of, replaced
 from .folding import NullKeyError
 from .naming import free_name, renames, stored_table
 from .outcomes import Paused, PausedError, fold_outcomes
+from .row_stores import SpillFile
 from .stored_changes import as_taken
 from .table_window import TableWindow
 from .targets import (
@@ -125,6 +126,7 @@ class WindowWriter:
             decoding = {**decoding, "registry": self._follower.registry}
         self._decoding = decoding
         self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
+        self._spill_file = SpillFile()
         self.counts: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         self.change_seconds = self.state_seconds = 0.0
@@ -381,6 +383,7 @@ class WindowWriter:
                 evolves=self._options.schema_changes == "evolve",
                 stops=self._options.on_error == "pause",
                 makes_null=_makes_null(self._decoding["policies"]),
+                spill_file=self._spill_file,
             )
         return one
 

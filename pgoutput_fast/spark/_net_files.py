@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pgoutput_fast.apply.folding import NetChanges
     from pgoutput_fast.apply.targets import Alteration, Held, IncompleteError
 
-_GROUP_ROWS = 1 << 16
-
 
 class Staging(NamedTuple):
     """Where net changes are written for Spark, and for which tables.
@@ -106,24 +104,24 @@ def is_for_spark(
     if held.copy_lsn > state.copy_lsn:
         return False
     schema = table.schema
-    names = {field.name for field in net.rows.schema.field("row").type}
+    names = {field.name for field in net.schema.field("row").type}
     if not names <= set(schema.names):
         return False
     if not all(_is_plain(schema.field(name).type) for name in net.key):
         return False
     if not all(_is_same_in_paths(schema.field(name).type) for name in state.partition_by):
         return False
-    rows = net.rows
     if net.truncated:
-        moves = rows.column("from_").null_count < rows.num_rows
+        moves = any(rows.column("from_").null_count < rows.num_rows for rows in net.batches())
         return not moves and not least_bytes  # no file would be written anew
-    if not rows.num_rows:
+    if not net.num_rows:
         return False
     if not least_bytes:
         return True
-    batches = rows.to_batches()
     type_ = schema.field(net.key[0]).type
-    keys = Keys([pa.concat_arrays([net_values(one, net.key[0], type_) for one in batches])])
+    keys = Keys()
+    for rows in net.batches():
+        keys.add([net_values(rows, net.key[0], type_)])
     found: int = sum(one.size for one in table.files() if may_hold(one, keys, net.key[0]))
     return found >= least_bytes
 
@@ -175,7 +173,7 @@ def write_net(state: Any, net: NetChanges, held: Held, prefix: str) -> NetFile:
             files.create_dir(prefix, recursive=True)
         with files.open_output_stream(path) as sink, pq.ParquetWriter(sink, form) as writer:
             first = 0
-            for batch in net.rows.to_batches(_GROUP_ROWS):
+            for batch in net.batches():
                 made = _staged_rows(batch, schema, net.key, form, first)
                 first += batch.num_rows
                 unsent.update(made.column("unchanged").flatten().unique().to_pylist())

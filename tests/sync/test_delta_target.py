@@ -578,7 +578,9 @@ def test_a_row_that_is_new_has_the_default_of_a_column_that_came_after_it(synced
     born = born.set_column(
         place, born.schema.field(place), pa.nulls(2, born.schema.field(place).type)
     )
-    synced.apply(net._replace(rows=born), 0x201, [Added("n", pa.array([7], pa.int32()))])
+    synced.apply(
+        net._replace(batches=born.to_batches), 0x201, [Added("n", pa.array([7], pa.int32()))]
+    )
     assert [tuple(row.values()) for row in synced.rows()] == [(5, "b", "c", 7)]
 
 

@@ -19,7 +19,7 @@ from support.targets.histories import History, apply_net
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing as t
-from pgoutput_fast.apply import NetChanges, fold
+from pgoutput_fast.apply import NetChanges, fold, row_stores
 from pgoutput_fast.errors import Argument
 
 THINGS = t.Table("things", {"id": "int4", "name": "text", "note": "text"})
@@ -73,10 +73,10 @@ def test_the_last_values_count_and_the_last_change_is_named() -> None:
         t.update(THINGS, [1, "c", "y"]),
     )
     assert shown(net) == [
-        ("upsert", (1, "c", "y"), "present", None, None),
         ("upsert", (2, "b", None), "absent", None, None),
+        ("upsert", (1, "c", "y"), "present", None, None),
     ]
-    assert net.rows.column("seq").to_pylist() == [2, 1]
+    assert net.rows.column("seq").to_pylist() == [1, 2]
     assert net.rows.column("commit_lsn").to_pylist() == [0x100, 0x100]
     assert net.rows.column("commit_time").cast(pa.int64()).to_pylist() == [946684800000005] * 2
 
@@ -228,8 +228,8 @@ def test_a_column_that_came_is_unknown_in_rows_from_before_and_known_after() -> 
     )
     assert shown(net) == [
         ("upsert", (1, "a", "b", None), "absent", ["more"], None),
-        ("upsert", (2, "g", "h", None), "present", ["more"], None),
         ("upsert", (3, "e", "f", 7), "absent", None, None),
+        ("upsert", (2, "g", "h", None), "present", ["more"], None),
         ("upsert", (4, "i", "j", None), "absent", None, None),
     ]
 
@@ -247,8 +247,8 @@ def test_a_column_that_went_and_came_again_is_another_one() -> None:
     )
     assert shown(net) == [
         ("upsert", (1, "a", None), "absent", ["note"], None),
-        ("upsert", (2, "d", "new"), "absent", None, None),
         ("upsert", (3, "c", None), "absent", ["note"], None),
+        ("upsert", (2, "d", "new"), "absent", None, None),
     ]
 
 
@@ -394,8 +394,9 @@ def _typed(rows: dict[Any, Any], columns: dict[str, str], key: Sequence[str]) ->
 def check_history(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fold each window of a history by both implementations; its batches are cut anywhere."""
     module = sys.modules[fold.__module__]
-    monkeypatch.setattr(module, "_FEW_ROWS", chance.choice([3, 30, 1 << 18]))
     monkeypatch.setattr(module, "_ROWS_AT_ONCE", chance.choice([4, 1 << 17]))
+    monkeypatch.setattr(row_stores, "_MOST_BYTES", chance.choice([0, 1000, 1 << 20]))
+    monkeypatch.setattr(row_stores, "_LEAST_ROWS", chance.choice([1, 5, 1 << 12]))
     history = History(chance)
     types = dict(history.columns)
     for window in history.windows(2):
