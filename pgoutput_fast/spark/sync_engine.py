@@ -182,7 +182,7 @@ def sync(
     dsn : str, optional
         Connection string of libpq, or URL; by default as libpq's variables say.
     target : str or path
-        A directory, or ``s3://bucket/prefix``.
+        A directory, or ``s3://bucket/prefix``; or ``parquet:`` and either, for change tables alone.
     driver_bytes, stage, merge_by
         As of :class:`SparkEngine`.
     **options
