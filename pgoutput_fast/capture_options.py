@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .directory.remote import parse_place
+from .changelog.remote import parse_place
 from .errors import Argument, PgOutputError
 from .options import OptionKind, Options, byte_count, choice, count, flag, option, seconds, text
 

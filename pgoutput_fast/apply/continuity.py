@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from ..directory.consumers import consumers
-from ..directory.copies import Tables
-from ..directory.known import how_to_copy
-from ..directory.looking import look
-from ..directory.reading import first_position, lacking
+from ..changelog.consumers import consumers
+from ..changelog.copies import Tables
+from ..changelog.history import history_of
+from ..changelog.known import how_to_copy
+from ..changelog.plan import first_position, lacking
+from ..changelog.view import view_of
 from ..errors import Argument, PgOutputError
-from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..segments.folders import BEGIN_NAME
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ..captured.units import SegmentSource
-    from ..directory.copies import Copy, TableState
-    from ..directory.reading import Position
+    from ..changelog.copies import Copy, TableState
+    from ..changelog.plan import Position
+    from ..changelog.view import View
     from .options import Uncopied
     from .targets import Stored
 
@@ -56,7 +56,7 @@ def check_position(
             parameter="uncopied",
             hint=("Have them copied, or give ", Argument("uncopied", "changes")),
         )
-    states = look(directory).states
+    states = view_of(directory).states
     lacks = _behind(states, stored, position)
     gone = departed(history_of([directory]), lacks)
     behind = [one for one in lacks if one not in gone]
@@ -93,22 +93,22 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
 
     They have to be copied again before a sync can begin.
     """
-    found = look(directory)
+    view = view_of(directory)
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
     position = known.get(consumer)
     lost: set[int] = set()
     if position is None:
-        begin = found.contents.begin
-        position = first_position(found.states, begin)
-        lost.update(lacking(position, found.states, begin))
-    behind = _behind(found.states, stored, position)
+        begin = view.begin
+        position = first_position(view.states, begin)
+        lost.update(lacking(position, view.states, begin))
+    behind = _behind(view.states, stored, position)
     gone = departed(history_of([directory]), behind)
     return sorted(lost.union(one for one in behind if one not in gone))
 
 
-def origin_of(source: SegmentSource) -> Origin:
+def origin_of(view: View) -> Origin:
     """The database from which a directory's changes come."""
-    return Origin(source.metadata.system_identifier, source.metadata.database)
+    return Origin(view.metadata.system_identifier, view.metadata.database)
 
 
 def copied_name(directory: Path, copy: Copy) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from .._disk import fsync_path
-from ..directory.remote import refuse_secrets
+from ..changelog.remote import refuse_secrets
 from ..errors import PgOutputError, RetryableError
 from .targets import ConflictError
 

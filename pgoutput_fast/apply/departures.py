@@ -8,9 +8,9 @@ import time
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ..directory.known import known_tables
+from ..changelog.history import history_of
+from ..changelog.known import known_tables
 from ..errors import PgOutputError
-from ..history import history_of
 from ..names import qualified, shown_name, shown_table
 from ..segments.listing import has_begun
 from .naming import stored_table
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..catalog import CatalogTable
-    from ..history import History
+    from ..changelog.history import History
     from .targets import Held
 
 _log = logging.getLogger(__name__)

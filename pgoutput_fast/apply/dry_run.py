@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..captured.changes import ChangeReader, Refusal
-from ..captured.units import Chunk, SegmentSource, open_source
-from ..directory.consumers import consumers
-from ..directory.reading import Position, first_position
-from ..history import HistoryFollower, history_of
+from ..changelog.changes import ChangeReader, Refusal
+from ..changelog.consumers import consumers
+from ..changelog.frames import chunks
+from ..changelog.history import HistoryFollower, history_of
+from ..changelog.plan import Position, first_position
+from ..changelog.view import View, view_of
 from ..names import qualified, shown_name
 from ..policies import Policies
 from ..segments.listing import has_begun, not_begun
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from ..changelog.frames import Chunk
     from ..connections import ConnectionParameters
-    from ..directory.looking import Look
-
-_EVERYTHING = 1 << 62  # more bytes than any directory has
 
 
 class TablePlan(NamedTuple):
@@ -179,8 +178,8 @@ def plan_sync(
     """
     slot = None if asked is None else asked.slot
     published = {} if asked is None else asked.published
-    source = open_source(directory) if has_begun(directory) else None
-    if source is None:
+    view = view_of(directory) if has_begun(directory) else None
+    if view is None:
         if asked is None:
             raise not_begun(directory)
         stored = target.peek(asked.origin)
@@ -191,7 +190,7 @@ def plan_sync(
         return SyncPlan(
             directory, False, slot, 0, 0, _sorted(tables, options), _mistaken(asked, options)
         )
-    stored = target.peek(origin_of(source))
+    stored = target.peek(origin_of(view))
     if asked is not None and not stored.tables:
         check_tables(options.tables, [*map(shown_name, published.values())], directory)
     lost: list[int] = []
@@ -201,19 +200,19 @@ def plan_sync(
     if consumer in known:
         position = known[consumer]
     elif lost:
-        position = first_position(source.seen.states, source.seen.contents.begin)
+        position = first_position(view.states, view.begin)
     else:
-        position = source.begin()
+        position = view.first_position()
     if lost:  # nothing is read of them until they are copied
-        ends = dict.fromkeys(lost, source.seen.contents.end)
+        ends = dict.fromkeys(lost, view.end)
         position = Position(position.lsn, {**position.tables, **ends})
     else:
         check_position(directory, str(name), stored, position, options.uncopied)
     counted = _count(
-        source, directory, position, decode_for, options, target.kept.policies or Policies(), stored
+        view, directory, position, decode_for, options, target.kept.policies or Policies(), stored
     )
-    states = source.seen.states
-    names = {**_copied_names(directory, source.seen), **published}
+    states = view.states
+    names = {**_copied_names(directory, view), **published}
     tables = {}
     for relation_id in names.keys() | counted.keys() | stored.tables.keys():
         held, state = stored.tables.get(relation_id), states.get(relation_id)
@@ -227,7 +226,7 @@ def plan_sync(
             is_published=None if asked is None else relation_id in published,
             is_lost=relation_id in lost,
         )
-    end = source.seen.contents.end
+    end = view.end
     return SyncPlan(
         directory, True, slot, position.lsn, end, _sorted(tables, options),
         _mistaken(asked, options),
@@ -260,17 +259,17 @@ def _sorted(tables: dict[int, TablePlan], options: SyncOptions) -> list[TablePla
     return sorted(found, key=lambda one: (one.name, one.relation_id))
 
 
-def _copied_names(directory: Path, seen: Look) -> dict[int, str]:
+def _copied_names(directory: Path, view: View) -> dict[int, str]:
     """The names of tables that have a snapshot or wait for one."""
     return {
         relation_id: copied_name(directory, state.copies[-1])
-        for relation_id, state in seen.states.items()
+        for relation_id, state in view.states.items()
         if state.copies[-1].state != "gone"
     }
 
 
 def _count(
-    source: SegmentSource,
+    view: View,
     directory: Path,
     position: Any,
     decode_for: str,
@@ -279,7 +278,7 @@ def _count(
     stored: Stored,
 ) -> dict[int, TablePlan]:
     """What is there for each table: everything is decoded, as a sync would decode it."""
-    plan = source.plan(position, _EVERYTHING)
+    plan = view.plan(position)
     found: dict[int, TablePlan] = {}
     if plan is None:
         return found
@@ -301,9 +300,9 @@ def _count(
 
     stops = options.on_error == "stop"
     reader = ChangeReader(decoding, follower, refused=None if stops else pause)
-    for unit in plan.units:
-        copy = unit.step.copy
-        for chunk in source.chunks(unit):
+    for read in plan.reads:
+        copy = read.snapshot
+        for chunk in chunks(read, view.metadata):
             for changes, batch in reader.changes(chunk):
                 relation = changes.relation
                 relation_id = relation.relation_id

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..changelog.consumers import check_consumer_name
+from ..changelog.history import POLICIES, HistoryPolicy
 from ..columnar.selection import Selection
-from ..directory.consumers import check_consumer_name
 from ..errors import PgOutputError
-from ..history import POLICIES, HistoryPolicy
 from ..options import OptionKind, Options, byte_count, choice, count, flag, option, seconds, text
 from ..policies import Policies, policies_of
 from .duckdb_file import LEAST_MEMORY

@@ -14,8 +14,8 @@ from .targets import Gap
 if TYPE_CHECKING:
     from collections.abc import KeysView
 
-    from ..captured.units import SegmentSource
-    from ..directory.reading import Position
+    from ..changelog.plan import Position
+    from ..changelog.view import View
     from .targets import Held
 
 _AGAIN = 60.0  # seconds from one try of a paused table to the next
@@ -53,14 +53,14 @@ class Apart:
         now = time.monotonic()
         return [relation_id for relation_id, at in self._next.items() if at <= now]
 
-    def given_up(self, source: SegmentSource, position: Position, held: Held) -> Stale | None:
+    def given_up(self, view: View, position: Position, held: Held) -> Stale | None:
         """Return what becomes of a table that can't wait any longer; None: it waits.
 
         A table does not wait behind a newer snapshot, which has what its changes come to.
 
         Parameters
         ----------
-        source : SegmentSource
+        view : View
             What the change log has now.
         position : Position
             How far the sync is.
@@ -70,20 +70,20 @@ class Apart:
         if held.paused is None:
             return None
         at = position.of(held.relation_id)
-        state = source.seen.states.get(held.relation_id)
+        state = view.states.get(held.relation_id)
         newer = 0 if state is None or not state.snapshots else state.snapshots[-1].lsn - 1
         if newer > at:
             why, end = "a newer snapshot is there", newer
         else:
             since = time.time() - held.paused.since
-            kept = _bytes_for(source, position, at)
+            kept = _bytes_for(view, position, at)
             if since > self._limit.seconds:
                 why = f"it was paused for {since / 3600:.1f} hours, longer than pause_time"
             elif kept > self._limit.bytes:
                 why = f"the change log kept {decimal(kept)} for it, more than pause_bytes"
             else:
                 return None
-            end = max(at, position.lsn, source.seen.contents.end)
+            end = max(at, position.lsn, view.end)
             if state is not None and state.held_from is not None:
                 end = max(at, min(end, state.held_from))
         gap = f"its changes from {format_lsn(at)} to {format_lsn(end)} were passed over"
@@ -92,9 +92,9 @@ class Apart:
         )
 
 
-def _bytes_for(source: SegmentSource, position: Position, at: int) -> int:
+def _bytes_for(view: View, position: Position, at: int) -> int:
     """Bytes of segments that are kept for a table, as all others are further."""
-    segments = source.seen.contents.segments
+    segments = view.segments
     size = 0
     for one in segments:
         if at < one.end_lsn and one.start_lsn < position.lsn:

@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ..directory.looking import look
-from ..directory.requests import request_copy
+from ..changelog.requests import request_copy
+from ..changelog.view import view_of
 from ..names import qualified
 from ..segments.folders import TABLES
 from .targets import CHANGES_ALONE
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from ..directory.copies import TableState
-    from ..directory.reading import Position
+    from ..changelog.copies import TableState
+    from ..changelog.plan import Position
     from .options import SyncOptions
     from .targets import Held
 
@@ -78,7 +78,7 @@ class SnapshotRequests:
 
         So it is where a sync before this one has asked for it.
         """
-        state = look(self._directory).states.get(relation_id)
+        state = view_of(self._directory).states.get(relation_id)
         if state is None:
             return False
         at = self._position().of(relation_id)
@@ -95,7 +95,7 @@ class SnapshotRequests:
                 continue
             if not self.needs(held) or self.is_copied(relation_id):
                 continue
-            if _has_many(self._directory, look(self._directory).states.get(relation_id)):
+            if _has_many(self._directory, view_of(self._directory).states.get(relation_id)):
                 self._over_limit.add(relation_id)
                 if relation_id not in before:
                     _log.warning("%s stays stale: %s", qualified(held), _MANY)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..captured.stored import renamed, stored, stored_type
+from ..changelog.stored import renamed, stored, stored_type
 from ..columnar.mapping import is_digits
 from ..errors import PgOutputError
 from .folding import NetChanges

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._disk import claim_directory
 from ..capture_options import CaptureOptions
-from ..captured.units import open_source
-from ..directory.consumers import claim_consumer
-from ..directory.known import known_tables
-from ..directory.remote import refuse_secrets
-from ..directory.requests import request_copy
+from ..changelog.consumers import claim_consumer
+from ..changelog.history import history_of
+from ..changelog.known import known_tables
+from ..changelog.remote import refuse_secrets
+from ..changelog.requests import request_copy
+from ..changelog.view import view_of
 from ..errors import Argument, PgOutputError, RetryableError
-from ..history import history_of
 from ..lsn import check_lsn
 from ..names import shown_table
 from ..options import options_of
@@ -432,9 +432,9 @@ def _claim_target(
             end = connection.current_lsn(), connection.in_recovery
             return Origin(connection.system_identifier, connection.database)
 
-    source = open_source(directory) if has_begun(directory) else None
-    if source is not None:
-        origin = origin_of(source)
+    view = view_of(directory) if has_begun(directory) else None
+    if view is not None:
+        origin = origin_of(view)
         with contextlib.suppress(RetryableError):  # the capture tries again, and looks itself
             if (found := asked()) != origin:
                 raise PgOutputError(
@@ -495,11 +495,11 @@ def _check_by_history(
 ) -> None:
     """Refuse partitions by what the newest catalogue of a directory has not."""
     history = history_of([directory]) if partition_by else None
-    source = open_source(directory)
+    view = view_of(directory) if has_begun(directory) else None
     if not partition_by or history is None or history.is_empty:
         return
-    if source is not None:
-        held = target.peek(origin_of(source)).tables.values()
+    if view is not None:
+        held = target.peek(origin_of(view)).tables.values()
         check_partitions(partition_by, history.newest_tables.tables, held)
 
 
@@ -562,19 +562,15 @@ class _Lost:
         self._asked: set[int] = set()
 
     def _has_tables(self) -> bool:
-        source = open_source(self._directory)
-        if source is None:
+        if not has_begun(self._directory):
             return False
-        return bool(self._target.peek(origin_of(source)).tables)
+        return bool(self._target.peek(origin_of(view_of(self._directory))).tables)
 
     def ask(self) -> bool:
         """Ask for copies, if that is to be done; whether there are such tables."""
         if not self._asks or not has_begun(self._directory):
             return False
-        source = open_source(self._directory)
-        if source is None:
-            return False
-        stored = self._target.peek(origin_of(source))
+        stored = self._target.peek(origin_of(view_of(self._directory)))
         lost = lost_tables(self._directory, stored, self._consumer)
         names = known_tables(self._directory) if lost else {}
         for relation_id in {*lost} - self._asked:

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..captured.histories import has_commit
-from ..captured.units import open_source
-from ..directory.consumers import Consumer, consumers, remove_consumer
-from ..directory.history import Entry, entries
-from ..directory.known import how_to_copy
-from ..directory.reading import Position
-from ..directory.requests import request_copy
+from ..changelog.commits import has_commit
+from ..changelog.consumers import Consumer, consumers, remove_consumer
+from ..changelog.history import history_of
+from ..changelog.known import how_to_copy
+from ..changelog.plan import Position
+from ..changelog.requests import request_copy
+from ..changelog.schema_history import Entry, entries
+from ..changelog.view import view_of
 from ..errors import Argument, PgOutputError, RetryableError
-from ..history import history_of
 from ..lsn import format_lsn
 from ..names import qualified
 from ..policies import Policies
-from ..segments.listing import contents, not_begun
+from ..segments.listing import contents
 from .continuity import check_position, copied_name, origin_of
 from .departures import Departures, departed
 from .options import WINDOW_BYTES
@@ -44,7 +44,8 @@ from .targets import (
 from .window_writer import WindowWriter
 
 if TYPE_CHECKING:
-    from ..captured.units import Plan, SegmentSource
+    from ..changelog.plan import ReadPlan
+    from ..changelog.view import View
     from ..replication import CaptureProgress
     from .duckdb_file import DuckdbFile
     from .options import SyncOptions
@@ -146,7 +147,7 @@ class Engine(Protocol):
     def begin(self, target: Target) -> None:
         """Begin: no other sync has the target. What one before has left may go."""
 
-    def writer(self, plan: Plan, *given: Any) -> WindowWriter:
+    def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
         """A writer for what is planned; `given` is what a `WindowWriter` takes."""
 
 
@@ -201,13 +202,13 @@ class Syncing:
         self._progress = progress
         self._captured = captured
         self._next_told = 0.0
-        source = self._source()
-        self._stored = target.open(origin_of(source))
+        view = self._view()
+        self._stored = target.open(origin_of(view))
         # The encoding is of values that are not in frames, as of columns added with a default.
         self._decoding: dict[str, Any] = {
             "policies": target.kept.policies or Policies(), "target": decode_for,
             "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
-            "encoding": source.metadata.encoding,
+            "encoding": view.metadata.encoding,
         }  # fmt: skip
         self._is_known = consumer in {one.name for one in consumers(directory)}
         if not self._stored.lsn and self._is_known:
@@ -239,7 +240,7 @@ class Syncing:
         self._stage_seconds = (0.0, 0.0)
         self._end_lsn = 0
         self._is_stopped: Callable[[], bool] = lambda: False
-        self._see(source)
+        self._see(view)
         self._take_lost()
         self._change_policies()
         self._say_stale()
@@ -329,11 +330,8 @@ class Syncing:
                 self._name, self._directory,
             )  # fmt: skip
 
-    def _source(self) -> SegmentSource:
-        source = open_source(self._directory)
-        if source is None:
-            raise not_begun(self._directory)
-        return source
+    def _view(self) -> View:
+        return view_of(self._directory)
 
     # --- windows ---------------------------------------------------------------------------------
 
@@ -402,8 +400,8 @@ class Syncing:
 
     def _step(self) -> bool:
         """Write what is there, up to a size; False if there is nothing."""
-        source = self._source()
-        self._see(source)
+        view = self._view()
+        self._see(view)
         if self._end_lsn < self._stored.lsn:
             # Another directory has brought what is between them; or earlier states of this one and
             # of the server were put back. Nobody can tell yet, and nothing of it is the target's.
@@ -411,42 +409,42 @@ class Syncing:
             return False
         self._compare()
         try:
-            return self._write_next(source)
+            return self._write_next(view)
         except StoppedError:
             return False
 
-    def _write_next(self, source: SegmentSource) -> bool:
+    def _write_next(self, view: View) -> bool:
         """Write what is there of tables that are read apart, and of the others."""
         is_written = False
         for relation_id in self._apart.due():
             if not self._is_stopped():
-                is_written |= self._try_apart(source, relation_id)
+                is_written |= self._try_apart(view, relation_id)
         self._requests.ask(self._stored.tables)
-        return self._go_on(source) or is_written
+        return self._go_on(self._view()) or is_written
 
-    def _plan(self, source: SegmentSource, **options: Any) -> Plan | None:
+    def _plan(self, view: View, **options: Any) -> ReadPlan | None:
         """What is written next, and where."""
-        return source.plan(self._consumer.position, self._window_bytes, **options)
+        return view.plan(self._consumer.position, self._window_bytes, **options)
 
-    def _go_on(self, source: SegmentSource) -> bool:
+    def _go_on(self, view: View) -> bool:
         """Write a window of all tables but those that are read apart; False if there is nothing."""
-        while (plan := self._plan(source, paused=self._apart.tables)) is not None:
-            self._window = time.monotonic(), sum(unit.size for unit in plan.units)
-            if self._attempt(source, plan, self._stored):
+        while (plan := self._plan(view, paused=self._apart.tables)) is not None:
+            self._window = time.monotonic(), plan.size
+            if self._attempt(view, plan, self._stored):
                 return True
         # Nothing in it counts; the position is stored with what comes next.
         self._looked = self._end_lsn
-        self._follow_catalog(source)
+        self._follow_catalog(view)
         self._departures.look(self._stored.tables)
         if self._is_unstored:
             self._store()
         return False
 
-    def _attempt(self, source: SegmentSource, plan: Plan, stored: Stored) -> bool:
+    def _attempt(self, view: View, plan: ReadPlan, stored: Stored) -> bool:
         """Write a window; False if tables are paused that can't go on, and nothing was written."""
         begin = time.perf_counter()
         try:
-            one = self._write(source, plan, stored)
+            one = self._write(view, plan, stored)
         except PausedError as error:
             self._pause(error)
             return False
@@ -457,7 +455,7 @@ class Syncing:
         self._tell(at_once=True)
         return True
 
-    def _follow_catalog(self, source: SegmentSource) -> None:
+    def _follow_catalog(self, view: View) -> None:
         """Have names and columns follow the catalogue, where no change comes that tells them."""
         found = entries(self._directory)
         if not found or self._followed == (found[-1], self._end_lsn):
@@ -469,7 +467,7 @@ class Syncing:
         try:
             if one.has_news(at):
                 with window(self._target):
-                    self._stored = one.write_catalog(source, at)
+                    self._stored = one.write_catalog(view, at)
                 self._is_unstored = False
                 self._note(one)
         except PausedError as error:
@@ -510,7 +508,7 @@ class Syncing:
             self._target.commit(self._stored)
         self._is_unstored = False
 
-    def _try_apart(self, source: SegmentSource, relation_id: int) -> bool:
+    def _try_apart(self, view: View, relation_id: int) -> bool:
         """Write a window of one table; False if there is nothing, or it still can't go on."""
         held = self._stored.tables[relation_id]
         try:
@@ -519,15 +517,15 @@ class Syncing:
             raise
         except PgOutputError as error:
             self._pause(PausedError([Paused(held, error)]))
-            self._give_up(source, relation_id)
+            self._give_up(view, relation_id)
             return False
-        plan = self._plan(source, table=relation_id)
+        plan = self._plan(view, table=relation_id)
         if plan is None:
             self._rejoin(relation_id)
             return False
         committed = fold_outcomes(self._stored.tables, [Committed(held)], time.time())
-        if not self._attempt(source, plan, self._stored._replace(tables=committed)):
-            self._give_up(source, relation_id)
+        if not self._attempt(view, plan, self._stored._replace(tables=committed)):
+            self._give_up(view, relation_id)
             return False
         if held.paused is not None:
             _log.info("%s goes on", qualified(held))
@@ -545,10 +543,10 @@ class Syncing:
         if self._stored.tables[relation_id].paused is not None:
             self._fold([Committed(self._stored.tables[relation_id])])
 
-    def _give_up(self, source: SegmentSource, relation_id: int) -> None:
+    def _give_up(self, view: View, relation_id: int) -> None:
         """Pass over changes of a table that has waited for too long."""
         position, held = self._consumer.position, self._stored.tables[relation_id]
-        outcome = self._apart.given_up(source, position, held)
+        outcome = self._apart.given_up(view, position, held)
         if outcome is None or outcome.gap is None:
             return
         self._fold([outcome])
@@ -581,19 +579,19 @@ class Syncing:
 
     # --- one window ------------------------------------------------------------------------------
 
-    def _write(self, source: SegmentSource, plan: Plan, stored: Stored) -> WindowWriter:
+    def _write(self, view: View, plan: ReadPlan, stored: Stored) -> WindowWriter:
         """Write a window; what has written it."""
         try:
-            return self._written(source, plan, stored)
+            return self._written(view, plan, stored)
         except PgOutputError as error:
             # Its type may have been altered since the catalogue was read: the next read tells it.
             paused = [one.error for one in error.paused] if isinstance(error, PausedError) else []
             codes = {getattr(one, "code", None) for one in paused or [error]}
             if "bad_value" not in codes or not self._has_types(plan):
                 raise
-        return self._written(source, plan, stored)
+        return self._written(view, plan, stored)
 
-    def _has_types(self, plan: Plan) -> bool:
+    def _has_types(self, plan: ReadPlan) -> bool:
         """Wait until the history has the types of all that a window has; whether it has them."""
         end = time.monotonic() + _TYPES_TIMEOUT
         while (history := history_of([self._directory])) is not None:
@@ -605,12 +603,12 @@ class Syncing:
             self._tell()
         return False
 
-    def _written(self, source: SegmentSource, plan: Plan, stored: Stored) -> WindowWriter:
+    def _written(self, view: View, plan: ReadPlan, stored: Stored) -> WindowWriter:
         given = self._given(stored)
         try:
             if self._engine is not None:
                 try:
-                    return self._written_by(self._engine.writer(plan, *given), source, plan)
+                    return self._written_by(self._engine.writer(plan, *given), view, plan)
                 except (RetryableError, ConflictError, TargetError, PausedError):
                     raise
                 except (NotForeseenError, PgOutputError) as error:
@@ -618,14 +616,14 @@ class Syncing:
                     if isinstance(error, PgOutputError) and self._options.on_error == "stop":
                         raise
                     _log.info("a window is written by this process: %s", error)
-            return self._written_by(WindowWriter(*given), source, plan)
+            return self._written_by(WindowWriter(*given), view, plan)
         except ConflictError as error:
             # Another job may be at a table, or a task of a sync that was killed, for a while.
             raise RetryableError(error.message, code=error.code, hint=error.hint) from error
 
-    def _written_by(self, one: WindowWriter, source: SegmentSource, plan: Plan) -> WindowWriter:
+    def _written_by(self, one: WindowWriter, view: View, plan: ReadPlan) -> WindowWriter:
         with window(self._target):
-            self._stored = one.write(source, plan)
+            self._stored = one.write(view, plan)
         return one
 
     def _say_behind(self, *, at_once: bool = False) -> None:
@@ -673,15 +671,15 @@ class Syncing:
         )
         self._say_stale()
 
-    def _see(self, source: SegmentSource) -> None:
+    def _see(self, view: View) -> None:
         """Note where the directory ends, and which tables wait in it."""
-        self._end_lsn = source.seen.contents.end
+        self._end_lsn = view.end
         names = []
         self._held_back = {
-            relation_id for relation_id, state in source.seen.states.items()
+            relation_id for relation_id, state in view.states.items()
             if state.held_from is not None
         }  # fmt: skip
-        for relation_id, state in source.seen.states.items():
+        for relation_id, state in view.states.items():
             if state.held_from is not None:
                 held = self._stored.tables.get(relation_id)
                 names.append(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ..catalog import CatalogTable
-    from ..directory.copies import Copy
+    from ..changelog.copies import Copy
     from .folding import NetChanges
     from .outcomes import Outcome
     from .row_stores import SpillFile

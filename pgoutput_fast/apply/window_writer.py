@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ..captured.changes import ChangeReader, Refusal
-from ..captured.histories import newest_commit
-from ..captured.stored import stored
+from ..changelog.changes import ChangeReader, Refusal
+from ..changelog.commits import newest_commit
+from ..changelog.frames import chunks
+from ..changelog.history import HistoryFollower, history_of
+from ..changelog.known import how_to_copy
+from ..changelog.stored import stored
+from ..changelog.view import view_of
 from ..columnar.decoder import ColumnarDecoder
-from ..directory.known import how_to_copy
-from ..directory.looking import look
 from ..errors import Argument, PgOutputError, RetryableError
-from ..history import HistoryFollower, history_of
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
 from .departures import departed
@@ -43,11 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from ..captured.units import Chunk, Plan, SegmentSource, Unit
     from ..catalog import CatalogTable
-    from ..directory.copies import Copy
-    from ..directory.reading import Position
-    from ..history import TablesAt
+    from ..changelog.copies import Copy
+    from ..changelog.frames import Chunk
+    from ..changelog.history import TablesAt
+    from ..changelog.plan import Position, ReadPlan
+    from ..changelog.view import View
     from ..policies import Policies
     from ..segments.reader import CommitRecord
     from .options import SyncOptions
@@ -118,7 +120,7 @@ class WindowWriter:
         self._held = dict(stored.tables)
         self._open: dict[int, TableWindow] = {}
         self._paused: dict[int, Paused] = {}
-        self._states = look(directory).states
+        self._states = view_of(directory).states
         self._history = history_of([directory])
         self._follower: HistoryFollower | None = None
         if self._history is not None:
@@ -131,7 +133,7 @@ class WindowWriter:
         self.seconds: dict[str, float] = {}
         self.change_seconds = self.state_seconds = 0.0
 
-    def write(self, source: SegmentSource, plan: Plan) -> Stored:
+    def write(self, view: View, plan: ReadPlan) -> Stored:
         """Write everything; what the target has then.
 
         Raises
@@ -141,7 +143,7 @@ class WindowWriter:
             each table of a target that is not transactional says of itself.
         """
         with self._pausing_one():
-            return self._write(source, plan)
+            return self._write(view, plan)
 
     @contextlib.contextmanager
     def _pausing_one(self) -> Iterator[None]:
@@ -153,11 +155,11 @@ class WindowWriter:
                 raise
             raise PausedError([Paused(self._before(error.held), error)]) from error
 
-    def _write(self, source: SegmentSource, plan: Plan) -> Stored:
+    def _write(self, view: View, plan: ReadPlan) -> Stored:
         begin = time.perf_counter()
-        self._take_all(source, plan)
+        self._take_all(view, plan)
         after = plan.after
-        self._follow_catalog(source, after)
+        self._follow_catalog(view, after)
         self._write_open(after, begin)
         tables = {
             relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
@@ -173,17 +175,17 @@ class WindowWriter:
             held[relation_id] = _renamed(held[relation_id], table, at.lsn)
         return bool(renames(held)) or any(what is not None for _, _, what in news)
 
-    def write_catalog(self, source: SegmentSource, at: Position) -> Stored:
+    def write_catalog(self, view: View, at: Position) -> Stored:
         """Write what the catalogue says of tables that no change has told; errors as of `write`.
 
         Parameters
         ----------
-        source : SegmentSource
+        view : View
         at : Position
             What was committed before is there, of each table.
         """
         with self._pausing_one():
-            self._follow_catalog(source, at)
+            self._follow_catalog(view, at)
             ends = {relation_id: max(at.of(relation_id), one.held.lsn)
                     for relation_id, one in self._open.items()}  # fmt: skip
             self._write_open(at, time.perf_counter())
@@ -230,23 +232,23 @@ class WindowWriter:
                 )  # fmt: skip
         return stored
 
-    def _take_all(self, source: SegmentSource, plan: Plan) -> None:
+    def _take_all(self, view: View, plan: ReadPlan) -> None:
         """Give all changes of a plan to their tables."""
         stops = self._options.on_error == "stop"
         refused = None if stops else self._pause_refused
         reader = ChangeReader(self._decoding, self._follower, refused=refused)
-        for copy, units in itertools.groupby(plan.units, copy_of):
-            for unit in units:
-                for chunk in source.chunks(unit):
+        for copy, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
+            for read in reads:
+                for chunk in chunks(read, view.metadata):
                     self._take(reader, chunk, copy)
                     self._tell()
             self._end_copy(copy)
 
-    def _newest_of(self, plan: Plan) -> CommitRecord | None:
+    def _newest_of(self, plan: ReadPlan) -> CommitRecord | None:
         """The newest commit that was looked at, with this window."""
         if plan.after.lsn <= self._lsn:
             return self._newest  # all of it was read before
-        return newest_commit(plan.units) or self._newest
+        return newest_commit(plan.reads) or self._newest
 
     def _end_copy(self, copy: Copy | None) -> None:
         # The rows of one that is paused are not all there.
@@ -464,7 +466,7 @@ class WindowWriter:
                 is_other = is_here and differs(held.columns, table)
                 yield relation_id, table, "follow" if is_other else None
 
-    def _follow_catalog(self, source: SegmentSource, after: Position) -> None:
+    def _follow_catalog(self, view: View, after: Position) -> None:
         """Have tables of which no change has told it follow the catalogue."""
         found = self._catalog_at(after.lsn)
         if found is None:
@@ -483,7 +485,7 @@ class WindowWriter:
                             "the former one"
                         )
                     else:
-                        schema, relation = self._foretold(source, table, after.lsn)
+                        schema, relation = self._foretold(view, table, after.lsn)
                         one.follow(schema, self._known_by(relation, found))
             held = _renamed(self._held_now(relation_id), table, lsn)
             if relation_id in self._open:
@@ -496,9 +498,7 @@ class WindowWriter:
         one = self._open.get(relation_id)
         return self._held[relation_id] if one is None else one.held
 
-    def _foretold(
-        self, source: SegmentSource, table: CatalogTable, lsn: int
-    ) -> tuple[pa.Schema, Any]:
+    def _foretold(self, view: View, table: CatalogTable, lsn: int) -> tuple[pa.Schema, Any]:
         """The schema of a change that would come of a table at an LSN, and its Relation."""
         if self._follower is not None:
             self._follower.go_to(lsn)
@@ -509,7 +509,7 @@ class WindowWriter:
             encode_fields("I", relation_id=table.relation_id, new=nothing),
         ]
         (changes,) = decoder.decode(frames)
-        batch = as_taken(changes, pa.record_batch(changes), is_binary=source.metadata.is_binary)
+        batch = as_taken(changes, pa.record_batch(changes), is_binary=view.metadata.is_binary)
         return batch.schema, changes.relation
 
     def _settle_names(self) -> None:
@@ -607,8 +607,3 @@ def run_all(
             if not one.cancelled():
                 one.result()
     tell()
-
-
-def copy_of(unit: Unit) -> Copy | None:
-    """The copy of a table that a unit is a part of."""
-    return unit.step.copy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..directory.known import known_tables
+from ..changelog.known import known_tables
 from ..errors import printable
 from ..lsn import format_lsn
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ..directory.reading import Position
+    from ..changelog.plan import Position
 
 
 def described_positions(directory: Path, positions: Sequence[Position]) -> list[dict[str, Any]]:

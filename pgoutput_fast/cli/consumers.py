@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..directory.consumers import Consumer, consumers, remove_consumer
+from ..changelog.consumers import Consumer, consumers, remove_consumer
 from ..errors import PgOutputError
 from ..segments.listing import contents, not_begun
 from ._consumer_positions import described_positions, tables_elsewhere

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..directory.copies import Tables
-from ..directory.known import known_tables
-from ..directory.requests import request_copy, requested
+from ..changelog.copies import Tables
+from ..changelog.history import history_of
+from ..changelog.known import known_tables
+from ..changelog.requests import request_copy, requested
 from ..errors import PgOutputError, printable
-from ..history import history_of
 from ..lsn import format_lsn
 from ..names import parse_name, sql_name
 from ..options import seconds
@@ -21,7 +21,7 @@ from ._help import GroupedCommand
 from ._options import Value
 
 if TYPE_CHECKING:
-    from ..directory.copies import TableState
+    from ..changelog.copies import TableState
 
 _POLL = 0.2  # seconds between two looks whether a copy is there
 

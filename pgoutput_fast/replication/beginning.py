@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .._disk import claim_directory, fsync_path, read_json_file, write_whole
 from .._forms import MALFORMED, unreadable
-from ..directory.uploading import downloaded_from
+from ..changelog.uploading import downloaded_from
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
 from ..segments import SegmentMetadata, SegmentWriter

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    from ..directory.history import CatalogRead
+    from ..changelog.schema_history import CatalogRead
     from ..segments import SegmentMetadata
     from .snapshot import ServerSnapshot
     from .walsender import CreatedSlot

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..directory.snapshots import CopyFiles, delete_unfinished
+from ..changelog.snapshots import CopyFiles, delete_unfinished
 from ..errors import PgOutputError, RetryableError, counted
 from ..lsn import format_lsn
 from ..protocol.messages import decode_rare
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from ..changelog.copies import Copy, Tables
     from ..connections import ConnectionParameters
-    from ..directory.copies import Copy, Tables
     from ..segments import SegmentMetadata
     from ..types import TypeRegistry
     from .imported import SnapshotRange, SnapshotTable

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from ..catalog import catalog_of
+from ..changelog.schema_history import CatalogRead, HistoryWriter
 from ..connections import answered, server_error
-from ..directory.history import CatalogRead, HistoryWriter
 from ..errors import Argument, PgOutputError, ReplicationError, RetryableError
 from ..lsn import parse_lsn
 from ..types import TypeRegistry

@@ -9,12 +9,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from ..directory.consumers import consumers, remove_consumer
-from ..directory.copies import Copy, Tables
-from ..directory.merging import delete_covered, merge
-from ..directory.requests import forget_request, requested
-from ..directory.retention import Keep, forget_dropped, retain
-from ..directory.uploading import CONSUMER_NAME
+from ..changelog.consumers import consumers, remove_consumer
+from ..changelog.copies import Copy, Tables
+from ..changelog.merging import delete_covered, merge
+from ..changelog.requests import forget_request, requested
+from ..changelog.retention import Keep, forget_dropped, retain
+from ..changelog.uploading import CONSUMER_NAME
 from ..errors import Argument, PgOutputError, counted, printable
 from ..protocol.messages import decode_rare
 from ..segments.format import write_options

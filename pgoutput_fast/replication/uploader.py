@@ -8,8 +8,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, cast
 
-from ..directory.remote import RemoteError
-from ..directory.uploading import Upload
+from ..changelog.remote import RemoteError
+from ..changelog.uploading import Upload
 from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn
 

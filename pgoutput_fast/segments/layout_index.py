@@ -10,7 +10,6 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._forms import of_form
 from ..protocol.messages import decode_rare
 from ..protocol.wire import relation_id_of
 
@@ -139,11 +138,13 @@ def read_index(content: bytes) -> list[Span]:
     Exception
         One of `MALFORMED`: the bytes are something else.
     """
-    return [_span(fields) for fields in of_form(json.loads(content), list[dict[str, Any]])]
+    return [_span(fields) for fields in json.loads(content)]
 
 
 def _span(fields: dict[str, Any]) -> Span:
+    numbers = {name: fields[name] for name in _NUMBERS}
+    if any(type(number) is not int for number in numbers.values()):
+        raise TypeError(f"a number of a span is none: {numbers}")
     relation = base64.b64decode(fields["relation"], validate=True)
     types = tuple(base64.b64decode(frame, validate=True) for frame in fields["types"])
-    numbers: dict[str, Any] = {name: of_form(fields[name], int, name) for name in _NUMBERS}
     return Span(**numbers, relation=relation, types=types)

@@ -20,15 +20,15 @@ from pgoutput_fast.apply.delta_place import directory_of
 from pgoutput_fast.apply.delta_statistics import bounded_leaves, repeating
 from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.stored_changes import Form, with_a_column
-from pgoutput_fast.captured.changes import ChangeReader
-from pgoutput_fast.captured.units import chunks
-from pgoutput_fast.directory.remote import refuse_secrets
+from pgoutput_fast.changelog.changes import ChangeReader
+from pgoutput_fast.changelog.frames import chunks
+from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
+from pgoutput_fast.changelog.remote import refuse_secrets
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import HistoryFollower, HistoryPolicy, history_of
 from pgoutput_fast.names import shown_table
 
 if TYPE_CHECKING:
-    from pgoutput_fast.captured.units import Unit
+    from pgoutput_fast.changelog.plan import Read
     from pgoutput_fast.policies import Policies
     from pgoutput_fast.segments import SegmentMetadata
 
@@ -142,7 +142,7 @@ class _File:
 
 
 def write_changes(
-    units: Sequence[Unit],
+    reads: Sequence[Read],
     metadata: SegmentMetadata,
     directory: str,
     output: str,
@@ -151,11 +151,11 @@ def write_changes(
     policies: Policies,
     history: HistoryPolicy,
 ) -> Iterator[pa.RecordBatch]:
-    """Write the changes of units, and yield what was written.
+    """Write the changes of reads, and yield what was written.
 
     Parameters
     ----------
-    units : sequence of Unit
+    reads : sequence of Read
         In the order of the stream.
     metadata : SegmentMetadata
     directory : str
@@ -190,8 +190,8 @@ def write_changes(
     reader = ChangeReader(decoding, follower)
     made: dict[tuple[int, pa.Schema], tuple[_File, Form]] = {}
     try:
-        for unit in units:
-            for chunk in chunks(unit, metadata):
+        for read in reads:
+            for chunk in chunks(read, metadata):
                 for changes, decoded in reader.changes(chunk):
                     batch = with_a_column(decoded)
                     key = changes.relation.relation_id, batch.schema

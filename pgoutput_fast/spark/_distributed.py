@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.table_window import TableWindow
 from pgoutput_fast.apply.targets import Held, IncompleteError, NotForeseenError
-from pgoutput_fast.apply.window_writer import WindowWriter, copy_of, run_all
+from pgoutput_fast.apply.window_writer import WindowWriter, run_all
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import qualified
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from pgoutput_fast.apply.delta_files import Added
     from pgoutput_fast.apply.delta_table import Table
     from pgoutput_fast.apply.evolution import Known
-    from pgoutput_fast.captured.units import Plan, SegmentSource, Unit
-    from pgoutput_fast.directory.copies import Copy
+    from pgoutput_fast.changelog.copies import Copy
+    from pgoutput_fast.changelog.plan import Read, ReadPlan
+    from pgoutput_fast.changelog.view import View
 
     from ._jobs import Jobs
     from ._merges import Merger
@@ -195,12 +196,12 @@ class DistributedWindow(WindowWriter):
 
     # --- the first job: files --------------------------------------------------------------------
 
-    def _take_all(self, source: SegmentSource, plan: Plan) -> None:
-        tasks = self._write_tasks(source, plan)
+    def _take_all(self, view: View, plan: ReadPlan) -> None:
+        tasks = self._write_tasks(view, plan)
         with contextlib.ExitStack() as held:
             if self._stages:
                 place = self._target.place
-                prefix = held.enter_context(staged(place, self._directory.absolute(), plan.units))
+                prefix = held.enter_context(staged(place, self._directory.absolute(), plan.reads))
                 tasks = [task._replace(staged=prefix) for task in tasks]
             found = self._jobs.run("decode and write changes", write_window, tasks, self._tell)
         runs = deque(run for one in found for run in one)
@@ -212,12 +213,12 @@ class DistributedWindow(WindowWriter):
                 delete_run(tasks[0], run)
             raise
 
-    def _take_runs(self, plan: Plan, runs: deque[FileRun]) -> None:
+    def _take_runs(self, plan: ReadPlan, runs: deque[FileRun]) -> None:
         """Give all runs to their tables; a run is there until its table has it."""
         first = 0
-        for copy, units in itertools.groupby(plan.units, copy_of):
-            first += sum(1 for _ in units)
-            while runs and (run := runs[0]).unit < first:
+        for copy, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
+            first += sum(1 for _ in reads)
+            while runs and (run := runs[0]).read < first:
                 one: Any = self._table(run.relation, run.first_lsn)
                 known = functools.partial(self._known, run.relation)
                 if copy is None:
@@ -228,24 +229,24 @@ class DistributedWindow(WindowWriter):
             self._end_copy(copy)
             self._tell()
 
-    def _write_tasks(self, source: SegmentSource, plan: Plan) -> list[WriteTask]:
+    def _write_tasks(self, view: View, plan: ReadPlan) -> list[WriteTask]:
         target, options = self._target, self._options
         decoding = {name: value for name, value in self._decoding.items() if name != "registry"}
         arguments = target.arguments
         tables = self._tables_expected(plan)
         return [
             WriteTask(
-                units, source.metadata, str(self._directory.absolute()), decoding, options.history,
+                reads, view.metadata, str(self._directory.absolute()), decoding, options.history,
                 arguments["uri"], arguments["storage_options"], arguments["retention_hours"],
                 target.kept.soft_deletes, arguments["partition_by"], tables,
                 target.change_tables, target.has_state,
             )
-            for units in grouped(plan.units, self._jobs.cores)
+            for reads in grouped(plan.reads, self._jobs.cores)
         ]  # fmt: skip
 
-    def _tables_expected(self, plan: Plan) -> dict[int, Expected]:
+    def _tables_expected(self, plan: ReadPlan) -> dict[int, Expected]:
         """What each table is taken to be."""
-        copied = {copy.relation_id for unit in plan.units if (copy := copy_of(unit)) is not None}
+        copied = {read.snapshot.relation_id for read in plan.reads if read.snapshot is not None}
 
         def expected(held: Held) -> Expected:
             with_state = self._target.has_state and held.relation_id in copied
@@ -313,19 +314,19 @@ class DistributedWindow(WindowWriter):
         self.seconds[qualified(one.held)] += time.perf_counter() - begin
 
 
-def grouped(units: Sequence[Unit], cores: int) -> list[list[tuple[int, Unit]]]:
+def grouped(reads: Sequence[Read], cores: int) -> list[list[tuple[int, Read]]]:
     """Units with their numbers, in groups of about one size that follow each other."""
-    total = sum(unit.size for unit in units)
-    count = min(len(units), max(cores, -(-total // _TASK_BYTES)))
-    groups: list[list[tuple[int, Unit]]] = []
+    total = sum(read.size for read in reads)
+    count = min(len(reads), max(cores, -(-total // _TASK_BYTES)))
+    groups: list[list[tuple[int, Read]]] = []
     done = 0
-    for number, unit in enumerate(units):
-        # The group in which the middle of the unit is.
-        at = min(count - 1, (done + unit.size // 2) * count // max(1, total))
+    for number, read in enumerate(reads):
+        # The group in which the middle of the read is.
+        at = min(count - 1, (done + read.size // 2) * count // max(1, total))
         if not groups or (at >= len(groups) and groups[-1]):
             groups.append([])
-        groups[-1].append((number, unit))
-        done += unit.size
+        groups[-1].append((number, read))
+        done += read.size
     return groups
 
 

@@ -17,18 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgoutput_fast._version import __version__
-from pgoutput_fast.captured.changes import ChangeReader
-from pgoutput_fast.captured.units import chunks
+from pgoutput_fast.changelog.changes import ChangeReader
+from pgoutput_fast.changelog.frames import chunks
+from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import HistoryFollower, HistoryPolicy, history_of
 
 from ._json_columns import base64_text, joined, json_column, json_name
 from ._refused_rows import ERRORS_TYPE, refused_rows
 
 if TYPE_CHECKING:
-    from pgoutput_fast.captured.changes import Refusal
-    from pgoutput_fast.captured.units import Chunk, Unit
-    from pgoutput_fast.history import History
+    from pgoutput_fast.changelog.changes import Refusal
+    from pgoutput_fast.changelog.frames import Chunk
+    from pgoutput_fast.changelog.history import History
+    from pgoutput_fast.changelog.plan import Read
     from pgoutput_fast.policies import Policies
     from pgoutput_fast.segments import SegmentMetadata
 
@@ -80,7 +81,7 @@ class Style:
 
 
 def envelopes(
-    units: Sequence[Unit],
+    reads: Sequence[Read],
     metadata: SegmentMetadata,
     directory: str,
     style: Style,
@@ -90,11 +91,11 @@ def envelopes(
     policies: Policies,
     history: HistoryPolicy,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the changes of units as records.
+    """Read the changes as records.
 
     Parameters
     ----------
-    units : sequence of Unit
+    reads : sequence of Read
         In the order of the stream.
     metadata : SegmentMetadata
     directory : str
@@ -134,8 +135,8 @@ def envelopes(
                 waiting.append(made(relation, batch, errors))
 
     reader = ChangeReader(decoding, follower, refused=refuse)
-    for unit in units:
-        for chunk in chunks(unit, metadata):
+    for read in reads:
+        for chunk in chunks(read, metadata):
             for found, batch in reader.changes(chunk):
                 waiting = refused.pop(found.relation.relation_id, [])
                 yield from _in_order([made(found.relation, batch), *waiting])

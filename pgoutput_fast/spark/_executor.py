@@ -37,9 +37,9 @@ from ._column_types import column_ddl, column_field, policies_for
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from pgoutput_fast.changelog.history import History, HistoryFollower, HistoryPolicy
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.decoding.state import StreamState
-    from pgoutput_fast.history import History, HistoryFollower, HistoryPolicy
     from pgoutput_fast.protocol.messages import Message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pgoutput_fast.directory.reading import Position
+from pgoutput_fast.changelog.plan import Position
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.segments.reader import CommitRecord
@@ -12,13 +12,13 @@ from pgoutput_fast.segments.reader import CommitRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pgoutput_fast.captured.units import SegmentSource
+    from pgoutput_fast.changelog.view import View
 
 _IDENTITY = ("system_identifier", "database", "slot")
 
 
 def offset_at(
-    source: SegmentSource,
+    view: View,
     position: Position,
     newest: CommitRecord | None = None,
 ) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def offset_at(
     offset = {
         "position": format_lsn(position.lsn),
         "tables": {str(key): format_lsn(lsn) for key, lsn in sorted(position.tables.items())},
-        **{name: getattr(source.metadata, name) for name in _IDENTITY},
+        **{name: getattr(view.metadata, name) for name in _IDENTITY},
     }
     if newest is not None:
         offset["newest"] = [format_lsn(newest.lsn), newest.time]
@@ -58,7 +58,7 @@ def is_no_offset(offset: Mapping[str, Any]) -> PgOutputError:
     )
 
 
-def position_of(offset: Mapping[str, Any], source: SegmentSource) -> Position:
+def position_of(offset: Mapping[str, Any], view: View) -> Position:
     """The position of an offset.
 
     Raises
@@ -69,13 +69,13 @@ def position_of(offset: Mapping[str, Any], source: SegmentSource) -> Position:
     try:
         of = {name: offset[name] for name in _IDENTITY}
         tables = {int(key): parse_lsn(lsn) for key, lsn in offset["tables"].items()}
-        if source.relation_id is not None:
-            tables = {key: lsn for key, lsn in tables.items() if key == source.relation_id}
+        if view.relation_id is not None:
+            tables = {key: lsn for key, lsn in tables.items() if key == view.relation_id}
         position = Position(parse_lsn(offset["position"]), tables)
     except (KeyError, ValueError, TypeError, AttributeError, PgOutputError):
         raise is_no_offset(offset) from None
     for name, value in of.items():
-        own = getattr(source.metadata, name)
+        own = getattr(view.metadata, name)
         if own != value:
             raise PgOutputError(
                 f"the checkpoint is of {name} {value!r}, and the segments are of {own!r}",

@@ -22,8 +22,8 @@ from pgoutput_fast.columnar.schema import Layout, layout_of
 from pgoutput_fast.columnar.selection import Selection
 
 if TYPE_CHECKING:
-    from pgoutput_fast.captured.changes import Refusal
-    from pgoutput_fast.captured.units import Chunk
+    from pgoutput_fast.changelog.changes import Refusal
+    from pgoutput_fast.changelog.frames import Chunk
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.errors import DecodeError
 
@@ -166,7 +166,7 @@ def _placed(batch: pa.RecordBatch, chunk: Chunk, rows: Sequence[_RefusedRow]) ->
     beside["commit_time"] = pc.add(beside["commit_time"], EPOCH_SHIFT)
     beside["lsn"] = pa.array(chunk.lsns).take(at)
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if chunk.step.copy is not None:
+    if chunk.read.snapshot is not None:
         beside["lsn"] = beside["commit_lsn"]
         columns["op"] = pa.array(["read"] * len(batch), pa.string())
     for name, values in beside.items():

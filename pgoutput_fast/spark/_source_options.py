@@ -14,10 +14,10 @@ from typing import Any, Literal
 from pgoutput_fast._disk import read_json_file
 from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE
 from pgoutput_fast.capture_options import CaptureOptions
-from pgoutput_fast.directory.consumers import check_consumer_name
-from pgoutput_fast.directory.remote import refuse_secrets, without_secrets
+from pgoutput_fast.changelog.consumers import check_consumer_name
+from pgoutput_fast.changelog.history import HistoryPolicy, check_policy
+from pgoutput_fast.changelog.remote import refuse_secrets, without_secrets
 from pgoutput_fast.errors import Argument, PgOutputError
-from pgoutput_fast.history import HistoryPolicy, check_policy
 from pgoutput_fast.lsn import parse_lsn
 from pgoutput_fast.options import choice
 from pgoutput_fast.policies import Policies, policies_of, policy_texts

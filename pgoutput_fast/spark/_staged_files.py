@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pgoutput_fast.apply.delta_place import Place
-    from pgoutput_fast.captured.units import Unit
+    from pgoutput_fast.changelog.plan import Read
 
 STAGED = "_staged"
 """The directory in a target that has such files."""
@@ -62,8 +62,8 @@ def staging(place: Place) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def staged(place: Place, directory: Path, units: Iterable[Unit]) -> Iterator[str]:
-    """Have the files of units in a place, for as long as the block takes.
+def staged(place: Place, directory: Path, reads: Iterable[Read]) -> Iterator[str]:
+    """Have the files of reads in a place, for as long as the block takes.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def staged(place: Place, directory: Path, units: Iterable[Unit]) -> Iterator[str
         Of the target.
     directory : pathlib.Path
         Of the segments.
-    units : iterable of Unit
+    reads : iterable of Read
 
     Yields
     ------
@@ -83,7 +83,7 @@ def staged(place: Place, directory: Path, units: Iterable[Unit]) -> Iterator[str
     PgOutputError
         The storage refuses, or a file can't be read.
     """
-    files = [path for unit in units for path in unit.files]
+    files = [path for read in reads for path in read.files]
     files += [HISTORY.path(directory) / name for name in HISTORY.names(directory)]
     storage = place.filesystem()
 
@@ -140,8 +140,8 @@ def _delete(place: Place, storage: Any, directory: str) -> None:
 
 @contextlib.contextmanager
 def taken(
-    place: Place, prefix: str, directory: str, units: Sequence[tuple[int, Unit]]
-) -> Iterator[tuple[Path, list[tuple[int, Unit]]]]:
+    place: Place, prefix: str, directory: str, reads: Sequence[tuple[int, Read]]
+) -> Iterator[tuple[Path, list[tuple[int, Read]]]]:
     """Have files that are in a place on the own disk, for as long as the block takes.
 
     Parameters
@@ -151,14 +151,14 @@ def taken(
         What `staged` has given.
     directory : str
         Of the segments, on the driver. Errors of the block name it in place of the own one.
-    units : sequence of (int, Unit)
+    reads : sequence of (int, Read)
 
     Yields
     ------
     pathlib.Path
-        A directory that has the history, and the files of these units.
-    list of (int, Unit)
-        The units with the paths of these files.
+        A directory that has the history, and the files of these reads.
+    list of (int, Read)
+        The reads with the paths of these files.
 
     Raises
     ------
@@ -179,14 +179,14 @@ def taken(
             return own / path.relative_to(directory)
 
         found = [
-            (number, unit._replace(files=tuple(map(local, unit.files)))) for number, unit in units
+            (number, read._replace(files=tuple(map(local, read.files)))) for number, read in reads
         ]
         with place.refusals(prefix):
             chosen = fs.FileSelector(f"{prefix}/{HISTORY.name}", allow_not_found=True)
             names = [
                 f"{HISTORY.name}/{Path(one.path).name}" for one in storage.get_file_info(chosen)
             ]
-            names += [str(path.relative_to(own)) for _, unit in found for path in unit.files]
+            names += [str(path.relative_to(own)) for _, read in found for path in read.files]
             with ThreadPoolExecutor(_THREADS) as pool:
                 list(pool.map(take, names))
         try:

@@ -27,20 +27,19 @@ from pgoutput_fast.apply.stored_changes import (
 )
 from pgoutput_fast.apply.targets import DELETED_AT, Column
 from pgoutput_fast.apply.versions import Version
-from pgoutput_fast.apply.window_writer import copy_of
-from pgoutput_fast.captured.changes import ChangeReader
-from pgoutput_fast.captured.units import chunks
+from pgoutput_fast.changelog.changes import ChangeReader
+from pgoutput_fast.changelog.frames import chunks
+from pgoutput_fast.changelog.history import HistoryFollower, history_of
 from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.history import HistoryFollower, history_of
 
 from ._staged_files import taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pgoutput_fast.captured.units import Unit
-    from pgoutput_fast.directory.copies import Copy
-    from pgoutput_fast.history import HistoryPolicy
+    from pgoutput_fast.changelog.copies import Copy
+    from pgoutput_fast.changelog.history import HistoryPolicy
+    from pgoutput_fast.changelog.plan import Read
     from pgoutput_fast.segments import SegmentMetadata
 
 _PENDING = 128 << 20
@@ -85,8 +84,8 @@ class FileRun(NamedTuple):
 
     Attributes
     ----------
-    unit : int
-        The number of the unit in the plan with which they begin.
+    read : int
+        The number of the read in the plan with which they begin.
     relation : Relation
     schema : pyarrow.Schema
         That of their batches.
@@ -102,7 +101,7 @@ class FileRun(NamedTuple):
         The rows of a snapshot; None: these are changes of the stream, or there is no state table.
     """
 
-    unit: int
+    read: int
     relation: Any
     schema: pa.Schema
     form: pa.Schema
@@ -119,7 +118,7 @@ class WriteTask(NamedTuple):
 
     Attributes
     ----------
-    units : list of (int, Unit)
+    reads : list of (int, Read)
         With their numbers in the plan.
     metadata : SegmentMetadata
     directory : str
@@ -141,10 +140,10 @@ class WriteTask(NamedTuple):
     has_state : bool
         Whether the target keeps state tables.
     staged : str or None
-        The directory in the target that has the files of the units; None: they are where they say.
+        The directory in the target that has the files of the reads; None: they are where they say.
     """
 
-    units: Sequence[tuple[int, Unit]]
+    reads: Sequence[tuple[int, Read]]
     metadata: SegmentMetadata
     directory: str
     decoding: dict[str, Any]
@@ -160,7 +159,7 @@ class WriteTask(NamedTuple):
     staged: str | None = None
 
     def __repr__(self) -> str:
-        return f"WriteTask({len(self.units)} units, {self.uri!r})"
+        return f"WriteTask({len(self.reads)} reads, {self.uri!r})"
 
 
 def followed(columns: Sequence[Column], version: Version) -> tuple[Column, ...]:
@@ -187,11 +186,11 @@ class _FileRuns:
     """Changes of one table that are being written."""
 
     def __init__(
-        self, task: WriteTask, unit: int, relation: Any, schema: pa.Schema, expected: Expected,
+        self, task: WriteTask, read: int, relation: Any, schema: pa.Schema, expected: Expected,
         *, is_copy: bool,
     ) -> None:  # fmt: skip
         self.schema = schema
-        self._unit, self._relation = unit, relation
+        self._read, self._relation = read, relation
         version = stored_version(schema)
         columns = followed(() if is_copy else expected.columns, version)
         self.form = Form.of(schema, columns)
@@ -258,7 +257,7 @@ class _FileRuns:
     def finish(self) -> FileRun:
         """What was written."""
         return FileRun(
-            self._unit, self._relation, self.schema, self.form.schema, self._changes.finish(),
+            self._read, self._relation, self.schema, self.form.schema, self._changes.finish(),
             self._rows, self._first, self._last, self._time,
             None if self._state is None else self._state.finish(),
         )  # fmt: skip
@@ -316,7 +315,7 @@ class _Files:
 
 
 def write_window(task: WriteTask) -> list[FileRun]:
-    """Write the changes of a task's units.
+    """Write the changes of a task's reads.
 
     Returns
     -------
@@ -331,8 +330,8 @@ def write_window(task: WriteTask) -> list[FileRun]:
     if task.staged is None:
         return _write(task)
     place = Place(task.uri, task.storage_options)
-    with taken(place, task.staged, task.directory, task.units) as (directory, units):
-        return _write(task._replace(directory=str(directory), units=units))
+    with taken(place, task.staged, task.directory, task.reads) as (directory, reads):
+        return _write(task._replace(directory=str(directory), reads=reads))
 
 
 def _write(task: WriteTask) -> list[FileRun]:
@@ -345,12 +344,12 @@ def _write(task: WriteTask) -> list[FileRun]:
     try:
         reader = ChangeReader(decoding, follower)
         copying: Copy | None = None
-        for number, unit in task.units:
-            copy = copy_of(unit)
+        for number, read in task.reads:
+            copy = read.snapshot
             if copy != copying:
                 written.close_all()
                 copying = copy
-            for chunk in chunks(unit, task.metadata):
+            for chunk in chunks(read, task.metadata):
                 for changes, decoded in reader.changes(chunk):
                     batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
                     written.add(number, changes.relation, batch, is_copy=copy is not None)
@@ -370,7 +369,7 @@ class _Written:
         self._runs: list[tuple[int, FileRun]] = []
         self._number = 0
 
-    def add(self, unit: int, relation: Any, batch: pa.RecordBatch, *, is_copy: bool) -> None:
+    def add(self, read: int, relation: Any, batch: pa.RecordBatch, *, is_copy: bool) -> None:
         """Take changes of a table."""
         relation_id = relation.relation_id
         found = self._open.get(relation_id)
@@ -378,7 +377,7 @@ class _Written:
         if found is None or not found[1].schema.equals(schema, check_metadata=True):
             self._close(relation_id)
             expected = self._tables.get(relation_id) or Expected(new_name(relation))
-            run = _FileRuns(self._task, unit, relation, schema, expected, is_copy=is_copy)
+            run = _FileRuns(self._task, read, relation, schema, expected, is_copy=is_copy)
             self._tables[relation_id] = run.expected
             found = self._open[relation_id] = self._number, run
             self._number += 1

@@ -50,22 +50,24 @@ except ImportError as error:
 
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture
-from pgoutput_fast.captured.histories import has_commit, newest_commit
-from pgoutput_fast.captured.units import open_source
-from pgoutput_fast.directory.consumers import Consumer, claim_consumer
-from pgoutput_fast.directory.reading import Position
+from pgoutput_fast.changelog.commits import has_commit, newest_commit
+from pgoutput_fast.changelog.consumers import Consumer, claim_consumer
+from pgoutput_fast.changelog.history import history_of
+from pgoutput_fast.changelog.plan import Position
+from pgoutput_fast.changelog.view import view_of
+from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import Argument, PgOutputError
-from pgoutput_fast.history import history_of
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.names import shown_table
-from pgoutput_fast.segments import Segment
+from pgoutput_fast.protocol.messages import decode_rare
+from pgoutput_fast.segments import Segment, SegmentReader
 from pgoutput_fast.segments.listing import contents, has_begun, not_begun
 from pgoutput_fast.values import EPOCH_UTC
 
 from ._change_files import DDL, write_changes
 from ._envelopes import RECORD_DDL, envelopes
 from ._offsets import is_no_offset, newest_of, offset_at, position_of
-from ._planning import Item, item_batches
+from ._planning import read_batches
 from ._source_options import SourceOptions, shown, source_options
 from ._told_errors import telling
 from ._worker import end_quietly
@@ -74,15 +76,17 @@ from .dataframes import (
     FoundTable,
     changes_ddl,
     find_table,
-    item_groups,
     published_table,
+    read_groups,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pgoutput_fast.captured.units import SegmentSource, Unit
+    from pgoutput_fast.changelog.copies import Copy
+    from pgoutput_fast.changelog.plan import Read
+    from pgoutput_fast.changelog.view import View
     from pgoutput_fast.segments import SegmentMetadata
 
     from ._executor import Target
@@ -155,7 +159,7 @@ class _Partition(InputPartition):
 
     Parameters
     ----------
-    items : list of Item
+    reads : list of Read
     metadata : SegmentMetadata
     target : Target
         The form in which the changes come, but for the history of types.
@@ -164,43 +168,43 @@ class _Partition(InputPartition):
     """
 
     def __init__(
-        self, items: list[Item], metadata: SegmentMetadata, target: Target, directory: str
+        self, reads: list[Read], metadata: SegmentMetadata, target: Target, directory: str
     ) -> None:
         super().__init__(None)
-        self.items, self.metadata = items, metadata
+        self.reads, self.metadata = reads, metadata
         self.target, self.directory = target, directory
 
 
-class _Units(InputPartition):
-    """Units whose changes of all tables one task reads.
+class _Reads(InputPartition):
+    """The reads whose changes of all tables one task takes.
 
     Parameters
     ----------
-    units : list of Unit
+    reads : list of Read
     metadata : SegmentMetadata
     options : SourceOptions
     """
 
     def __init__(
-        self, units: list[Unit], metadata: SegmentMetadata, options: SourceOptions
+        self, reads: list[Read], metadata: SegmentMetadata, options: SourceOptions
     ) -> None:
         super().__init__(None)
-        self.units, self.metadata = units, metadata
+        self.reads, self.metadata = reads, metadata
         # A task needs no server.
         self.options = dataclasses.replace(options, dsn=None, capture_options=None)
 
 
-def _unit_partitions(
-    units: list[Unit], metadata: SegmentMetadata, options: SourceOptions
+def _read_partitions(
+    reads: list[Read], metadata: SegmentMetadata, options: SourceOptions
 ) -> list[InputPartition]:
-    """At most so many partitions as the options say, of similar size, each a stretch of units."""
-    total, taken, number = sum(unit.size for unit in units), 0, 0
-    groups: list[list[Unit]] = [[] for _ in range(options.partitions)]
-    for unit in units:
-        groups[min(number, options.partitions - 1)].append(unit)
-        taken += unit.size
+    """At most so many partitions as the options say, of similar size, each a stretch of reads."""
+    total, taken, number = sum(read.size for read in reads), 0, 0
+    groups: list[list[Read]] = [[] for _ in range(options.partitions)]
+    for read in reads:
+        groups[min(number, options.partitions - 1)].append(read)
+        taken += read.size
         number = taken * options.partitions // max(total, 1)
-    return [_Units(group, metadata, options) for group in groups if group]
+    return [_Reads(group, metadata, options) for group in groups if group]
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -210,16 +214,16 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, _Units) and partition.options.mode == "envelope":
+    if isinstance(partition, _Reads) and partition.options.mode == "envelope":
         options = partition.options
         yield from envelopes(
-            partition.units, partition.metadata, str(options.segments), options.style, str,
+            partition.reads, partition.metadata, str(options.segments), options.style, str,
             tables=options.tables, policies=options.policies, history=options.history,
         )  # fmt: skip
-    elif isinstance(partition, _Units):
+    elif isinstance(partition, _Reads):
         options = partition.options
         yield from write_changes(
-            partition.units, partition.metadata, str(options.segments), options.output or "",
+            partition.reads, partition.metadata, str(options.segments), options.output or "",
             tables=options.tables, policies=options.policies, history=options.history,
         )  # fmt: skip
     if not isinstance(partition, _Partition):
@@ -227,15 +231,15 @@ def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     target = partition.target
     if partition.directory:
         target = dataclasses.replace(target, history=history_of([partition.directory]))
-    for item in partition.items:
-        yield from item_batches(item, partition.metadata, target)
+    for read in partition.reads:
+        yield from read_batches(read, partition.metadata, target)
 
 
 def _partitions(
-    items: list[Item], chosen: ChosenTable, options: SourceOptions, schema: StructType
+    reads: list[Read], chosen: ChosenTable, options: SourceOptions, schema: StructType
 ) -> list[InputPartition]:
     """The partitions of files; columns that are newer than the schema are errors in them."""
-    if not items:
+    if not reads:
         return []
     target = chosen.target
     if options.new_columns == "error":
@@ -250,7 +254,7 @@ def _partitions(
     metadata = chosen.metadata
     return [
         _Partition(group, metadata, target, directory)
-        for group in item_groups(items, options.partitions)
+        for group in read_groups(reads, options.partitions)
     ]
 
 
@@ -312,41 +316,37 @@ class _BatchReader(DataSourceReader):
     @_telling
     def partitions(self) -> Sequence[InputPartition]:
         if self._options.mode != "table":
-            return self._unit_partitions()
+            return self._read_partitions()
         chosen = _choose(self._options, self._schema, _find(self._options))
-        items = []
+        reads = []
         start, end = _both((self._start or 0, self._end), self._wanted)
-        for item in chosen.items(self._start, self._end):
-            first, last = item.window or _span(item)
+        for read in chosen.reads(self._start, self._end):
+            ((relation_id, (first, last)),) = read.ranges.items()
+            if read.snapshot is not None:
+                first, last = _of_snapshot(read.snapshot)
             first = max(first, start)
             last = last if end is None else min(last, end)
             if first < last:
-                # The rows of a snapshot have one LSN.
-                items.append(item if item.copy else item._replace(window=(first, last)))
-        return _partitions(items, chosen, self._options, self._schema)
+                reads.append(read._replace(ranges={relation_id: (first, last)}))
+        return _partitions(reads, chosen, self._options, self._schema)
 
-    def _unit_partitions(self) -> list[InputPartition]:
-        source = open_source(self._options.segments)
-        if source is None:
-            raise not_begun(self._options.segments)
+    def _read_partitions(self) -> list[InputPartition]:
+        view = view_of(self._options.segments)
         _tell_mistaken(self._options)
         if self._end is not None:
-            source = source.before(self._end)
-        begin = source.begin() if self._start is None else source.from_lsn(self._start)
-        plan = source.plan(begin, sys.maxsize, until=self._end)
-        units = [] if plan is None else [unit for unit in plan.units if self._wants(unit)]
-        return _unit_partitions(units, source.metadata, self._options)
+            view = view.before(self._end)
+        start = self._start
+        plan = view.plan(view.first_position() if start is None else view.position_at(start))
+        reads = [] if plan is None else [read for read in plan.reads if self._wants(read)]
+        return _read_partitions(reads, view.metadata, self._options)
 
-    def _wants(self, unit: Unit) -> bool:
+    def _wants(self, read: Read) -> bool:
         """Whether filters may let some of its changes pass."""
-        copy = unit.step.copy
-        if copy is not None:
-            first, last = _of_copy(copy)
+        if read.snapshot is not None:
+            first, last = _of_snapshot(read.snapshot)
         else:
-            first, last = (
-                Segment.from_path(unit.files[0]).start_lsn,
-                Segment.from_path(unit.files[-1]).end_lsn,
-            )
+            segment = Segment.from_path(read.files[0])
+            first, last = segment.start_lsn, segment.end_lsn
         start, end = self._wanted
         return start < last and (end is None or first < end)
 
@@ -392,16 +392,8 @@ def _bounds(one: Filter) -> tuple[int, int | None] | None:
     return None
 
 
-def _span(item: Item) -> tuple[int, int]:
-    """The commit LSNs of a file's changes: from the first one on, and before the second one."""
-    if item.copy is not None:
-        return _of_copy(item.copy)
-    segment = Segment.from_path(item.path)
-    return segment.start_lsn, segment.end_lsn
-
-
-def _of_copy(copy: Any) -> tuple[int, int]:
-    """The same of a snapshot, whose rows have the LSN before which it was taken."""
+def _of_snapshot(copy: Copy) -> tuple[int, int]:
+    """The commit LSNs of a snapshot, whose rows have the LSN before which it was taken."""
     return copy.lsn - 1, copy.lsn
 
 
@@ -569,51 +561,51 @@ class _Planner:
                     raise
                 time.sleep(_WAIT)
 
-    def _source(self, relation_id: int | None = None) -> SegmentSource:
+    def _view(self, relation_id: int | None = None) -> View:
         """What there is to read; of one table alone, once it is known."""
-        source = open_source(self._options.segments)
-        if source is None:
-            raise not_begun(self._options.segments)
-        return source if relation_id is None else source.of_table(relation_id)
+        view = view_of(self._options.segments)
+        return view if relation_id is None else view.of_table(relation_id)
 
     def begin(self) -> dict[str, Any]:
         """The offset of a new query; Spark may ask for it though there is a checkpoint."""
         plan = _find(self._options).plan if self._options.mode == "table" else None
         relation_id = None if plan is None else plan.relation.relation_id
-        source = self._source(relation_id)
+        view = self._view(relation_id)
         if self._options.starting_lsn is not None:
-            position = source.from_lsn(self._options.starting_lsn)
-            if position.lsn > source.seen.contents.end:
+            position = view.position_at(self._options.starting_lsn)
+            if position.lsn > view.end:
                 raise PgOutputError(
                     f"the option startingLsn is {format_lsn(position.lsn)}, and "
-                    f"{self._options.segments} ends at {format_lsn(source.seen.contents.end)}",
+                    f"{self._options.segments} ends at {format_lsn(view.end)}",
                     code="bad_option",
                     path=str(self._options.segments),
                 )
         else:
-            position = source.begin()
-        return self._told(offset_at(source, position), relation_id)
+            position = view.first_position()
+        return self._told(offset_at(view, position), relation_id)
 
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
         """Where a batch from an offset ends that has at most so many bytes, or little more."""
         if self._capture is not None and self._capture.is_over():
             self._capture.result()
         relation_id = self._relation_id(start)
-        source = self._source(relation_id)
-        position = position_of(start, source)
+        view = self._view(relation_id)
+        position = position_of(start, view)
         self._check_history(start)
-        self._acknowledge(source, position)
-        self._check_left(source, position, relation_id)
+        self._acknowledge(view, position)
+        self._check_left(view, position, relation_id)
         if relation_id is not None:
             self._table(start)  # another table's checkpoint is refused, though nothing has come
-        plan = source.plan(position, most, until=self._until)
+        if self._until is not None:
+            view = view.before(self._until)
+        plan = view.plan(position, most)
         self._has_told = self._has_told or _tell_mistaken(self._options)
         if plan is None:
             return start
-        newest = newest_commit(plan.units)
+        newest = newest_commit(plan.reads)
         if newest is not None:
             self._committed = EPOCH_UTC + datetime.timedelta(microseconds=newest.time)
-        end = offset_at(source, plan.after, newest or newest_of(start))
+        end = offset_at(view, plan.after, newest or newest_of(start))
         return self._told(
             end, self._table(start).relation_id if self._options.mode == "table" else None
         )
@@ -664,11 +656,9 @@ class _Planner:
             hint="Begin with a new checkpoint, and a new target",
         )
 
-    def _check_left(
-        self, source: SegmentSource, position: Position, relation_id: int | None
-    ) -> None:
+    def _check_left(self, view: View, position: Position, relation_id: int | None) -> None:
         """Refuse to wait for a table of which nothing comes any more, when all of it was read."""
-        state = None if relation_id is None else source.seen.states.get(relation_id)
+        state = None if relation_id is None else view.states.get(relation_id)
         if state is None or state.copies[-1].state != "gone":
             return
         lsn = state.copies[-1].lsn
@@ -683,21 +673,21 @@ class _Planner:
                 table=self._options.table,
             )
 
-    def _acknowledge(self, source: SegmentSource, position: Position) -> None:
+    def _acknowledge(self, view: View, position: Position) -> None:
         """Let the capture delete what is before an offset that is in Spark's checkpoint."""
-        if source.seen.contents.end < position.lsn:
+        if view.end < position.lsn:
             raise PgOutputError(
                 f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
-                f"ends at {format_lsn(source.seen.contents.end)}: it is not the directory that the "
+                f"ends at {format_lsn(view.end)}: it is not the directory that the "
                 "query has read before, or has been restored",
                 code="another_history",
                 path=str(self._options.segments),
                 hint="Begin with a new checkpoint",
             )
-        if source.seen.contents.begin > position.lsn:
+        if view.begin > position.lsn:
             raise PgOutputError(
                 f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
-                f"begins at {format_lsn(source.seen.contents.begin)}: what was committed between "
+                f"begins at {format_lsn(view.begin)}: what was committed between "
                 "them is not there",
                 code="changes_missing",
                 path=str(self._options.segments),
@@ -714,31 +704,54 @@ class _Planner:
 
         That is what it reads, and when the newest transaction was committed of what `next` gave.
         """
-        source = self._source()
+        view = self._view()
         told = {"mode": self._options.mode, "table": self._options.table}
         if self._committed is not None:
             told["committed"] = self._committed.isoformat()
-        return {**offset_at(source, Position(source.seen.contents.end, {})), **told}
+        return {**offset_at(view, Position(view.end, {})), **told}
 
     # --- partitions ------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What has to be read between two offsets."""
-        source = self._source(self._relation_id(end))
-        before, after = position_of(start, source), position_of(end, source)
+        view = self._view(self._relation_id(end))
+        before, after = position_of(start, view), position_of(end, view)
         self._check_history(end)
-        plan = source.plan(before, 0, until=after)
+        plan = view.plan(before, until=after)
         if plan is None:
             return []
         if self._options.mode != "table":
-            return _unit_partitions(plan.units, source.metadata, self._options)
+            return _read_partitions(plan.reads, view.metadata, self._options)
         # Of a query that has not finished its first batch, the end alone is from the checkpoint.
         chosen = self._table({**start, **end})
         if chosen.planned is not None and after.lsn <= chosen.planned.end:
             target = dataclasses.replace(chosen.target, is_settled=True)
             chosen = chosen._replace(target=target)
-        items = [item for unit in plan.units for item in _items(unit, chosen.relation_id)]
-        return _partitions(items, chosen, self._options, self._schema)
+        elif chosen.relation_id is not None:
+            # Executors read no file without changes of the table.
+            self._check_name(view, chosen.relation_id, before.lsn, after.lsn)
+        reads = [] if chosen.relation_id is None else plan.of_table(chosen.relation_id)
+        return _partitions(reads, chosen, self._options, self._schema)
+
+    def _check_name(self, view: View, relation_id: int, start: int, end: int) -> None:
+        """Refuse to go on where another table has got the name, between two LSNs."""
+        encoding = python_encoding(view.metadata.encoding)
+        for segment in view.segments:
+            if segment.end_lsn <= start or segment.start_lsn >= end:
+                continue
+            with SegmentReader(segment.path) as reader:
+                spans = reader.index
+            for span in spans:
+                relation: Any = decode_rare(span.relation, in_stream=False, encoding=encoding)
+                if span.relation_id != relation_id and shown_table(relation) == self._options.table:
+                    raise PgOutputError(
+                        f"{segment.path} has changes of {self._options.table}, which is the table "
+                        f"with the OID {span.relation_id} now: the one with the OID {relation_id} "
+                        "was dropped or renamed",
+                        code="another_history",
+                        table=self._options.table,
+                        hint="Start the query again, which finds the table anew",
+                    )
 
     def _table(self, start: Mapping[str, Any]) -> ChosenTable:
         """The table, with the columns that it had when the query began.
@@ -785,17 +798,3 @@ def _consumer_name(read: str) -> str:
         digest = hashlib.sha256(read.encode()).hexdigest()[:16]
         name = f"{name[: _LONGEST - 17]}-{digest}"
     return name
-
-
-def _items(unit: Unit, relation_id: int | None) -> Iterator[Item]:
-    """The files of a unit that may have changes of a table."""
-    step = unit.step
-    if relation_id is None:
-        return
-    if step.copy is not None:
-        if step.copy.relation_id == relation_id:
-            yield from (Item(str(path), None, step.copy) for path in unit.files)
-        return
-    first, last = step.window(relation_id)
-    if first < last:
-        yield from (Item(str(path), (first, last), None) for path in unit.files)

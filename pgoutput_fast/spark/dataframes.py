@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import PySparkAttributeError
@@ -15,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 import pgoutput_fast as pf
+from pgoutput_fast.changelog.history import HistoryPolicy, check_policy, history_of
 from pgoutput_fast.errors import Argument, DecodeError, PgOutputError
-from pgoutput_fast.history import HistoryPolicy, check_policy, history_of
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.policies import Policies
 from pgoutput_fast.protocol.encode import encode_fields
@@ -32,7 +31,7 @@ from ._executor import (
     decoder_of,
     explained,
 )
-from ._planning import Item, Planned, item_batches
+from ._planning import Planned, read_batches
 from ._told_errors import telling
 
 if TYPE_CHECKING:
@@ -42,8 +41,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pgoutput_fast.catalog import Catalog
+    from pgoutput_fast.changelog.history import History
+    from pgoutput_fast.changelog.plan import Read
     from pgoutput_fast.decoding.plan import RelationPlan
-    from pgoutput_fast.history import History
     from pgoutput_fast.segments import SegmentMetadata
     from pgoutput_fast.types import TypeRegistry
 
@@ -167,14 +167,14 @@ def read_segments(
     found = find_table(path, table, registry=registry, policies=policies, encoding=encoding)
     chosen = found.chosen(schema, history)
     changes, target, metadata = chosen.changes, chosen.target, chosen.metadata
-    groups = item_groups(chosen.items(), partitions or _default_tasks(spark))
+    groups = read_groups(chosen.reads(), partitions or _default_tasks(spark))
 
     def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with telling():
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
-                    for item in groups[number]:
-                        yield from item_batches(item, metadata, target)
+                    for read in groups[number]:
+                        yield from read_batches(read, metadata, target)
 
     return spark.range(0, len(groups), 1, len(groups)).mapInArrow(decode, changes)
 
@@ -307,9 +307,9 @@ class ChosenTable(NamedTuple):
             )
         return self.planned.metadata
 
-    def items(self, start: int | None = None, end: int | None = None) -> list[Item]:
-        """The files that have changes of it which count, between two LSNs."""
-        return [] if self.planned is None else self.planned.items(self.relation_id, start, end)
+    def reads(self, start: int | None = None, end: int | None = None) -> list[Read]:
+        """Return the reads of its changes between two LSNs, each of one file."""
+        return [] if self.planned is None else self.planned.reads(self.relation_id, start, end)
 
     @property
     def relation_id(self) -> int | None:
@@ -658,18 +658,17 @@ def _default_tasks(spark: SparkSession) -> int:
         return spark.range(_MOST_TASKS).select(F.spark_partition_id()).distinct().count()
 
 
-def item_groups(items: list[Item], count: int) -> list[list[Item]]:
+def read_groups(reads: list[Read], count: int) -> list[list[Read]]:
     """Divide the files into at most `count` groups of similar size.
 
     More, and smaller, tasks would be slower: each costs 60 ms before it reads a byte.
     """
-    groups: list[list[Item]] = [[] for _ in range(max(1, min(count, len(items))))]
+    groups: list[list[Read]] = [[] for _ in range(max(1, min(count, len(reads))))]
     sizes = [0] * len(groups)
-    weighed = ((Path(item.path).stat().st_size, item) for item in items)
-    for size, item in sorted(weighed, key=lambda one: (one[0], one[1].path), reverse=True):
+    for read in sorted(reads, key=lambda one: (one.size, one.files), reverse=True):
         smallest = sizes.index(min(sizes))
-        groups[smallest].append(item)
-        sizes[smallest] += size
+        groups[smallest].append(read)
+        sizes[smallest] += read.size
     return groups
 
 

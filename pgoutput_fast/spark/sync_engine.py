@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.apply import SyncProgress
     from pgoutput_fast.apply.delta_place import Place
     from pgoutput_fast.apply.targets import Target
-    from pgoutput_fast.captured.units import Plan
+    from pgoutput_fast.changelog.plan import ReadPlan
 
     from ._jobs import Jobs
     from ._merges import MergeBy, Merger
@@ -150,9 +150,9 @@ class SparkEngine:
         least = bytes_for_spark(self.jobs.cores)
         return None if lacks or least is None else SparkMerger(self._spark, place, least)
 
-    def writer(self, plan: Plan, *given: Any) -> WindowWriter:
+    def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
         """See `Engine`."""
-        if sum(unit.size for unit in plan.units) <= self.driver_bytes:
+        if plan.size <= self.driver_bytes:
             return (
                 WindowWriter(*given)
                 if self._merger is None

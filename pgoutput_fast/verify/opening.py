@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..apply.delta_place import Place
 from ..apply.targets import PARQUET
-from ..directory.remote import refuse_secrets
+from ..changelog.remote import refuse_secrets
 from ..errors import Argument, PgOutputError
 from ..segments.listing import has_begun, not_begun
 from .databases import Database

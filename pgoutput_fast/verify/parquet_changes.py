@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..captured.changes import ChangeReader
-from ..captured.stored import stored
-from ..captured.units import open_source
+from ..changelog.changes import ChangeReader
+from ..changelog.frames import chunks
+from ..changelog.history import HistoryFollower, history_of
+from ..changelog.stored import stored
+from ..changelog.view import view_of
 from ..errors import PgOutputError
-from ..history import HistoryFollower, history_of
 from ..names import shown_name
+from ..segments.listing import has_begun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ..directory.reading import Position
+    from ..changelog.plan import Position
     from ..policies import Policies
     from ..types import TypeRegistry
 
@@ -140,15 +142,15 @@ class ChangeFiles:
         PgOutputError
             The change log can't be read, lacks changes, or a file can't be written.
         """
-        source = open_source(self._path)
-        if source is None:
+        if not has_begun(self._path):
             return
-        position = source.begin() if self.position is None else self.position
+        view = view_of(self._path)
+        position = view.first_position() if self.position is None else self.position
         reader, rows = self._reader(), 0
         with self._refusals():
-            while (plan := source.plan(position, _PART_BYTES)) is not None:
-                for unit in plan.units:
-                    for chunk in source.chunks(unit):
+            while (plan := view.plan(position, _PART_BYTES)) is not None:
+                for read in plan.reads:
+                    for chunk in chunks(read, view.metadata):
                         for changes, batch in reader.changes(chunk):
                             self._take(changes.relation, batch)
                             rows += batch.num_rows

@@ -18,7 +18,7 @@ from ..apply.naming import free_name, stored_table
 from ..apply.progress_rows import held_tables
 from ..apply.stored_changes import NO_COLUMN
 from ..apply.targets import TARGET_FORMAT
-from ..directory.copies import Tables
+from ..changelog.copies import Tables
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..names import shown_table
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..apply.targets import Held as Kept
-    from ..directory.copies import TableState
+    from ..changelog.copies import TableState
     from .moment import ServerTable
     from .sums import Rows
 

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..history import history_of
+from ..changelog.history import history_of
 from ..lsn import format_lsn
 from ..policies import Policies
 from ..segments.listing import contents, metadata_of

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("psycopg")
 
-from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.replication import copier
 
 

@@ -13,8 +13,8 @@ pytest.importorskip("psycopg")
 pytest.importorskip("pyarrow")
 
 from pgoutput_fast.capture_options import CaptureOptions
-from pgoutput_fast.directory.consumers import Consumer
-from pgoutput_fast.directory.reading import Position
+from pgoutput_fast.changelog.consumers import Consumer
+from pgoutput_fast.changelog.plan import Position
 from pgoutput_fast.replication import upkeep
 from pgoutput_fast.replication.membership import Members
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter

@@ -13,9 +13,9 @@ from support.changelogs.made_directory import MadeDirectory
 from support.changelogs.written_segments import insert, relation, transaction, write, writer
 
 from pgoutput_fast import testing
+from pgoutput_fast.changelog.consumers import Consumer, consumers
+from pgoutput_fast.changelog.plan import Position
 from pgoutput_fast.cli import main
-from pgoutput_fast.directory.consumers import Consumer, consumers
-from pgoutput_fast.directory.reading import Position
 
 
 class Run:

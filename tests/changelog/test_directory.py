@@ -25,14 +25,14 @@ from support.changelogs.written_segments import (
 from support.expected_errors import expect_error
 
 from pgoutput_fast._disk import claim_directory
-from pgoutput_fast.directory import merging
-from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
-from pgoutput_fast.directory.copies import Copy, Tables, TableState
-from pgoutput_fast.directory.merging import FAN, delete_covered, merge, mergeable
-from pgoutput_fast.directory.reading import Position, first_position, next_reading
-from pgoutput_fast.directory.requests import forget_request, request_copy, requested
-from pgoutput_fast.directory.retention import Keep, forget_dropped, retain
-from pgoutput_fast.directory.snapshots import snapshot_path
+from pgoutput_fast.changelog import merging
+from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
+from pgoutput_fast.changelog.copies import Copy, Tables, TableState
+from pgoutput_fast.changelog.merging import FAN, delete_covered, merge, mergeable
+from pgoutput_fast.changelog.plan import Position, first_position, next_reading
+from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
+from pgoutput_fast.changelog.retention import Keep, forget_dropped, retain
+from pgoutput_fast.changelog.snapshots import snapshot_path
 from pgoutput_fast.segments import SegmentReader, SegmentWriter, copying, list_segments, listing
 from pgoutput_fast.segments.listing import contents
 
@@ -176,9 +176,12 @@ def test_retention_keeps_what_consumers_need(tmp_path: Path) -> None:
         assert retain(tmp_path, Keep(), out.store_position) == 0
         assert retain(tmp_path, Keep(bytes=0), out.store_position) == 3
         assert [one.start_lsn for one in list_segments(tmp_path)] == [310, 410, 510]
-        reading, segments = consumer.next()
-        assert (reading.rest.start, reading.rest.end) == (310, 610)
-        assert segments == list_segments(tmp_path)
+        plan = consumer.plan()
+        assert plan is not None
+        assert plan.after == Position(610, {})
+        assert [read.files for read in plan.reads] == [
+            (one.path,) for one in list_segments(tmp_path)
+        ]
         with expect_error(code="no_consumer", path=str(tmp_path)):
             remove_consumer(tmp_path, "lak")
         remove_consumer(tmp_path, "lake")
@@ -212,7 +215,7 @@ def test_a_consumer_whose_segments_are_gone_is_told(tmp_path: Path) -> None:
         consumer.advance(Position(310, {}))
     (tmp_path / "kept").rename(tmp_path / "consumers" / "lake.json")
     with expect_error(code="changes_missing", path=str(tmp_path)):
-        Consumer(tmp_path, "lake").next()
+        Consumer(tmp_path, "lake").plan()
 
 
 def test_the_states_of_dropped_tables_are_forgotten(tmp_path: Path) -> None:

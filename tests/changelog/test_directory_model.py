@@ -22,12 +22,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.changelogs.made_directory import OIDS, Capture, Change, KilledError, Rows, World, apply
 
 import pgoutput_fast as pf
-from pgoutput_fast.directory import merging
-from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
-from pgoutput_fast.directory.merging import delete_covered, merge
-from pgoutput_fast.directory.reading import Stretch, steps
-from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.directory.snapshots import snapshot_files
+from pgoutput_fast.changelog import merging
+from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
+from pgoutput_fast.changelog.merging import delete_covered, merge
+from pgoutput_fast.changelog.plan import ReadPlan
+from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader, listing
 
@@ -151,27 +150,28 @@ class Reader:
                 return found
 
             patch.setattr(listing, "present", meanwhile)
-            reading, segments = consumer.next()
+            plan = consumer.plan()
         during(2)
+        if plan is None:
+            return
         found: dict[int, list[tuple[int, int, str, int, str]]] = {}
-        for step in steps(reading, segments, snapshot_files(self.directory)):
-            for path in step.paths:
+        for read in plan.reads:
+            for path in read.files:
                 for commit_lsn, seq, oid, *change in changes_in(path):
-                    start, end = step.window(oid)
-                    if step.copy is not None or start <= commit_lsn < end:
+                    start, end = read.range_of(oid)
+                    if read.snapshot is not None or start <= commit_lsn < end:
                         found.setdefault(oid, []).append((commit_lsn, seq, *change))
         for number, oid in enumerate(OIDS):
             if number == stop_after:
                 return
             assert found.get(oid, []) == sorted(found.get(oid, []))
-            self.take(oid, reading.of(oid), found.get(oid, []))
-        consumer.advance(reading.after)
+            self.take(oid, plan, found.get(oid, []))
+        consumer.advance(plan.after)
 
-    def take(
-        self, oid: int, stretch: Stretch, changes: list[tuple[int, int, str, int, str]]
-    ) -> None:
+    def take(self, oid: int, plan: ReadPlan, changes: list[tuple[int, int, str, int, str]]) -> None:
         target = self.targets.setdefault(oid, Target())
-        points = {copy.lsn for copy in stretch.snapshots}
+        snapshots = (read.snapshot for read in plan.reads)
+        points = {copy.lsn for copy in snapshots if copy is not None and copy.relation_id == oid}
         for commit_lsn, seq, op, key, value in changes:
             if commit_lsn + 1 in points:
                 if commit_lsn + 1 <= target.snapshot:
@@ -189,7 +189,7 @@ class Reader:
             apply(target.rows, op, key, value)
             target.begun = target.begun or commit_lsn + 1 in points
         target.snapshot = max([target.snapshot, *points])
-        target.position = max(target.position, stretch.end)
+        target.position = max(target.position, plan.after.of(oid))
 
 
 class DirectoryMachine(RuleBasedStateMachine):

@@ -18,14 +18,13 @@ from support.expected_errors import expect_error
 import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.apply import sync
-from pgoutput_fast.captured.units import open_source
-from pgoutput_fast.directory.consumers import Consumer
-from pgoutput_fast.directory.history import read_seen
-from pgoutput_fast.directory.known import known_tables
-from pgoutput_fast.directory.looking import look
-from pgoutput_fast.directory.requests import requested
-from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.directory.uploading import downloaded_from
+from pgoutput_fast.changelog.consumers import Consumer
+from pgoutput_fast.changelog.known import known_tables
+from pgoutput_fast.changelog.requests import requested
+from pgoutput_fast.changelog.retention import Keep, retain
+from pgoutput_fast.changelog.schema_history import read_seen
+from pgoutput_fast.changelog.uploading import downloaded_from
+from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.segments.listing import contents, stored_metadata
 from pgoutput_fast.verify.targets import DirectoryTarget
 
@@ -90,11 +89,11 @@ def spark(directory: Path) -> None:
     pytest.importorskip("pyspark")
     from pgoutput_fast.spark._planning import Planned
 
-    Planned(directory).items(ORDERS.relation_id)
+    Planned(directory).reads(ORDERS.relation_id)
 
 
 def consumer(directory: Path) -> None:
-    Consumer(directory, "reader").next()
+    Consumer(directory, "reader").plan()
 
 
 READERS = [changes_of, inspect, stats, verified, synced, spark, consumer]
@@ -139,9 +138,8 @@ def test_a_mark_without_files_is_refused(made: MadeDirectory) -> None:
 
 
 def test_what_is_read_already_is_not_needed(made: MadeDirectory) -> None:
-    source = open_source(made.directory)
-    assert source is not None
-    plan = source.plan(source.begin(), 1 << 30)
+    view = view_of(made.directory)
+    plan = view.plan(view.first_position())
     assert plan is not None
     snapshot(made.directory, 1).unlink()
     made.commit(1300, testing.insert(ORDERS, [10, "y"]))
@@ -156,14 +154,14 @@ def test_what_is_read_already_is_not_needed(made: MadeDirectory) -> None:
     ]  # fmt: skip
 
 
-def test_a_copy_that_is_deleted_during_a_look(made: MadeDirectory) -> None:
+def test_a_snapshot_that_is_deleted_while_it_is_listed(made: MadeDirectory) -> None:
     made.wait(ORDERS, 1210, first=False)
     made.copy(ORDERS, 1301, [[1, "again"]])
-    found = look(made.directory)
-    first = found.states[16390].copies[0]
-    found.files[16390, 1].pop(2)  # as if it was deleted while they were listed
+    view = view_of(made.directory)
+    first = view.states[16390].copies[0]
+    view.files[16390, 1].pop(2)  # as if it was deleted while they were listed
     with expect_error(code="missing_path", path=str(snapshot(made.directory, 2))):
-        found.of(first)
+        view.snapshot_paths(first)
     deleted = []
 
     def unlink(path: Path, **_: Any) -> None:
@@ -176,7 +174,7 @@ def test_a_copy_that_is_deleted_during_a_look(made: MadeDirectory) -> None:
     assert deleted == [f"00004006-00001-{number:08d}.arrow" for number in range(4)]
     snapshot(made.directory, 0).unlink()
     with expect_error(code="changes_missing", path=str(made.directory)):
-        found.of(first)
+        view.snapshot_paths(first)
 
 
 # --- JSON files ----------------------------------------------------------------------------------

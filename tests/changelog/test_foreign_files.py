@@ -28,14 +28,14 @@ import pgoutput_fast as pf
 from pgoutput_fast import _disk, testing
 from pgoutput_fast._disk import Folder, read_json_file, temporary_path, write_whole
 from pgoutput_fast.apply import sync
-from pgoutput_fast.directory.consumers import Consumer, claim_consumer, consumers, remove_consumer
-from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.history import HistoryWriter, forget_before
-from pgoutput_fast.directory.looking import look
-from pgoutput_fast.directory.merging import delete_covered, merge
-from pgoutput_fast.directory.requests import forget_request, request_copy, requested
-from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.directory.snapshots import delete_unfinished
+from pgoutput_fast.changelog.consumers import Consumer, claim_consumer, consumers, remove_consumer
+from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.merging import delete_covered, merge
+from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
+from pgoutput_fast.changelog.retention import Keep, retain
+from pgoutput_fast.changelog.schema_history import HistoryWriter, forget_before
+from pgoutput_fast.changelog.snapshots import delete_unfinished
+from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.segments import SegmentWriter, folders
 from pgoutput_fast.segments.prepared import PreparedTransactions
 
@@ -103,7 +103,7 @@ def test_what_is_not_ours_stays_whatever_deletes_files(
 
     folders.report_others(directory)
     assert len(caplog.records) == len(folders.FOLDERS)
-    segment = look(directory).contents.segments[0]
+    segment = view_of(directory).segments[0]
     merge(directory, 1 << 20)
     assert segment.path.exists()
     with SegmentWriter(directory, METADATA, confirmed_flush_lsn=1000) as out:
@@ -153,8 +153,8 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: Folder) -> N
         (outside / name).write_text("behind a link")
     (directory / folder.name).symlink_to(outside)
     users: dict[str, list[Callable[[], Any]]] = {
-        "tables": [lambda: look(directory), lambda: Tables(directory).clear()],
-        "snapshots": [lambda: look(directory), lambda: delete_unfinished(directory, {})],
+        "tables": [lambda: view_of(directory), lambda: Tables(directory).clear()],
+        "snapshots": [lambda: view_of(directory), lambda: delete_unfinished(directory, {})],
         "history": [lambda: HistoryWriter(directory, None), lambda: forget_before(directory, 9)],
         "prepared": [lambda: PreparedTransactions(directory, 1 << 40)],
         "requests": [lambda: requested(directory), lambda: forget_request(directory, 16384)],
@@ -229,7 +229,7 @@ def test_a_pipe_in_a_change_log_does_not_hang_its_readers(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "position.json")
     (copy,) = (one for state in Tables(tmp_path).read().values() for one in state.copies)
     for read in (
-        lambda: writer(tmp_path), lambda: look(tmp_path), lambda: consumers(tmp_path),
+        lambda: writer(tmp_path), lambda: view_of(tmp_path), lambda: consumers(tmp_path),
         lambda: requested(tmp_path), lambda: HistoryWriter(tmp_path, None),
         lambda: Tables(tmp_path).fields(copy),
     ):  # fmt: skip

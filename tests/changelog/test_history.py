@@ -33,8 +33,9 @@ from support.changelogs.read_changes import batches_of, changes_of
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
-from pgoutput_fast.cli import main
-from pgoutput_fast.directory.history import (
+from pgoutput_fast.changelog.history import History, HistoryFollower, Place
+from pgoutput_fast.changelog.retention import Keep, retain
+from pgoutput_fast.changelog.schema_history import (
     DDL_PREFIX,
     Entry,
     HistoryWriter,
@@ -44,8 +45,7 @@ from pgoutput_fast.directory.history import (
     read_change,
     read_seen,
 )
-from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.history import History, HistoryFollower, Place
+from pgoutput_fast.cli import main
 from pgoutput_fast.segments import folders
 from pgoutput_fast.transactions.runs import runs_of
 

@@ -11,10 +11,12 @@ from support.changelogs.written_segments import METADATA, rows, writer
 from support.columns.columnar import IMPLEMENTATIONS, chosen
 
 from pgoutput_fast import testing
-from pgoutput_fast.directory import merging
-from pgoutput_fast.directory.copies import Copy
-from pgoutput_fast.directory.merging import merge
-from pgoutput_fast.directory.snapshots import CopyFiles, snapshot_path
+from pgoutput_fast.changelog import merging
+from pgoutput_fast.changelog.copies import Copy
+from pgoutput_fast.changelog.merging import merge
+from pgoutput_fast.changelog.plan import Position, ReadPlan
+from pgoutput_fast.changelog.snapshots import CopyFiles, snapshot_path
+from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.protocol.messages import decode_rare
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
 from pgoutput_fast.segments import writer as writing
@@ -139,3 +141,34 @@ def test_files_of_a_snapshot_have_an_index(tmp_path: Path) -> None:
         Span(16500, 0, 0, 1, 299, 299, *layout),
         Span(16500, 3, 3 * size, 0, 299, 299, *layout),
     ]
+
+
+def test_a_reader_of_one_table_opens_no_file_without_its_changes(tmp_path: Path) -> None:
+    busy, quiet = TABLES[:2]
+    with writer(tmp_path) as out:
+        for number in range(20):
+            lsn = 100 + 20 * number
+            tables = [busy, quiet] if number in (0, 7) else [busy]
+            frames = [relation(oid, 0) for oid in tables] if not number else []
+            frames += [testing.insert(oid, ["x"]) for oid in tables]
+            frames = [testing.begin(7, lsn, -5), *frames, testing.commit(lsn, lsn + 10, -5)]
+            out.write_frames(frames, [lsn] * len(frames))
+            out.flush()
+    segments = list_segments(tmp_path)
+    wanted = [(segments[number].path,) for number in (0, 7)]
+    view = view_of(tmp_path)
+    position = view.first_position()
+    alone = view.of_table(quiet).plan(position)
+    assert alone is not None
+    assert [read.files for read in alone.of_table(quiet)] == wanted
+    assert alone.after == Position(490, {})
+    apart = view.plan(position, table=quiet)
+    assert apart is not None
+    assert [read.files for read in apart.reads] == wanted
+    assert apart.after == Position(position.lsn, {quiet: 490})
+    # It passes segments that have nothing of it.
+    rest = view.plan(Position(490, {quiet: 300}), table=quiet)
+    assert rest == ReadPlan([], Position(490, {quiet: 490}))
+    everything = view.plan(position)
+    assert everything is not None
+    assert len(everything.reads) == 20

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from support.changelogs.written_segments import METADATA
 from support.columns.columnar import IMPLEMENTATIONS, chosen
 
-from pgoutput_fast.captured.changes import ChangeReader
-from pgoutput_fast.captured.units import open_source
+from pgoutput_fast.changelog import merging
+from pgoutput_fast.changelog.changes import ChangeReader
+from pgoutput_fast.changelog.frames import chunks
+from pgoutput_fast.changelog.merging import merge
+from pgoutput_fast.changelog.view import View, view_of
 from pgoutput_fast.cli import inspect
 from pgoutput_fast.cli._show import Shown
-from pgoutput_fast.directory import merging
-from pgoutput_fast.directory.merging import merge
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.protocol.wire import relation_id_of
 from pgoutput_fast.segments import Segment, SegmentReader, SegmentWriter, copying, list_segments
@@ -141,16 +142,16 @@ def by_files(directory: Path) -> list[Row]:
     return found
 
 
-def all_chunks(source: Any) -> Iterator[Any]:
-    plan = source.plan({"start": None, "position": None}, source.begin(), 1 << 40)
-    for unit in plan.units:
-        yield from source.chunks(unit)
+def all_chunks(view: View) -> Iterator[Any]:
+    plan = view.plan(view.first_position())
+    for read in [] if plan is None else plan.reads:
+        yield from chunks(read, view.metadata)
 
 
-def by_units(source: Any) -> list[Row]:
+def by_reads(view: View) -> list[Row]:
     """The rows as exports, syncs and Spark's executors take them."""
     found = []
-    for chunk in all_chunks(source):
+    for chunk in all_chunks(view):
         beside = chunk.beside.to_pylist()
         data = chunk.frames.to_pylist()
         found += [
@@ -169,12 +170,12 @@ def decoded(batches: Iterator[tuple[int, Any]]) -> dict[tuple[int, int, int], An
     }
 
 
-def by_sync(source: Any) -> dict[tuple[int, int, int], Any]:
+def by_sync(view: View) -> dict[tuple[int, int, int], Any]:
     """The changes as a sync in this process decodes them."""
     reader = ChangeReader({"on_error": "raise"})
     return decoded(
         (changes.relation.relation_id, batch)
-        for chunk in all_chunks(source)
+        for chunk in all_chunks(view)
         for changes, batch in reader.changes(chunk)
     )
 
@@ -183,7 +184,7 @@ def by_spark(directory: Path, tables: list[Table]) -> dict[tuple[int, int, int],
     """The changes as Spark's executors decode files, whole and in windows that cut them."""
     from pyspark.sql import types
 
-    from pgoutput_fast.spark._planning import item_batches
+    from pgoutput_fast.spark._planning import read_batches
     from pgoutput_fast.spark.dataframes import find_table
 
     found: dict[tuple[int, int, int], Any] = {}
@@ -192,12 +193,12 @@ def by_spark(directory: Path, tables: list[Table]) -> dict[tuple[int, int, int],
         for column in table.columns[1:]:
             schema.add(column.name, types.StringType())
         chosen_ = find_table(directory, f"public.{table.name}").chosen(schema, "error")
-        for item in chosen_.items():
-            segment = Segment.from_path(item.path)
+        for read in chosen_.reads():
+            segment = Segment.from_path(read.files[0])
             middle = (segment.start_lsn + segment.end_lsn) // 2
-            for window in [None, (middle, 1 << 60)]:
-                part = item._replace(window=window)
-                batches = item_batches(part, chosen_.metadata, chosen_.target)
+            for range_ in [(0, 1 << 60), (middle, 1 << 60)]:
+                part = read._replace(ranges={table.relation_id: range_})
+                batches = read_batches(part, chosen_.metadata, chosen_.target)
                 found |= decoded((table.relation_id, batch) for batch in batches)
     return found
 
@@ -225,9 +226,9 @@ def check(directory: Path, server: Server, *, spark: bool) -> None:
             else [relation_id_of(row.data, False)]
         )
     }
-    for source in (open_source([directory]), open_source(listed[::-1])):
-        assert by_units(source) == expected
-        assert by_sync(source).keys() == tables
+    for view in (view_of(directory), view_of(listed[::-1])):
+        assert by_reads(view) == expected
+        assert by_sync(view).keys() == tables
     assert by_inspect(directory) == len(expected)
     if spark:  # which takes seconds
         with_rows = [table for table in TABLES if table.relation_id in {one[0] for one in tables}]

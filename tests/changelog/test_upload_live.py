@@ -24,8 +24,8 @@ from support.changelogs.folded import Folded
 from support.targets.object_storage import KEY_ID, SECRET, Storage, new_storage, serving
 
 import pgoutput_fast as pf
-from pgoutput_fast.directory.consumers import consumers
-from pgoutput_fast.directory.uploading import download
+from pgoutput_fast.changelog.consumers import consumers
+from pgoutput_fast.changelog.uploading import download
 from pgoutput_fast.errors import Argument
 from pgoutput_fast.replication import CaptureProgress, capture, upkeep, uploader
 from pgoutput_fast.segments import list_segments

@@ -22,13 +22,13 @@ from support.targets.object_storage import KEY_ID, SECRET, Storage, new_storage,
 
 from pgoutput_fast import testing
 from pgoutput_fast.capture_options import CaptureOptions
-from pgoutput_fast.directory import remote as remote_module
-from pgoutput_fast.directory.consumers import Consumer, consumers, remove_consumer
-from pgoutput_fast.directory.looking import look
-from pgoutput_fast.directory.merging import FAN, delete_covered, merge
-from pgoutput_fast.directory.remote import Place, Remote, RemoteError, parse_place
-from pgoutput_fast.directory.retention import Keep, retain
-from pgoutput_fast.directory.uploading import Upload, download
+from pgoutput_fast.changelog import remote as remote_module
+from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
+from pgoutput_fast.changelog.merging import FAN, delete_covered, merge
+from pgoutput_fast.changelog.remote import Place, Remote, RemoteError, parse_place
+from pgoutput_fast.changelog.retention import Keep, retain
+from pgoutput_fast.changelog.uploading import Upload, download
+from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.errors import Argument, RetryableError
 from pgoutput_fast.replication import capture, uploader
 from pgoutput_fast.replication.uploader import Uploader
@@ -199,7 +199,7 @@ def kills(made: MadeDirectory, storage: Storage, tmp_path: Path, every: int, fir
         if "position.json" in storage.objects():
             end = download(storage.url, target, endpoint=storage.endpoint)
             # It is whole: there is nothing that a reader misses.
-            Consumer(target, "one").next()
+            Consumer(target, "one").plan()
             assert end <= list_segments(made.directory)[-1].end_lsn
     found = check_objects(made, storage)
     written = [name for name in storage.written if name != "position.json"]
@@ -315,7 +315,7 @@ def test_a_download_has_no_files_of_copies_that_are_not_whole(
     storage.s3.delete_file(f"{storage.root}/{mark}")  # as if it was to be written next
     download(storage.url, tmp_path / "there", endpoint=storage.endpoint)
     assert not [*(tmp_path / "there" / "snapshots").glob("00004000-*")]
-    look(tmp_path / "there")
+    view_of(tmp_path / "there")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import threading
 
 from consumer import limit_files
 
-from pgoutput_fast.directory import uploading
+from pgoutput_fast.changelog import uploading
 from pgoutput_fast.replication import capture, upkeep, uploader
 
 if __name__ == "__main__":

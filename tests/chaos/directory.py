@@ -34,11 +34,11 @@ from support import paths
 from support.changelogs.folded import Folded
 from support.targets.object_storage import ENVIRONMENT, Storage
 
-from pgoutput_fast.directory.consumers import consumers
-from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.requests import request_copy
-from pgoutput_fast.directory.snapshots import snapshot_files
-from pgoutput_fast.directory.uploading import download
+from pgoutput_fast.changelog.consumers import consumers
+from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.requests import request_copy
+from pgoutput_fast.changelog.snapshots import snapshot_files
+from pgoutput_fast.changelog.uploading import download
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments.listing import contents

@@ -44,10 +44,9 @@ from support.frames.reference_parser import parse
 from support.postgres.servers import execute, find_server
 from support.values.type_values import NEWER, TYPES, VALUES
 
-from pgoutput_fast.directory.consumers import Consumer
-from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.reading import Step, steps
-from pgoutput_fast.directory.snapshots import snapshot_files
+from pgoutput_fast.changelog.consumers import Consumer
+from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.plan import Read
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader
@@ -515,24 +514,25 @@ class Applied:
     def __init__(self, directory: Path, wanted: set[int]) -> None:
         self.rows: dict[int, dict[int, tuple[Cell, ...]]] = {oid: {} for oid in wanted}
         consumer = Consumer(directory, "applied")
-        reading, segments = consumer.next()
-        for step in steps(reading, segments, snapshot_files(directory)):
-            for path in step.paths:
+        plan = consumer.plan()
+        assert plan is not None
+        for read in plan.reads:
+            for path in read.files:
                 with SegmentReader(path) as reader:
                     for batch in reader:
                         commits = batch.column("commit_lsn").to_pylist()
                         frames = batch.column("data").to_pylist()
                         for lsn, frame in zip(commits, frames, strict=True):
                             if frame[:1] in (b"I", b"U", b"D", b"T"):
-                                self._apply(frame, lsn, step)
-        consumer.advance(reading.after)
+                                self._apply(frame, lsn, read)
+        consumer.advance(plan.after)
 
-    def _apply(self, frame: bytes, lsn: int, step: Step) -> None:
+    def _apply(self, frame: bytes, lsn: int, read: Read) -> None:
         parsed = parse(frame)
         fields = parsed["fields"]
         for oid in fields.get("relation_ids") or [fields["relation_id"]]:
-            start, end = step.window(oid)
-            if oid not in self.rows or not (step.copy is not None or start <= lsn < end):
+            start, end = read.range_of(oid)
+            if oid not in self.rows or not (read.snapshot is not None or start <= lsn < end):
                 continue
             if parsed["class"] == "Truncate":
                 self.rows[oid] = {}

@@ -26,9 +26,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 from support.changelogs.written_segments import METADATA
 
 from pgoutput_fast import testing
-from pgoutput_fast.directory.consumers import Consumer
-from pgoutput_fast.directory.merging import delete_covered, merge
-from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.changelog.consumers import Consumer
+from pgoutput_fast.changelog.merging import delete_covered, merge
+from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.segments import SegmentWriter
 
 DAY = 86400.0
@@ -116,16 +116,17 @@ class Month:
             self.clock.stamp(merged.path)
         delete_covered(self.directory, 60.0)
         retain(self.directory, Keep(seconds=self.keep * DAY), self.writer.store_position)
-        reading, segments = self.consumer.next()
-        self.read += len(segments)
-        self.consumer.advance(reading.after)
+        plan = self.consumer.plan()
+        if plan is not None:
+            self.read += len(plan.reads)
+            self.consumer.advance(plan.after)
 
     def day(self) -> Day:
         """The state at the end of a day, with a new capture."""
         self.writer.close()
         before = time.perf_counter()
         self.writer = begin(self.directory, self.lsn)
-        Consumer(self.directory, "reader").next()
+        Consumer(self.directory, "reader").plan()
         took = time.perf_counter() - before
         self.writer.write_frames([self.relation], [0])
         files = list(self.directory.rglob("*"))

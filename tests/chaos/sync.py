@@ -40,8 +40,8 @@ from sync_processes import LOOK, SparkSyncer, Syncer
 from pgoutput_fast.apply import sync
 from pgoutput_fast.apply.delta_place import directory_of
 from pgoutput_fast.apply.duckdb_sql import versioned
-from pgoutput_fast.directory.consumers import consumers
-from pgoutput_fast.directory.copies import Tables
+from pgoutput_fast.changelog.consumers import consumers
+from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn

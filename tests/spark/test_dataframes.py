@@ -44,7 +44,7 @@ from support.sparks.spark_frames import (
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
-from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.errors import Argument
 from pgoutput_fast.names import shown_table
 from pgoutput_fast.settings import Settings

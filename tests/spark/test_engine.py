@@ -23,7 +23,7 @@ from pgoutput_fast import testing
 from pgoutput_fast.apply import sync as sync_here
 from pgoutput_fast.apply import window_writer
 from pgoutput_fast.apply.delta_target import DeltaTarget
-from pgoutput_fast.directory.history import HistoryWriter
+from pgoutput_fast.changelog.schema_history import HistoryWriter
 from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.spark import SparkEngine, sync
 from pgoutput_fast.spark import _distributed as distributed

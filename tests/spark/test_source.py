@@ -33,9 +33,9 @@ import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
-from pgoutput_fast.directory.consumers import check_consumer_name, consumers
-from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
-from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.changelog.consumers import check_consumer_name, consumers
+from pgoutput_fast.changelog.retention import Keep, retain
+from pgoutput_fast.changelog.schema_history import CatalogRead, HistoryWriter
 from pgoutput_fast.errors import Argument
 from pgoutput_fast.segments.listing import Segment
 from pgoutput_fast.spark import data_source, read_segments
@@ -180,8 +180,8 @@ def test_filters_of_the_commit_add_no_records(source: Any, made: MadeDirectory) 
     kept = list(filtering.pushFilters([GreaterThanOrEqual(("commit_lsn",), 1600)]))
     assert kept == [GreaterThanOrEqual(("commit_lsn",), 1600)]
     (partition,) = filtering.partitions()
-    (unit,) = partition.units
-    assert Segment.from_path(unit.files[0]).end_lsn > 1600
+    (taken,) = partition.reads
+    assert Segment.from_path(taken.files[0]).end_lsn > 1600
 
 
 @contextlib.contextmanager

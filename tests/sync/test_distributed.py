@@ -18,8 +18,8 @@ from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_target
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
-from pgoutput_fast.captured.units import Unit
-from pgoutput_fast.directory.history import HistoryWriter
+from pgoutput_fast.changelog.plan import Read
+from pgoutput_fast.changelog.schema_history import HistoryWriter
 from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.spark import _folds
 from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
@@ -391,11 +391,10 @@ def test_how_large_a_table_is_that_spark_merges() -> None:
 
 def test_tasks_have_about_as_much_to_do() -> None:
     def sizes(cores: int, *given: int) -> list[list[int]]:
-        step: Any = None
-        units = [Unit((Path(f"{i}"),), size, step) for i, size in enumerate(given)]
-        found = grouped(units, cores)
-        assert [number for group in found for number, _ in group] == [*range(len(units))]
-        return [[unit.size for _, unit in group] for group in found]
+        reads = [Read((Path(f"{i}"),), size, None, {}, (0, 0)) for i, size in enumerate(given)]
+        found = grouped(reads, cores)
+        assert [number for group in found for number, _ in group] == [*range(len(reads))]
+        return [[read.size for _, read in group] for group in found]
 
     assert sizes(2, 10, 10, 10, 10) == [[10, 10], [10, 10]]
     assert sizes(2, 10) == [[10]]

@@ -12,7 +12,7 @@ import pytest
 from support.changelogs.made_directory import MadeDirectory, catalog_read
 
 from pgoutput_fast import apply, testing
-from pgoutput_fast.directory.history import HistoryWriter
+from pgoutput_fast.changelog.schema_history import HistoryWriter
 
 duckdb = pytest.importorskip("duckdb")
 

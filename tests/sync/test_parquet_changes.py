@@ -32,8 +32,8 @@ from pgoutput_fast.apply.delta_files import Added
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.apply.parquet_table import ParquetTable
 from pgoutput_fast.apply.targets import ConflictError
+from pgoutput_fast.changelog.schema_history import HistoryWriter
 from pgoutput_fast.cli import main
-from pgoutput_fast.directory.history import HistoryWriter
 from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.verify import verify
 

@@ -19,8 +19,8 @@ from pgoutput_fast.apply import snapshot_requests, syncing
 from pgoutput_fast.apply.delta_table import Table
 from pgoutput_fast.apply.delta_target import DeltaState
 from pgoutput_fast.apply.duckdb_target import _State as DuckdbState
-from pgoutput_fast.directory.history import HistoryWriter
-from pgoutput_fast.directory.requests import forget_request, requested
+from pgoutput_fast.changelog.requests import forget_request, requested
+from pgoutput_fast.changelog.schema_history import HistoryWriter
 
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")

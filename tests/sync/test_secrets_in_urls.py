@@ -10,8 +10,8 @@ import pytest
 
 from pgoutput_fast import PgOutputError, apply
 from pgoutput_fast.apply.delta_place import Place
+from pgoutput_fast.changelog.remote import refuse_secrets
 from pgoutput_fast.cli import main
-from pgoutput_fast.directory.remote import refuse_secrets
 from pgoutput_fast.verify import verify
 
 if TYPE_CHECKING:

@@ -28,11 +28,10 @@ from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.duckdb_target import DuckdbTarget
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.targets import Column, Held, Kept
-from pgoutput_fast.captured.units import SegmentSource
-from pgoutput_fast.directory import merging
-from pgoutput_fast.directory.history import HistoryWriter
-from pgoutput_fast.directory.requests import requested
-from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.changelog import merging
+from pgoutput_fast.changelog.requests import requested
+from pgoutput_fast.changelog.retention import Keep, retain
+from pgoutput_fast.changelog.schema_history import HistoryWriter
 from pgoutput_fast.errors import Argument
 
 duckdb = pytest.importorskip("duckdb")
@@ -503,29 +502,6 @@ def test_smaller_windows_after_a_kill(
 
 
 @pytest.mark.slow
-def test_a_table_that_begins_to_wait_while_a_window_is_planned(
-    made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = testing.Table("other", {"id": "int4"}, 16391)
-    made.wait(ACCOUNTS, 1000)
-    made.copy(ACCOUNTS, 1100, [[1, "a"]])
-    made.wait(other, 1000)
-    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
-    sync(made, tables)
-    made.commit(1300, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [3, "c"]))
-    plan = SegmentSource.plan
-
-    def late(source: SegmentSource, *given: Any, **options: Any) -> Any:
-        if not made.tables.read()[ACCOUNTS.relation_id].held_from:
-            made.wait(ACCOUNTS, 1210, first=False)
-        return plan(source, *given, **options)
-
-    monkeypatch.setattr(SegmentSource, "plan", late)
-    assert sync(made, tables).lsn == 1310
-    assert [row["lsn"] for row in tables.progress().values()] == [1210]
-    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2]
-
-
 @pytest.mark.slow
 def test_a_target_keeps_to_its_tables(made: MadeDirectory, tables: Tables) -> None:
     """The changes of others are passed over, and so are not there for a later call."""

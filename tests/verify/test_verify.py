@@ -22,9 +22,9 @@ from support.waiting import wait_until
 import pgoutput_fast as pf
 from pgoutput_fast import cli
 from pgoutput_fast.catalog import catalog_of
+from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.cli import verify as command_module
 from pgoutput_fast.connections import ConnectionParameters
-from pgoutput_fast.directory.copies import Tables
 from pgoutput_fast.replication import ReplicationConnection, capture, slots
 from pgoutput_fast.verify import Report, TableResult, VerifyProgress, moment, targets, verify
 from pgoutput_fast.verify.moment import Moment, ServerRows, ServerTable

@@ -22,7 +22,8 @@ from support.postgres.servers import NewServer
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
-from pgoutput_fast.captured.units import open_source
+from pgoutput_fast.changelog.frames import chunks
+from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import Argument
 from pgoutput_fast.replication import (
@@ -249,12 +250,15 @@ def test_a_first_row_larger_than_a_block_is_read_by_parts(prepared18: Any, tmp_p
     prepared18.execute("INSERT INTO t SELECT g, repeat('x', 5000000) FROM generate_series(1, 8) g")
     run(prepared18, tmp_path, segment_bytes=8 << 20)
     assert len(list_segments(tmp_path)) > 1
-    source = open_source([tmp_path])
-    assert source is not None
-    start: Any = source.begin()
-    plan = source.plan({"start": None, "position": None}, start, 1 << 40)
+    view = view_of(tmp_path)
+    plan = view.plan(view.first_position())
     assert plan is not None
-    frames = [f for unit in plan.units for c in source.chunks(unit) for f in c.frames.to_pylist()]
+    frames = [
+        frame
+        for read in plan.reads
+        for chunk in chunks(read, view.metadata)
+        for frame in chunk.frames.to_pylist()
+    ]
     assert [frame[:1] for frame in frames].count(b"I") == 8
 
 

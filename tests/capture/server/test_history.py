@@ -16,11 +16,11 @@ from support.expected_errors import expect_error
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
+from pgoutput_fast.changelog import schema_history as kept
+from pgoutput_fast.changelog.history import History
 from pgoutput_fast.cli import main
 from pgoutput_fast.connections import ConnectionParameters
-from pgoutput_fast.directory import history as kept
 from pgoutput_fast.errors import Argument, PgOutputError
-from pgoutput_fast.history import History
 from pgoutput_fast.replication import capture, ddl_trigger_sql
 from pgoutput_fast.replication import history as reading
 from pgoutput_fast.replication import upkeep as keeping

@@ -21,13 +21,13 @@ from support.expected_errors import expect_error
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
+from pgoutput_fast.changelog.consumers import Consumer, consumers
+from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.known import how_to_copy
+from pgoutput_fast.changelog.requests import request_copy, requested
+from pgoutput_fast.changelog.snapshots import snapshot_files
 from pgoutput_fast.cli import main
 from pgoutput_fast.connections import ConnectionParameters
-from pgoutput_fast.directory.consumers import Consumer, consumers
-from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.known import how_to_copy
-from pgoutput_fast.directory.requests import request_copy, requested
-from pgoutput_fast.directory.snapshots import snapshot_files
 from pgoutput_fast.replication import RetryableError, capture, copier, upkeep
 from pgoutput_fast.replication.membership import read_members
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pgoutput_fast as pf
-from pgoutput_fast.directory.consumers import Consumer
-from pgoutput_fast.directory.reading import Reading, Step, steps
-from pgoutput_fast.directory.snapshots import snapshot_files
+from pgoutput_fast.changelog.consumers import Consumer
+from pgoutput_fast.changelog.plan import Read, ReadPlan
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.segments import SegmentReader
 
@@ -38,17 +37,19 @@ class Folded:
 
     def take(self) -> Folded:
         """Take what is there, and check that each table's changes come once and in order."""
-        reading, segments = self.consumer.next()
-        for step in steps(reading, segments, snapshot_files(self.directory)):
+        plan = self.consumer.plan()
+        if plan is None:
+            return self
+        for read in plan.reads:
             decoder = pf.Decoder()
-            for path in step.paths:
+            for path in read.files:
                 with SegmentReader(path) as reader:
-                    assert reader.metadata.snapshot == (step.copy is not None)
+                    assert reader.metadata.snapshot == (read.snapshot is not None)
                     for batch in reader:
                         for row in batch.to_pylist():
                             message = decoder.decode(row["data"])
-                            self._apply(message, row["commit_lsn"], row["seq"], step, reading)
-        self.consumer.advance(reading.after)
+                            self._apply(message, row["commit_lsn"], row["seq"], read, plan)
+        self.consumer.advance(plan.after)
         return self
 
     def settle(self) -> Folded:
@@ -59,28 +60,33 @@ class Folded:
             self.take()
         return self
 
-    def _apply(self, message: Any, commit_lsn: int, seq: int, step: Step, reading: Reading) -> None:
+    def _apply(self, message: Any, commit_lsn: int, seq: int, read: Read, plan: ReadPlan) -> None:
         if isinstance(message, pf.Truncate):
             for offset, oid in enumerate(message.relation_ids):
-                if self._counts(oid, commit_lsn, seq + offset, step):
+                if self._counts(oid, commit_lsn, seq + offset, read):
                     self.rows[oid] = {}
         elif isinstance(message, (pf.Insert, pf.Update, pf.Delete)):
             oid = message.relation_id
-            later = [copy.lsn for copy in reading.of(oid).snapshots if copy.lsn > commit_lsn + 1]
+            snapshots = (one.snapshot for one in plan.reads if one.snapshot is not None)
+            later = [
+                copy.lsn
+                for copy in snapshots
+                if copy.relation_id == oid and copy.lsn > commit_lsn + 1
+            ]
             # What a copy voids need not go together with what is known.
-            if self._counts(oid, commit_lsn, seq, step) and not later:
+            if self._counts(oid, commit_lsn, seq, read) and not later:
                 try:
                     self._change(self.rows.setdefault(oid, {}), message)
                 except (AssertionError, KeyError) as error:
                     raise AssertionError(
                         f"{message} of {oid} at {format_lsn(commit_lsn)} ({seq}) does not go with "
-                        f"what is known of it; {step}, {reading}"
+                        f"what is known of it; {read}, {plan}"
                     ) from error
-                self.reads[oid] = self.reads.get(oid, 0) + (step.copy is not None)
+                self.reads[oid] = self.reads.get(oid, 0) + (read.snapshot is not None)
 
-    def _counts(self, oid: int, commit_lsn: int, seq: int, step: Step) -> bool:
-        copy = step.copy
-        start, end = step.window(oid)
+    def _counts(self, oid: int, commit_lsn: int, seq: int, read: Read) -> bool:
+        copy = read.snapshot
+        start, end = read.range_of(oid)
         if copy is None and not start <= commit_lsn < end:
             return False
         if copy is not None:

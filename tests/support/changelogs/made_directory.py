@@ -13,9 +13,9 @@ from support.changelogs.written_segments import METADATA, writer
 
 from pgoutput_fast import TypeRegistry, testing
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
-from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.history import CatalogRead
-from pgoutput_fast.directory.snapshots import CopyFiles, delete_unfinished
+from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.schema_history import CatalogRead
+from pgoutput_fast.changelog.snapshots import CopyFiles, delete_unfinished
 from pgoutput_fast.segments import SegmentWriter
 from pgoutput_fast.segments.prepared import PreparedTransactions
 from pgoutput_fast.transactions import Assembler

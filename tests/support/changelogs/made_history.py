@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pgoutput_fast import testing
-from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
-from pgoutput_fast.directory.snapshots import CopyFiles
+from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.schema_history import CatalogRead, HistoryWriter
+from pgoutput_fast.changelog.snapshots import CopyFiles
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.types import TypeRegistry
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 import pgoutput_fast as pf
-from pgoutput_fast.captured.changes import ChangeReader
-from pgoutput_fast.captured.units import open_source
-from pgoutput_fast.directory.reading import Position
-from pgoutput_fast.history import HistoryFollower, HistoryPolicy, history_of
+from pgoutput_fast.changelog.changes import ChangeReader
+from pgoutput_fast.changelog.frames import chunks
+from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
+from pgoutput_fast.changelog.plan import Position
+from pgoutput_fast.changelog.view import view_of
+from pgoutput_fast.segments.listing import has_begun
 
 
 def batches_of(
@@ -26,10 +27,10 @@ def batches_of(
 
     `decoding` has arguments of the decoder.
     """
-    source = open_source(directory)
-    if source is None:
+    if not has_begun(directory):
         return
-    plan = source.plan(position or source.begin(), sys.maxsize)
+    view = view_of(directory)
+    plan = view.plan(position or view.first_position())
     if plan is None:
         return
     decoding = {"policies": pf.Policies(), "target": "portable", **decoding}
@@ -38,8 +39,8 @@ def batches_of(
         follower = HistoryFollower(known, history)
         decoding["registry"] = follower.registry
     reader = ChangeReader(decoding, follower)
-    for unit in plan.units:
-        for chunk in source.chunks(unit):
+    for read in plan.reads:
+        for chunk in chunks(read, view.metadata):
             for changes, batch in reader.changes(chunk):
                 yield changes.relation, batch
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support.changelogs.made_directory import OIDS, Capture, Change, World, apply
 
-from pgoutput_fast.directory.merging import delete_covered, merge
-from pgoutput_fast.directory.retention import Keep, retain
+from pgoutput_fast.changelog.merging import delete_covered, merge
+from pgoutput_fast.changelog.retention import Keep, retain
 
 
 class Simulation:

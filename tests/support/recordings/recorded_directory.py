@@ -16,9 +16,9 @@ from support.recordings.corpus_files import Capture, Truth
 from support.values.catalog_types import registry_of
 
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
-from pgoutput_fast.directory.copies import Tables
-from pgoutput_fast.directory.history import CatalogRead, HistoryWriter
-from pgoutput_fast.directory.snapshots import CopyFiles
+from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.schema_history import CatalogRead, HistoryWriter
+from pgoutput_fast.changelog.snapshots import CopyFiles
 from pgoutput_fast.lsn import parse_lsn
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.testing import insert

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgoutput_fast.apply.window_writer import WindowWriter
-from pgoutput_fast.captured.units import Plan
+from pgoutput_fast.changelog.plan import ReadPlan
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.spark._distributed import DistributedWindow
 from pgoutput_fast.spark._jobs import outcome, unpickled
@@ -63,7 +63,7 @@ class InProcessEngine:
     def begin(self, target: Any) -> None:
         """Nothing is left of another one."""
 
-    def writer(self, plan: Plan, *given: Any) -> WindowWriter:
+    def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
         del plan
         self.windows.append(
             DistributedWindow(self.jobs, *given, stages=self._stages, merger=self._merger)

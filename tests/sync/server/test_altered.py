@@ -15,7 +15,7 @@ from support.targets.synced_tables import TABLES
 from support.waiting import wait_until
 
 from pgoutput_fast import apply
-from pgoutput_fast.directory.requests import request_copy
+from pgoutput_fast.changelog.requests import request_copy
 from pgoutput_fast.replication.history import HistoryWatch
 from pgoutput_fast.verify import verify
 

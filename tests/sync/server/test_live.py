@@ -20,8 +20,8 @@ import pgoutput_fast as pf
 from pgoutput_fast import apply, cli
 from pgoutput_fast.apply.options import TargetOptions
 from pgoutput_fast.apply.synchronize import open_target
-from pgoutput_fast.directory.consumers import consumers
-from pgoutput_fast.directory.requests import request_copy
+from pgoutput_fast.changelog.consumers import consumers
+from pgoutput_fast.changelog.requests import request_copy
 from pgoutput_fast.replication.history import HistoryWatch
 from pgoutput_fast.verify import verify
 

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from . import Decoder
-from .errors import DecodeError
-from .policies import Policies
-from .protocol.messages import decode_rare
-from .protocol.wire import relation_id_of
-from .types import TypeRegistry
+from .. import Decoder
+from ..errors import DecodeError
+from ..policies import Policies
+from ..protocol.messages import decode_rare
+from ..protocol.wire import relation_id_of
+from ..types import TypeRegistry
 
 
 class Types(NamedTuple):

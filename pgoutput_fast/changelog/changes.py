@@ -9,13 +9,13 @@ from ..columnar.decoder import ColumnarDecoder
 from ..errors import VALUE_CODES, DecodeError, PgOutputError
 from ..lsn import format_lsn
 from ..protocol.wire import relation_id_of
-from .windows import counted, frame_counts, given_lsns
+from .ranges import counted, frame_counts, given_lsns
 
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
-    from ..history import HistoryFollower
-    from .units import Chunk
+    from .frames import Chunk
+    from .history import HistoryFollower
 
 
 class Refusal(NamedTuple):

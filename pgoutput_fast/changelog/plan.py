@@ -1,4 +1,4 @@
-"""What a consumer reads next: which stretch of each table, in which order, and where it then is.
+"""What a reader reads next: which stretch of each table, in which order, and where it then is.
 
 Rules without a disk. A consumer has a position, up to where it has read everything, but for tables
 that are elsewhere: a table that waits for a snapshot is held back where it began to wait.
@@ -6,18 +6,17 @@ that are elsewhere: a table that waits for a snapshot is held back where it bega
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ..segments import Segment
     from .copies import Copy, TableState
 
-_Window = tuple[int, int]
-_EMPTY: _Window = (0, 0)
+_Range = tuple[int, int]
+_EMPTY: _Range = (0, 0)
 
 
 class Position(NamedTuple):
@@ -63,7 +62,7 @@ class Stretch(NamedTuple):
     snapshots: tuple[Copy, ...] = ()
 
     @property
-    def window(self) -> _Window:
+    def window(self) -> _Range:
         """The changes that count: from the first commit LSN to before the second one."""
         if self.begins is None:
             return _EMPTY
@@ -142,37 +141,33 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
     return Reading(Stretch(position.lsn, end), tables, Position(end, elsewhere))
 
 
-def without(reading: Reading, position: Position, relation_ids: Collection[int]) -> Reading:
-    """The same, but nothing of some tables: they stay where they are.
+def restricted(
+    reading: Reading, position: Position, paused: Collection[int], table: int | None
+) -> Reading:
+    """Return a reading without paused tables, or of one table; the others stay where they are.
 
     Parameters
     ----------
     reading : Reading
-        What `next_reading` gave for a position.
+        What `next_reading` gave for the position.
     position : Position
-    relation_ids : collection of int
+    paused : collection of int
+        Relation ids of tables of which nothing is read.
+    table : int or None
+        The relation id of the table of which alone something is read.
     """
-    starts = {relation_id: position.of(relation_id) for relation_id in relation_ids}
+    rest, after = reading.rest, reading.after
+    left_out = set(paused)
+    if table is not None:
+        left_out |= reading.tables.keys() - {table}
+        stretch = reading.of(table)
+        rest = Stretch(position.lsn, position.lsn)
+        reading = reading._replace(tables={**reading.tables, table: stretch})
+        after = Position(position.lsn, {**position.tables, table: stretch.end})
+    starts = {relation_id: position.of(relation_id) for relation_id in left_out}
     empty = {relation_id: Stretch(at, at) for relation_id, at in starts.items()}
-    after = Position(reading.after.lsn, {**reading.after.tables, **starts})
-    return Reading(reading.rest, {**reading.tables, **empty}, after)
-
-
-def alone(reading: Reading, position: Position, relation_id: int) -> Reading:
-    """The same, but of one table alone: all others stay where they are.
-
-    Parameters
-    ----------
-    reading, position
-        As of `without`.
-    relation_id : int
-    """
-    stretch = reading.of(relation_id)
-    others = reading.tables.keys() - {relation_id}
-    empty = {one: Stretch(position.of(one), position.of(one)) for one in others}
-    after = Position(position.lsn, {**position.tables, relation_id: stretch.end})
-    rest = Stretch(position.lsn, position.lsn)
-    return Reading(rest, {**empty, relation_id: stretch}, after)
+    after = Position(after.lsn, {**after.tables, **starts})
+    return Reading(rest, {**reading.tables, **empty}, after)
 
 
 def clipped(reading: Reading, until: Position) -> Reading:
@@ -247,51 +242,95 @@ def lacking(position: Position, states: Mapping[int, TableState], begin: int) ->
     return sorted(found)
 
 
-class Step(NamedTuple):
-    """Files that are read next: a segment's parts, or those of a copy of one table.
+class Read(NamedTuple):
+    """Files that are read together: a segment with its parts, or one file of a snapshot.
 
     Attributes
     ----------
-    paths : tuple of pathlib.Path
+    files : tuple of pathlib.Path
         In their order, as one stream.
-    copy : Copy or None
-        The copy whose rows they are. All of them count.
-    windows : mapping of int to (int, int)
-        For relation ids: which changes count, from the first commit LSN to before the second one.
+    size : int
+        Bytes of the files.
+    snapshot : Copy or None
+        The snapshot whose rows they are. All of them are read.
+    ranges : mapping of int to (int, int)
+        For relation ids: which changes are read, from the first commit LSN to before the second.
     others : (int, int)
         The same for all other tables.
     again : bool
-        Whether an earlier step had the same segment: what belongs to no table was read then.
+        Whether an earlier read had the same segment: what belongs to no table was read then.
     """
 
-    paths: tuple[Path, ...]
-    copy: Copy | None
-    windows: Mapping[int, _Window]
-    others: _Window
+    files: tuple[Path, ...]
+    size: int
+    snapshot: Copy | None
+    ranges: Mapping[int, _Range]
+    others: _Range
     again: bool = False
 
-    def window(self, relation_id: int) -> _Window:
-        """Which changes of a table count, as of `windows`."""
-        return self.windows.get(relation_id, self.others)
+    def range_of(self, relation_id: int) -> _Range:
+        """Return which changes of a table are read, as of `ranges`."""
+        return self.ranges.get(relation_id, self.others)
+
+    def has_any(self, start: int, end: int) -> bool:
+        """Return whether anything is read of a segment from `start` to `end`."""
+        ranges = self.ranges.values() if self.again else (self.others, *self.ranges.values())
+        return any(first < last and first < end and start < last for first, last in ranges)
 
 
-def steps(
+class ReadPlan(NamedTuple):
+    """What a reader reads next.
+
+    Attributes
+    ----------
+    reads : list of Read
+        So that each table's changes come in their order.
+    after : Position
+        Where the reader is behind them.
+    """
+
+    reads: list[Read]
+    after: Position
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(read.size for read in self.reads)
+
+    def of_table(self, relation_id: int) -> list[Read]:
+        """Return the reads that have something of one table, each with one file."""
+        found = []
+        for read in self.reads:
+            if read.snapshot is not None and read.snapshot.relation_id != relation_id:
+                continue
+            first, last = read.range_of(relation_id)
+            if read.snapshot is not None or first < last:
+                # Parts are about as large as each other.
+                one = read._replace(
+                    size=read.size // len(read.files), ranges={relation_id: (first, last)}
+                )
+                found += [one._replace(files=(path,)) for path in read.files]
+        return found
+
+
+def ordered_reads(
     reading: Reading,
-    segments: Sequence[Segment],
-    files: Mapping[tuple[int, int], Sequence[Path]],
-) -> Iterator[Step]:
-    """How to read all of a reading, so that each table's changes come in their order.
+    segments: Iterable[Sequence[Segment]],
+    files: Callable[[Copy], Sequence[Path]],
+) -> Iterator[list[Read]]:
+    """Yield the reads of a reading, so that each table's changes come in their order.
 
-    A segment in which a table was copied again comes twice: its other tables, and the changes
-    before the copy; then the copy; then the changes behind it.
+    A segment within which a table got a snapshot comes twice: first its other tables, and the
+    changes before the snapshot; then the snapshot; then the changes behind it. What is yielded
+    together can't be parted. The sizes of files are left 0. Of a segment may be nothing to read.
 
     Parameters
     ----------
     reading : Reading
-    segments : sequence of Segment
-        The segments that `Consumer.next` gives.
-    files : mapping of (int, int) to sequence of pathlib.Path
-        What `snapshot_files` gives.
+    segments : iterable of sequences of Segment
+        The segments that the reading needs, each with all of its parts.
+    files : callable
+        Returns the files of a snapshot.
     """
     waiting = sorted(
         (copy for stretch in reading.tables.values() for copy in stretch.snapshots),
@@ -299,32 +338,56 @@ def steps(
     )
     whole = {relation_id: stretch.window for relation_id, stretch in reading.tables.items()}
 
-    def copies(before: int) -> Iterator[Step]:
-        while waiting and waiting[0].lsn <= before:
-            copy = waiting.pop(0)
-            yield Step(tuple(files[copy.relation_id, copy.generation]), copy, {}, _EMPTY)
+    def snapshot_reads(copy: Copy) -> list[Read]:
+        return [Read((path,), 0, copy, {}, _EMPTY) for path in files(copy)]
 
-    for (start, end), grouped in itertools.groupby(
-        segments, lambda one: (one.start_lsn, one.end_lsn)
-    ):
-        paths = tuple(one.path for one in grouped)
-        yield from copies(start)
+    for parts in segments:
+        start, end = parts[0].start_lsn, parts[0].end_lsn
+        paths = tuple(one.path for one in parts)
+        while waiting and waiting[0].lsn <= start:
+            yield snapshot_reads(waiting.pop(0))
         inside = [copy for copy in waiting if copy.lsn < end]
+        del waiting[: len(inside)]
         ends: dict[int, int] = {}
         for copy in inside:
             ends.setdefault(copy.relation_id, copy.lsn)
-        windows = {
-            # Where everything before a copy was read, the copy comes next.
+        ranges = {
+            # Where everything before a snapshot was read, the snapshot comes next.
             oid: _EMPTY
             if oid in ends and first >= ends[oid] - 1
             else (first, min(last, ends.get(oid, last)))
             for oid, (first, last) in whole.items()
         }
-        yield Step(paths, None, windows, reading.rest.window)
+        yield [Read(paths, 0, None, ranges, reading.rest.window)]
         for index, copy in enumerate(inside):
-            yield from copies(copy.lsn)
             later = [one.lsn for one in inside[index + 1 :] if one.relation_id == copy.relation_id]
             first, last = whole[copy.relation_id]
-            window = max(first, copy.lsn), min(last, *later[:1], end)
-            yield Step(paths, None, {copy.relation_id: window}, _EMPTY, again=True)
-    yield from copies(max(reading.after.lsn, reading.end) + 1)
+            range_ = max(first, copy.lsn), min(last, *later[:1], end)
+            behind = Read(paths, 0, None, {copy.relation_id: range_}, _EMPTY, again=True)
+            yield [*snapshot_reads(copy), behind]
+    for copy in waiting:
+        yield snapshot_reads(copy)
+
+
+def cut(reading: Reading, position: Position, end: int, snapshots: Collection[Copy]) -> Position:
+    """Return where a reader is that has read only the first part of a reading.
+
+    Parameters
+    ----------
+    reading : Reading
+        What `next_reading` gave for the position.
+    position : Position
+    end : int
+        The end LSN of the last segment that was read; 0: none was.
+    snapshots : collection of Copy
+        The snapshots that were read.
+    """
+    lsn = max(position.lsn, min(end, reading.rest.end))
+    tables = {}
+    for relation_id, stretch in reading.tables.items():
+        had = [copy.lsn for copy in stretch.snapshots if copy in snapshots]
+        ahead = [copy.lsn - 1 for copy in stretch.snapshots if copy not in snapshots]
+        at = max([stretch.start, *had, min([stretch.end, end, *ahead])])
+        if at != lsn:
+            tables[relation_id] = at
+    return Position(lsn, tables)

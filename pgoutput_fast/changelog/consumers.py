@@ -21,13 +21,13 @@ from ..lsn import format_lsn, parse_lsn
 from ..segments.folders import CONSUMERS
 from ..segments.listing import has_begun, not_begun
 from .known import how_to_copy
-from .looking import look
-from .reading import Position, Reading, first_position, lacking, next_reading
+from .plan import Position, first_position, lacking
+from .view import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..segments import Segment
+    from .plan import ReadPlan
 
 
 class ConsumerState(NamedTuple):
@@ -176,10 +176,9 @@ class Consumer:
         if not has_begun(self.directory):
             raise not_begun(self.directory)
         with locked(self.directory):
-            found = look(self.directory)
-            begin, states = found.contents.begin, found.states
-            self.position = first_position(states, begin) if position is None else position
-            missing = lacking(self.position, states, begin)
+            view = view_of(self.directory)
+            self.position = position or first_position(view.states, view.begin)
+            missing = lacking(self.position, view.states, view.begin)
             if missing:
                 raise PgOutputError(
                     f"a new consumer of {self.directory} needs the changes since each table's "
@@ -190,33 +189,12 @@ class Consumer:
                 )
             self._store(self.position)
 
-    def next(self) -> tuple[Reading, list[Segment]]:
-        """What to read next, and the segments that have it.
+    def plan(self, max_bytes: int | None = None) -> ReadPlan | None:
+        """Return what to read next, as :meth:`View.plan` does; None if nothing is left.
 
-        They stay until `advance`; earlier ones may be deleted at any time.
-
-        Raises
-        ------
-        PgOutputError
-            The directory can't be read, or segments or files of snapshots that are needed are gone.
+        The files stay until `advance`; earlier ones may be deleted at any time.
         """
-        seen = look(self.directory)
-        found = seen.contents
-        reading = next_reading(self.position, seen.states, found.end)
-        if lacking(self.position, seen.states, found.begin):
-            raise PgOutputError(
-                f"consumer {self.name!r} of {self.directory} is at {format_lsn(reading.start)}, "
-                f"and segments before {format_lsn(found.begin)} are deleted: remove it, "
-                f"and begin anew with new copies of the tables",
-                code="changes_missing",
-                path=str(self.directory),
-            )
-        for stretch in reading.tables.values():
-            for copy in stretch.snapshots:
-                if (copy.relation_id, copy.generation) in seen.files:
-                    seen.of(copy)
-        needed = [segment for segment in found.segments if segment.end_lsn > reading.start]
-        return reading, needed
+        return view_of(self.directory).plan(self.position, max_bytes)
 
     def advance(self, position: Position) -> None:
         """Store durably that everything before a position was taken.

@@ -12,14 +12,14 @@ from ..segments.folders import BEGIN_NAME, SEGMENTS, SNAPSHOTS
 from ..segments.listing import SegmentGroup, begin_of, listed, present
 from .consumers import consumers, locked
 from .copies import Tables, TableState
-from .history import forget_before
+from .schema_history import forget_before
 from .snapshots import snapshot_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
-    from .reading import Position
+    from .plan import Position
 
 
 class Keep(NamedTuple):

@@ -13,16 +13,16 @@ from ..segments.structure import ANNOUNCEMENTS
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
-    from .units import Chunk
+    from .frames import Chunk
 
 
 def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
     """Those of a table's decoded changes that count, as a record batch of pyarrow."""
-    step = chunk.step
-    if step.copy is not None:
+    read = chunk.read
+    if read.snapshot is not None:
         return _read(changes, chunk)
     batch = pa.record_batch(changes)
-    start, end = step.window(changes.relation.relation_id)
+    start, end = read.range_of(changes.relation.relation_id)
     lsns = batch.column("commit_lsn")
     found = pc.min_max(lsns)
     first, last = found["min"].as_py(), found["max"].as_py()
@@ -36,7 +36,7 @@ def given_lsns(chunk: Chunk) -> Any:
 
     So each row gets its own, also if others are refused.
     """
-    if chunk.step.copy is None:
+    if chunk.read.snapshot is None:
         return chunk.lsns
     return chunk.beside.column("seq").fill_null(0).cast(pa.uint64()).to_numpy()
 
@@ -64,10 +64,10 @@ def _within(lsns: Any, start: int, end: int) -> Any:
 
 def _event_counts(chunk: Chunk, bad: BadFrame) -> bool:
     """Whether a frame that is no row was not read before and is not left out."""
-    step = chunk.step
-    if step.again:
+    read = chunk.read
+    if read.again:
         return False
-    start, end = step.others
+    start, end = read.others
     commit_lsn: int | None = chunk.beside.column("commit_lsn")[bad.frame].as_py()
     if commit_lsn is not None:
         return start <= commit_lsn < end
@@ -78,14 +78,14 @@ def _event_counts(chunk: Chunk, bad: BadFrame) -> bool:
 
 def frame_counts(chunk: Chunk, bad: BadFrame) -> bool:
     """Whether a frame that was refused counts."""
-    step = chunk.step
-    if step.copy is not None:
+    read = chunk.read
+    if read.snapshot is not None:
         return True
     relation_id = None
     if bad.data[:1] in (b"I", b"U", b"D") and len(bad.data) >= 5:
         relation_id = relation_id_of(bad.data, False)
     if relation_id is None:
         return _event_counts(chunk, bad)
-    start, end = step.window(relation_id)
+    start, end = read.range_of(relation_id)
     commit: int | None = chunk.beside.column("commit_lsn")[bad.frame].as_py()
     return commit is None or start <= commit < end

@@ -3,7 +3,7 @@
 A capture writes it, as docs/explanation/change-log-directory.md describes. Whatever decodes
 segments of the directory takes the types from it: those that held when the values were written.
 
->>> from pgoutput_fast.history import History
+>>> from pgoutput_fast.changelog.history import History
 >>> history = History("segments")  # doctest: +SKIP
 >>> history.registry_at(parse_lsn("16/B374D848")).registry  # doctest: +SKIP
 """
@@ -18,10 +18,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from ._fitting import Fitting, Types, columns_of
-from .catalog import Catalog, CatalogTable
-from .directory.copies import Tables
-from .directory.history import (
+from ..catalog import Catalog, CatalogTable
+from ..errors import Argument, PgOutputError
+from ..lsn import check_lsn, format_lsn, parse_lsn
+from ..options import choice
+from ..segments.folders import SNAPSHOTS
+from ..segments.listing import contents
+from ..segments.structure import tags_of
+from ..types import TypeRegistry
+from .copies import Tables
+from .fitting import Fitting, Types, columns_of
+from .schema_history import (
     Change,
     Entry,
     Stored,
@@ -32,21 +39,14 @@ from .directory.history import (
     read_entry,
     read_seen,
 )
-from .directory.snapshots import number_of
-from .errors import Argument, PgOutputError
-from .lsn import check_lsn, format_lsn, parse_lsn
-from .options import choice
-from .segments.folders import SNAPSHOTS
-from .segments.listing import contents
-from .segments.structure import tags_of
-from .types import TypeRegistry
+from .snapshots import number_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .columnar.schema import Layout
-    from .directory.copies import Copy, TableState
-    from .types.registry import CatalogType
+    from ..columnar.schema import Layout
+    from ..types.registry import CatalogType
+    from .copies import Copy, TableState
 
 __all__ = ["POLICIES", "History", "HistoryPolicy", "TablesAt", "TypesAt"]
 

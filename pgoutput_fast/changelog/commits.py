@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..segments.reader import CommitRecord
-    from .units import Unit
+    from .plan import Read
 
 
-def newest_commit(units: Sequence[Unit]) -> CommitRecord | None:
-    """That of the last transaction that units have; None: they have none, or nobody can tell.
+def newest_commit(reads: Sequence[Read]) -> CommitRecord | None:
+    """That of the last transaction of reads; None: they have none, or nobody can tell.
 
     Files of snapshots do not count, as their rows may be far behind the stream. Of the others, only
     the last record batches are read. One that can't be read is an error where its changes are read.
     """
-    for unit in reversed(units):
-        if unit.step.copy is not None:
+    for read in reversed(reads):
+        if read.snapshot is not None:
             continue
-        for path in reversed(unit.files):
+        for path in reversed(read.files):
             try:
                 with SegmentReader(path) as reader:
                     found = reader.newest_commit()

@@ -1,0 +1,89 @@
+"""The frames of reads, as they are decoded at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..segments.reader import SegmentReader
+from ..segments.structure import tags_of
+from .view import check_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ..segments import SegmentMetadata
+    from .plan import Read
+
+# How much is decoded at once. The rows of each table become a batch of their own, so with many
+# tables a smaller amount would make batches of few rows.
+_CHUNK_BYTES = 16 << 20
+# The same for files of a snapshot, which have one table each: some record batch of them at once.
+_SNAPSHOT_CHUNK_BYTES = 1 << 20
+
+
+class Chunk(NamedTuple):
+    """Frames that are decoded at once."""
+
+    path: Path
+    encoding: str
+    frames: Any
+    lsns: Any
+    read: Read
+    """Which of the changes count."""
+    beside: Any
+    """A table of what stands beside the frames in the file."""
+    is_binary: bool
+    """Whether values are in binary format, if their types have one."""
+
+
+def chunks(read: Read, metadata: SegmentMetadata) -> Iterator[Chunk]:
+    """Yield the frames of a read, as one stream.
+
+    Parameters
+    ----------
+    read : Read
+    metadata : SegmentMetadata
+        Of another file of the same change log.
+
+    Raises
+    ------
+    PgOutputError
+        A file can't be read, is damaged, or is of another slot.
+    """
+    enough = _CHUNK_BYTES if read.snapshot is None else _SNAPSHOT_CHUNK_BYTES
+    for number, path in enumerate(read.files):
+        with SegmentReader(path) as reader:
+            check_file(reader, metadata)
+            repeated = number > 0
+            pending: list[Any] = []
+            size = 0
+            for batch in reader:
+                if repeated:
+                    whole, batch = batch, _without_begin(batch)
+                    repeated = len(batch) == len(whole)
+                pending.append(batch)
+                size += batch.column("data").nbytes
+                if size >= enough:
+                    yield _chunk(path, reader.metadata, pending, read)
+                    pending, size = [], 0
+            if pending:
+                yield _chunk(path, reader.metadata, pending, read)
+
+
+def _chunk(path: Path, metadata: SegmentMetadata, batches: list[Any], read: Read) -> Chunk:
+    table = pa.Table.from_batches(batches)
+    return Chunk(
+        path, metadata.encoding, table.column("data"), table.column("lsn").to_numpy(), read,
+        table.drop(["data"]), metadata.is_binary,
+    )  # fmt: skip
+
+
+def _without_begin(batch: Any) -> Any:
+    """Return a batch without its first Begin, which each part repeats behind what is announced."""
+    is_wanted = np.ones(len(batch), bool)
+    is_wanted[np.flatnonzero(tags_of(batch.column("data")) == ord("B"))[:1]] = False
+    return batch.filter(pa.array(is_wanted))

@@ -1,0 +1,388 @@
+"""A change log as a reader sees it at one moment, and what a reader reads next of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import Argument, PgOutputError, counted
+from ..lsn import format_lsn
+from ..segments import Segment
+from ..segments.folders import BEGIN_NAME
+from ..segments.listing import Contents, contents, list_segments, not_begun, stored_metadata
+from ..segments.reader import SegmentReader
+from .copies import Copy, Tables, TableState
+from .known import how_to_copy
+from .plan import (
+    Position,
+    Read,
+    ReadPlan,
+    clipped,
+    cut,
+    first_position,
+    lacking,
+    next_reading,
+    ordered_reads,
+    restricted,
+)
+from .snapshots import snapshot_files, snapshot_path
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from ..segments import SegmentMetadata
+    from .plan import Reading
+
+
+class View(NamedTuple):
+    """What there is to read of a change log, seen at one moment.
+
+    Files of a view can be read for some time: a capture deletes merged segments after `grace`.
+
+    Attributes
+    ----------
+    where : str
+        How errors name the change log.
+    metadata : SegmentMetadata
+        Of the newest segment.
+    contents : Contents
+    states : mapping of int to TableState
+    files : mapping of (int, int) to list of pathlib.Path
+        The files of snapshots that are not being deleted, by relation id and generation.
+    relation_id : int or None
+        The table that alone is read.
+    """
+
+    where: str
+    metadata: SegmentMetadata
+    contents: Contents
+    states: Mapping[int, TableState]
+    files: Mapping[tuple[int, int], list[Path]]
+    relation_id: int | None = None
+
+    @property
+    def begin(self) -> int:
+        """The LSN from which on the change log has everything that was committed."""
+        return self.contents.begin
+
+    @property
+    def end(self) -> int:
+        """The LSN before which it has everything that was committed."""
+        return self.contents.end
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All parts of all segments, in commit order."""
+        return self.contents.segments
+
+    def before(self, lsn: int) -> View:
+        """Return the view without what was committed from an LSN on, and snapshots since."""
+        states = {}
+        for relation_id, state in self.states.items():
+            copies = tuple(copy for copy in state.copies if copy.lsn <= lsn)
+            first = state.copies[0]
+            if first.first and not any(copy.state == "snapshot" for copy in copies):
+                # Nothing of a table counts before its first snapshot.
+                copies = (first._replace(state="waiting", lsn=min(first.lsn, lsn)),)
+            if copies:
+                states[relation_id] = TableState(copies)
+        return self._replace(contents=self.contents._replace(end=min(self.end, lsn)), states=states)
+
+    def of_table(self, relation_id: int) -> View:
+        """Return the view of one table alone: what is missing of others does not matter."""
+        states = {key: state for key, state in self.states.items() if key == relation_id}
+        files = {key: paths for key, paths in self.files.items() if key[0] == relation_id}
+        return self._replace(states=states, files=files, relation_id=relation_id)
+
+    # --- positions
+
+    def first_position(self) -> Position:
+        """Return where a new reader begins: each table at its newest snapshot.
+
+        Raises
+        ------
+        PgOutputError
+            Changes since a snapshot are deleted.
+        """
+        position = first_position(self.states, self.begin)
+        self._check_whole(position, "the changes since their snapshots")
+        return position
+
+    def position_at(self, lsn: int) -> Position:
+        """Return the position before all that was committed from an LSN on, and snapshots since.
+
+        Raises
+        ------
+        PgOutputError
+            Some of it is deleted.
+        """
+        if lsn >= self.begin:
+            return Position(lsn, {})
+        if (Path(self.where) / BEGIN_NAME).exists():
+            raise PgOutputError(
+                f"what was committed from {format_lsn(lsn)} on, and before "
+                f"{format_lsn(self.begin)}, is deleted from {self.where}",
+                code="changes_missing",
+                path=self.where,
+            )
+        # The rows of a first snapshot have the LSN before the first segment's.
+        copied = (one for one, state in self.states.items() if state.snapshots)
+        return Position(self.begin, dict.fromkeys(copied, lsn))
+
+    def _check_whole(self, position: Position, what: str) -> None:
+        """Refuse a position from which on something is deleted."""
+        missing = lacking(position, self.states, self.begin)
+        if missing:
+            raise PgOutputError(
+                f"of {counted(len(missing), 'table')} {what} are deleted from {self.where}: "
+                f"{how_to_copy(Path(self.where), missing)}",
+                code="changes_missing",
+                path=self.where,
+                hint=("A ", Argument("consumer"), " keeps what is needed"),
+            )
+
+    # --- what comes next
+
+    def plan(
+        self,
+        position: Position,
+        max_bytes: int | None = None,
+        *,
+        until: Position | None = None,
+        paused: Collection[int] = (),
+        table: int | None = None,
+    ) -> ReadPlan | None:
+        """Return what a reader reads next; None if nothing is left.
+
+        Parameters
+        ----------
+        position : Position
+            Where the reader is.
+        max_bytes : int, optional
+            The plan ends with the read with which it has so many bytes. A snapshot of a table is
+            read to its end.
+        until : Position, optional
+            Where an earlier plan for the same position ended, up to which all is read.
+        paused : collection of int
+            Relation ids of tables of which nothing is read.
+        table : int, optional
+            The relation id of the table of which alone something is read; other tables stay where
+            they are.
+
+        Raises
+        ------
+        PgOutputError
+            Something that is needed is deleted or missing.
+        """
+        if self.begin > position.lsn:
+            raise PgOutputError(
+                f"the reader has everything up to {format_lsn(position.lsn)}, and {self.where} "
+                f"goes on at {format_lsn(self.begin)}: a segment between them is missing",
+                code="changes_missing",
+                path=self.where,
+                hint=("A ", Argument("consumer"), " keeps what is needed"),
+            )
+        self._check_whole(position, "changes that the reader lacks")
+        reading = self._readable(self._reading(position, until))
+        reading = restricted(reading, position, paused, table)
+        only = self.relation_id if table is None else table
+        reads: list[Read] = []
+        snapshots: list[Copy] = []
+        size = reached = 0
+        is_passed = False  # whether a segment has nothing of the table
+        after = reading.after
+        for group in ordered_reads(reading, self._needed(reading), self.snapshot_paths):
+            if max_bytes is not None and size >= max_bytes:
+                after = cut(reading, position, reached, snapshots)
+                break
+            for read in group:
+                if read.snapshot is None:
+                    segment = Segment.from_path(read.files[0])
+                    reached = segment.end_lsn
+                    if not read.has_any(segment.start_lsn, segment.end_lsn):
+                        continue
+                    if only is not None and not _has_changes(read, only):
+                        is_passed = True
+                        continue
+                elif read.snapshot not in snapshots:
+                    snapshots.append(read.snapshot)
+                read = read._replace(size=sum(path.stat().st_size for path in read.files))
+                reads.append(read)
+                size += read.size
+        return ReadPlan(reads, after) if reads or is_passed else None
+
+    def _reading(self, position: Position, until: Position | None) -> Reading:
+        if until is None:
+            return next_reading(position, self.states, self.end)
+        # Snapshots since are none of it; they would hold back what the earlier plan had.
+        view = self.before(max([until.lsn, *until.tables.values()]))
+        return clipped(next_reading(position, view.states, min(self.end, until.lsn)), until)
+
+    def _readable(self, reading: Reading) -> Reading:
+        """Return a reading without snapshots that are deleted, as a newer one voids them.
+
+        A table is then read from the oldest snapshot on behind which none is deleted.
+
+        Raises
+        ------
+        PgOutputError
+            A snapshot is deleted, and none has come since.
+        """
+        tables = dict(reading.tables)
+        for relation_id, stretch in reading.tables.items():
+            deleted = [copy.lsn for copy in stretch.snapshots if not self._has_files(copy)]
+            if not deleted:
+                continue
+            later = tuple(copy for copy in stretch.snapshots if copy.lsn > deleted[-1])
+            newest = self.states[relation_id].snapshots[-1]
+            if later:
+                start = later[0].lsn - 1
+                tables[relation_id] = stretch._replace(start=start, snapshots=later)
+            elif newest not in stretch.snapshots and self._has_files(newest):
+                tables[relation_id] = stretch._replace(start=stretch.end, snapshots=())
+            else:
+                raise _deleted(relation_id, self.where)
+        return reading._replace(tables=tables)
+
+    def _needed(self, reading: Reading) -> Iterator[list[Segment]]:
+        """Yield the segments of a reading, each with all of its parts."""
+        end = max(reading.rest.end, reading.end)
+        needed = (
+            one for one in self.segments if one.end_lsn > reading.start and one.start_lsn < end
+        )
+        for _, parts in itertools.groupby(needed, lambda one: (one.start_lsn, one.end_lsn)):
+            yield list(parts)
+
+    # --- snapshots
+
+    def _has_files(self, copy: Copy) -> bool:
+        return (copy.relation_id, copy.generation) in self.files
+
+    def snapshot_paths(self, copy: Copy) -> list[Path]:
+        """Return the files of a snapshot that is to be read, in the order of its rows.
+
+        Raises
+        ------
+        PgOutputError
+            A file is not there, or what is stored of the snapshot can't be read.
+        """
+        paths = self.files[copy.relation_id, copy.generation]
+        directory = paths[0].parent.parent
+        fields: Any = Tables(directory).fields(copy)
+        expected = [snapshot_path(directory, copy, i) for i in range(1 + len(fields["files"]))]
+        lost = next((path for path in expected if path not in paths), None)
+        if lost is None:
+            return expected
+        # A snapshot's first file is deleted before the others.
+        if not os.path.lexists(expected[0]):
+            raise _deleted(copy.relation_id, str(directory))
+        raise PgOutputError(
+            f"{lost} is not there, a file of a snapshot",
+            code="missing_path",
+            path=str(lost),
+            hint=f"Restore it, or {how_to_copy(directory, [copy.relation_id])}",
+        )
+
+
+def view_of(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> View:
+    """Return what a change log has now, or what consecutive files of segments have.
+
+    Raises
+    ------
+    PgOutputError
+        No capture has begun there, or something can't be read, is damaged, or does not go together.
+    """
+    if isinstance(path, (str, os.PathLike)) and Path(path).is_dir():
+        return _view_of_directory(Path(path))
+    segments = list_segments(path)
+    if not segments:
+        raise PgOutputError("no file of segments was given", code="bad_option")
+    with SegmentReader(segments[-1].path) as reader:
+        metadata = reader.metadata
+    found = Contents(segments, segments[0].start_lsn, segments[-1].end_lsn)
+    return View("the segments", metadata, found, {}, {})
+
+
+def _view_of_directory(directory: Path) -> View:
+    while True:
+        found = contents(directory)
+        states = Tables(directory).read()  # behind the end, as `next_reading` says
+        try:
+            copies = snapshot_files(directory)
+        except OSError as error:
+            raise PgOutputError(
+                f"can't read snapshots of {directory}: {error.strerror}",
+                code="io_failed",
+                path=str(directory),
+            ) from error
+        # Of a snapshot that is deleted the Truncate goes first.
+        begins = {
+            (copy.relation_id, copy.generation): snapshot_path(directory, copy, 0)
+            for state in states.values()
+            for copy in state.snapshots
+        }
+        whole = {key: paths for key, paths in copies.items() if paths[0] == begins.get(key)}
+        metadata = _newest_metadata(directory, found)
+        if metadata is not None:
+            return View(str(directory), metadata, found, states, whole)
+
+
+def _newest_metadata(directory: Path, found: Contents) -> SegmentMetadata | None:
+    """Return the metadata of the newest segment; None: it has gone since it was listed."""
+    if not found.segments:
+        metadata = stored_metadata(directory)
+        if metadata is None:
+            raise not_begun(directory)
+        return metadata
+    path = found.segments[-1].path
+    try:
+        with SegmentReader(path) as reader:
+            return reader.metadata
+    except PgOutputError:
+        # The capture may have deleted it since, or merged it into another one.
+        if os.path.lexists(path):
+            raise
+        return None
+
+
+def _has_changes(read: Read, relation_id: int) -> bool:
+    """Return whether files have changes of a table, or Truncates, as their layout index says."""
+    for path in read.files:
+        with SegmentReader(path) as reader:
+            if any(span.relation_id == relation_id for span in reader.index):
+                return True
+    return False
+
+
+def _deleted(relation_id: int, where: str) -> PgOutputError:
+    return PgOutputError(
+        f"the files of the snapshot of relation {relation_id} are deleted from {where}: "
+        f"{how_to_copy(Path(where), [relation_id])}",
+        code="changes_missing",
+        path=where,
+    )
+
+
+def check_file(reader: SegmentReader, metadata: SegmentMetadata) -> None:
+    """Refuse a file of another slot or history.
+
+    Parameters
+    ----------
+    reader : SegmentReader
+    metadata : SegmentMetadata
+        Of another file of the same directory.
+
+    Raises
+    ------
+    PgOutputError
+        The two are not of one slot.
+    """
+    differences = metadata.differences(reader.metadata)
+    if differences:
+        raise PgOutputError(
+            f"{reader.path} does not go together with the other files: {'; '.join(differences)}",
+            code="another_history",
+            path=str(reader.path),
+        )
