@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..directory.consumers import consumers
-from ..directory.copies import Tables, TableState
-from ..directory.looking import Look, look
+from ..changelog.consumers import consumers
+from ..changelog.copies import Tables, TableState
+from ..changelog.view import View, view_of
+from ..encodings import python_encoding
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
+from ..names import shown_table
+from ..protocol.messages import decode_rare
+from ..segments import SegmentReader
 from ._consumer_positions import described_positions, tables_elsewhere
 from ._style import Paint, plain
 
@@ -16,20 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ..segments.layout_index import Span
 
-def files_of(found: Look) -> list[Path]:
+
+def files_of(view: View) -> list[Path]:
     """All files that hold frames, each snapshot before the segment within which it was taken."""
     waiting = sorted(
-        (copy for state in found.states.values() for copy in state.snapshots),
+        (copy for state in view.states.values() for copy in state.snapshots),
         key=lambda copy: copy.lsn,
     )
     copies = [
-        (copy.lsn, found.of(copy))
+        (copy.lsn, view.snapshot_paths(copy))
         for copy in waiting
-        if (copy.relation_id, copy.generation) in found.files
+        if (copy.relation_id, copy.generation) in view.files
     ]
     files: list[Path] = []
-    for segment in found.contents.segments:
+    for segment in view.segments:
         while copies and copies[0][0] < segment.end_lsn:
             files += copies.pop(0)[1]
         files.append(segment.path)
@@ -40,22 +46,48 @@ def files_of(found: Look) -> list[Path]:
 
 def described(directory: Path) -> dict[str, Any]:
     """What a directory has, and who reads it, for JSON."""
-    found = look(directory)
+    view = view_of(directory)
     tables = Tables(directory)
     readers = consumers(directory)
     positions = described_positions(directory, [one.position for one in readers])
     return {
         "path": str(directory),
-        "begin": format_lsn(found.contents.begin),
-        "end": format_lsn(found.contents.end),
+        "begin": format_lsn(view.begin),
+        "end": format_lsn(view.end),
         "tables": [
-            _table(relation_id, state, tables)
-            for relation_id, state in sorted(found.states.items())
+            _table(relation_id, state, tables) for relation_id, state in sorted(view.states.items())
         ],
+        "layouts": _layouts(view),
         "consumers": [
             {"name": one.name, **position} for one, position in zip(readers, positions, strict=True)
         ],
     }
+
+
+def _layouts(view: View) -> list[dict[str, Any]]:
+    """Return what the layout indexes of the segments say of each table."""
+    encoding = python_encoding(view.metadata.encoding)
+    spans: dict[int, list[Span]] = {}
+    for segment in view.segments:
+        with SegmentReader(segment.path) as reader:
+            for span in reader.index:
+                spans.setdefault(span.relation_id, []).append(span)
+    found = []
+    for relation_id, of_table in sorted(spans.items()):
+        relation: Any = decode_rare(of_table[-1].relation, in_stream=False, encoding=encoding)
+        found.append(
+            {
+                "relation_id": relation_id,
+                "table": shown_table(relation),
+                "layouts": len({(span.relation, span.types) for span in of_table}),
+                "changes": sum(span.changes for span in of_table),
+                "bytes": sum(span.size for span in of_table),
+                "truncates": sum(span.truncates for span in of_table),
+                "first_commit_lsn": format_lsn(of_table[0].first_commit_lsn),
+                "last_commit_lsn": format_lsn(of_table[-1].last_commit_lsn),
+            }
+        )
+    return found
 
 
 def _table(relation_id: int, state: TableState, tables: Tables) -> dict[str, Any]:
@@ -96,6 +128,20 @@ def lines_of(told: dict[str, Any], paint: Paint = plain) -> Iterator[str]:
             f"{name:<{width}}{one['state']:<10}{one['copied_as_of'] or '':>18}{rows:>14}"
             f"{one['held_from'] or '':>18}"
         ).rstrip()
+    if told["layouts"]:
+        yield ""
+        names = [printable(one["table"]) for one in told["layouts"]]
+        width = max(map(len, [*names, "in segments"])) + 2
+        head = (
+            f"{'in segments':<{width}}{'layouts':>8}{'changes':>12}{'bytes':>16}{'truncates':>11}"
+            f"{'first commit':>18}{'last commit':>18}"
+        )
+        yield paint(head, "heading")
+        for name, one in zip(names, told["layouts"], strict=True):
+            yield (
+                f"{name:<{width}}{one['layouts']:>8,}{one['changes']:>12,}{one['bytes']:>16,}"
+                f"{one['truncates']:>11,}{one['first_commit_lsn']:>18}{one['last_commit_lsn']:>18}"
+            )
     width = max([len(one["name"]) for one in told["consumers"]] + [len("consumer")]) + 2
     if told["consumers"]:
         yield ""

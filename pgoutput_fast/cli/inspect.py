@@ -21,13 +21,14 @@ from .. import (
     format_lsn,
 )
 from .._disk import read_json_file
+from ..changelog.history import POLICIES, HistoryFollower, HistoryPolicy, history_of
+from ..changelog.view import view_of
 from ..columnar.arrays import OPERATIONS, READ
-from ..directory.looking import look
 from ..errors import PgOutputError, counted, printable
-from ..history import POLICIES, HistoryFollower, HistoryPolicy, history_of
 from ..protocol.copydata import Keepalive
 from ..protocol.wire import TAGS, relation_id_of
 from ..segments import SegmentReader, list_segments
+from ..segments.listing import has_begun
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..types import TypeRegistry
@@ -56,7 +57,10 @@ def _files(paths: tuple[Path, ...]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        files += files_of(look(path)) if path.is_dir() else [path]
+        if not path.is_dir():
+            files.append(path)
+        elif has_begun(path):
+            files += files_of(view_of(path))
     if len(paths) == 1:
         return files
     segments: list[Path] = []

@@ -281,7 +281,8 @@ def test_stats(run: Run, directory: Path) -> None:
             "public.t": {"insert": 1, "update": 1, "delete": 1, "truncate": 1},
         },
         "directories": [
-            {"path": str(directory), "begin": "0/0", "end": "0/201", "tables": [], "consumers": []}
+            {"path": str(directory), "begin": "0/0", "end": "0/201", "tables": [],
+             "layouts": found["directories"][0]["layouts"], "consumers": []}
         ],
     }
     assert found["messages"]["Relation"] == {"frames": 3, "bytes": 2 * len(TABLE) + len(OTHER)}
@@ -289,6 +290,7 @@ def test_stats(run: Run, directory: Path) -> None:
     assert [line.split() for line in lines if line.startswith(("frames", "public.t"))] == [
         ["frames", "13"],
         ["public.t", "1", "1", "1", "1"],
+        ["public.t", "1", "3", "183", "1", "0/100", "0/200"],
     ]
     (empty,) = run.objects("--stats", "--tag", "K", directory, code=1)
     assert (empty["frames"], empty["lsns"], empty["tables"]) == (0, [], {})

@@ -12,12 +12,13 @@ import pytest
 from support.changelogs.made_directory import MadeDirectory
 
 from pgoutput_fast import testing
+from pgoutput_fast.changelog.consumers import Consumer
+from pgoutput_fast.changelog.snapshots import snapshot_files
 from pgoutput_fast.cli import main
-from pgoutput_fast.directory.consumers import Consumer
-from pgoutput_fast.directory.snapshots import snapshot_files
 
 ACCOUNTS = testing.Table("accounts", {"id": "int4", "note": "text"}, 16390, key=["id"])
 OTHER = testing.Table("other", {"id": "int4"}, 16391, key=["id"])
+INSERT, UPDATE = testing.insert(OTHER, [5]), testing.update(ACCOUNTS, [1, "new"])
 Run = Callable[..., list[str]]
 
 
@@ -28,8 +29,8 @@ def made(tmp_path: Path) -> Iterator[MadeDirectory]:
         found.wait(ACCOUNTS, 999)
         found.wait(OTHER, 999)
         found.copy(ACCOUNTS, 1151, [[1, "one"]], [[2, None]])
-        found.commit(1100, OTHER.relation(), testing.insert(OTHER, [5]))
-        found.commit(1200, ACCOUNTS.relation(), testing.update(ACCOUNTS, [1, "new"]))
+        found.commit(1100, OTHER.relation(), INSERT)
+        found.commit(1200, ACCOUNTS.relation(), UPDATE)
         Consumer(found.directory, "lake")
         yield found
 
@@ -82,6 +83,14 @@ def test_the_summary_has_tables_and_consumers(made: MadeDirectory, run: Run) -> 
                 {"relation_id": 16391, "table": "public.other", "state": "waiting",
                  "held_from": "0/3E7", "copied_as_of": None, "rows": None},
             ],
+            "layouts": [
+                {"relation_id": 16390, "table": "public.accounts", "layouts": 1, "changes": 1,
+                 "bytes": len(UPDATE), "truncates": 0, "first_commit_lsn": "0/4B0",
+                 "last_commit_lsn": "0/4B0"},
+                {"relation_id": 16391, "table": "public.other", "layouts": 1, "changes": 1,
+                 "bytes": len(INSERT), "truncates": 0, "first_commit_lsn": "0/44C",
+                 "last_commit_lsn": "0/44C"},
+            ],
             "consumers": [
                 {"name": "lake", "position": "0/3E8", "tables": [
                     {"relation_id": 16390, "table": "public.accounts", "position": "0/47E"},
@@ -95,5 +104,6 @@ def test_the_summary_has_tables_and_consumers(made: MadeDirectory, run: Run) -> 
     assert heads[0][-1] == "read"
     assert ["public.accounts", "0", "1", "0", "1", "2"] in lines
     assert ["public.accounts", "copied", "0/47F", "2"] in lines
+    assert ["public.other", "1", "1", f"{len(INSERT)}", "0", "0/44C", "0/44C"] in lines
     assert ["public.other", "waiting", "0/3E7"] in lines
     assert " ".join(lines[-1]) == "lake 0/3E8 public.accounts at 0/47E, public.other at 0/3E7"

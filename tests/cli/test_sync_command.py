@@ -31,12 +31,12 @@ import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.apply.continuity import copied_name
 from pgoutput_fast.apply.targets import Column, Held
+from pgoutput_fast.changelog.consumers import consumers
+from pgoutput_fast.changelog.copies import Copy
 from pgoutput_fast.cli import _position, main
 from pgoutput_fast.cli import sync as sync_command
 from pgoutput_fast.cli._sync_events import table_events
 from pgoutput_fast.cli._sync_views import SyncLiveView, not_kept_text
-from pgoutput_fast.directory.consumers import consumers
-from pgoutput_fast.directory.copies import Copy
 from pgoutput_fast.replication import capture, upkeep
 from pgoutput_fast.watching.metrics import SYNC_PREFIX
 from pgoutput_fast.watching.sync_figures import SyncFigures
