@@ -8,7 +8,6 @@ import time
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ..changelog.history import history_of
 from ..changelog.known import known_tables
 from ..errors import PgOutputError
 from ..names import qualified, shown_name, shown_table
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..catalog import CatalogTable
     from ..changelog.history import History
+    from ..changelog.log import ChangeLog
     from .targets import Held
 
 _log = logging.getLogger(__name__)
@@ -145,8 +145,7 @@ class Departures:
 
     Parameters
     ----------
-    directory : pathlib.Path
-        The segments.
+    log : ChangeLog
     patterns : iterable of str
         Those of the tables that are wanted.
     shown : callable
@@ -160,9 +159,9 @@ class Departures:
     """
 
     def __init__(
-        self, directory: Path, patterns: Iterable[str], shown: Callable[[str], str]
+        self, log: ChangeLog, patterns: Iterable[str], shown: Callable[[str], str]
     ) -> None:
-        self._directory = directory
+        self._log = log
         self._shown = shown
         self._patterns: list[str] | None = [*patterns]
         self._next = 0.0
@@ -181,7 +180,7 @@ class Departures:
         if now < self._next and not at_once:
             return
         self._next = now + _PAUSE
-        history = history_of([self._directory])
+        history = self._log.history()
         if history is None:
             return
         catalog = history.newest_tables

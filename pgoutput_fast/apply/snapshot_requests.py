@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ..changelog.requests import request_copy
-from ..changelog.view import view_of
 from ..names import qualified
 from ..segments.folders import TABLES
 from .targets import CHANGES_ALONE
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..changelog.copies import TableState
+    from ..changelog.log import ChangeLog
     from ..changelog.plan import Position
     from .options import SyncOptions
     from .targets import Held
@@ -44,8 +44,7 @@ class SnapshotRequests:
 
     Parameters
     ----------
-    directory : pathlib.Path
-        The segments.
+    log : ChangeLog
     name : str
         What errors call the target.
     options : SyncOptions
@@ -54,9 +53,9 @@ class SnapshotRequests:
     """
 
     def __init__(
-        self, directory: Path, name: str, options: SyncOptions, position: Callable[[], Position]
+        self, log: ChangeLog, name: str, options: SyncOptions, position: Callable[[], Position]
     ) -> None:
-        self._directory, self._name = directory, name
+        self._log, self._directory, self._name = log, log.directory, name
         self._options, self._position = options, position
         self._asked: set[tuple[int, str]] = set()
         self._over_limit: set[int] = set()
@@ -78,7 +77,7 @@ class SnapshotRequests:
 
         So it is where a sync before this one has asked for it.
         """
-        state = view_of(self._directory).states.get(relation_id)
+        state = self._log.view().states.get(relation_id)
         if state is None:
             return False
         at = self._position().of(relation_id)
@@ -95,7 +94,7 @@ class SnapshotRequests:
                 continue
             if not self.needs(held) or self.is_copied(relation_id):
                 continue
-            if _has_many(self._directory, view_of(self._directory).states.get(relation_id)):
+            if _has_many(self._directory, self._log.view().states.get(relation_id)):
                 self._over_limit.add(relation_id)
                 if relation_id not in before:
                     _log.warning("%s stays stale: %s", qualified(held), _MANY)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..changelog.commits import has_commit
 from ..changelog.consumers import Consumer, consumers, remove_consumer
-from ..changelog.history import history_of
 from ..changelog.known import how_to_copy
+from ..changelog.log import ChangeLog
 from ..changelog.plan import Position
 from ..changelog.requests import request_copy
 from ..changelog.schema_history import Entry, entries
-from ..changelog.view import view_of
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
 from ..names import qualified
@@ -202,7 +201,8 @@ class Syncing:
         self._progress = progress
         self._captured = captured
         self._next_told = 0.0
-        view = self._view()
+        self._log = ChangeLog(directory)
+        view = self._log.view()
         self._stored = target.open(origin_of(view))
         # The encoding is of values that are not in frames, as of columns added with a default.
         self._decoding: dict[str, Any] = {
@@ -224,9 +224,9 @@ class Syncing:
         self._is_unstored = False  # whether a table was paused since the last commit
         self._pass_gaps()
         self._said: set[tuple[int, str]] = set()
-        self._requests = SnapshotRequests(directory, name, options, lambda: self._consumer.position)
+        self._requests = SnapshotRequests(self._log, name, options, lambda: self._consumer.position)
         self._window = 0.0, 0  # when the last one began, by time.monotonic, and its bytes
-        self._departures = Departures(directory, options.tables or (), target.shown)
+        self._departures = Departures(self._log, options.tables or (), target.shown)
         self._counts: dict[str, int] = {}
         self._seconds, self._windows = 0.0, 0
         self._commit_time = self._newest()
@@ -257,7 +257,7 @@ class Syncing:
         is_copied = self._requests.is_copied
         lost = {key: one for key, one in self._stored.tables.items()
                 if (one.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
-        for relation_id in departed(history_of([self._directory]), list(lost)):
+        for relation_id in departed(self._log.history(), list(lost)):
             self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and self._options.on_error == "stop":
             one = next(iter(lost.values()))
@@ -330,9 +330,6 @@ class Syncing:
                 self._name, self._directory,
             )  # fmt: skip
 
-    def _view(self) -> View:
-        return view_of(self._directory)
-
     # --- windows ---------------------------------------------------------------------------------
 
     @property
@@ -400,7 +397,7 @@ class Syncing:
 
     def _step(self) -> bool:
         """Write what is there, up to a size; False if there is nothing."""
-        view = self._view()
+        view = self._log.view()
         self._see(view)
         if self._end_lsn < self._stored.lsn:
             # Another directory has brought what is between them; or earlier states of this one and
@@ -420,7 +417,7 @@ class Syncing:
             if not self._is_stopped():
                 is_written |= self._try_apart(view, relation_id)
         self._requests.ask(self._stored.tables)
-        return self._go_on(self._view()) or is_written
+        return self._go_on(self._log.view()) or is_written
 
     def _plan(self, view: View, **options: Any) -> ReadPlan | None:
         """What is written next, and where."""
@@ -475,7 +472,7 @@ class Syncing:
 
     def _given(self, stored: Stored) -> tuple[Any, ...]:
         """What a `WindowWriter` takes."""
-        return self._directory, self._target, stored, self._decoding, self._options, self._tell
+        return self._log, self._target, stored, self._decoding, self._options, self._tell
 
     # --- tables that can't go on -----------------------------------------------------------------
 
@@ -594,7 +591,7 @@ class Syncing:
     def _has_types(self, plan: ReadPlan) -> bool:
         """Wait until the history has the types of all that a window has; whether it has them."""
         end = time.monotonic() + _TYPES_TIMEOUT
-        while (history := history_of([self._directory])) is not None:
+        while (history := self._log.history()) is not None:
             if history.confirmed >= plan.after.lsn:
                 return True
             if self._is_stopped() or time.monotonic() > end:
@@ -661,7 +658,7 @@ class Syncing:
                 hint=(Argument("on_error", "pause"), " has the tables copied again"),
             )
         tables = self._stored.tables
-        gone = departed(history_of([self._directory]), list(tables))
+        gone = departed(self._log.history(), list(tables))
         self._stored = Stored(
             self._stored.lsn,
             {

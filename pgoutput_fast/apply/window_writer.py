@@ -15,10 +15,9 @@ import pyarrow as pa
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.commits import newest_commit
 from ..changelog.frames import chunks
-from ..changelog.history import HistoryFollower, history_of
+from ..changelog.history import HistoryFollower
 from ..changelog.known import how_to_copy
 from ..changelog.stored import stored
-from ..changelog.view import view_of
 from ..columnar.decoder import ColumnarDecoder
 from ..errors import Argument, PgOutputError, RetryableError
 from ..names import qualified
@@ -42,12 +41,12 @@ from .targets import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
     from ..catalog import CatalogTable
     from ..changelog.copies import Copy
     from ..changelog.frames import Chunk
     from ..changelog.history import TablesAt
+    from ..changelog.log import ChangeLog
     from ..changelog.plan import Position, ReadPlan
     from ..changelog.view import View
     from ..policies import Policies
@@ -78,8 +77,7 @@ class WindowWriter:
 
     Parameters
     ----------
-    directory : pathlib.Path
-        The segments.
+    log : ChangeLog
     target : Target
     stored : Stored
         What it has.
@@ -104,14 +102,14 @@ class WindowWriter:
 
     def __init__(
         self,
-        directory: Path,
+        log: ChangeLog,
         target: Target,
         stored: Stored,
         decoding: dict[str, Any],
         options: SyncOptions,
         tell: Callable[[], None],
     ) -> None:
-        self._directory = directory
+        self._log, self._directory = log, log.directory
         self._target = target
         self._options = options
         self._tell = tell
@@ -120,8 +118,8 @@ class WindowWriter:
         self._held = dict(stored.tables)
         self._open: dict[int, TableWindow] = {}
         self._paused: dict[int, Paused] = {}
-        self._states = view_of(directory).states
-        self._history = history_of([directory])
+        self._states = log.view().states
+        self._history = log.history()
         self._follower: HistoryFollower | None = None
         if self._history is not None:
             self._follower = HistoryFollower(self._history, options.history)
@@ -425,7 +423,7 @@ class WindowWriter:
 
     def _has_left(self, relation_id: int, lsn: int) -> bool:
         """Whether a table is no longer published, and nobody can copy it any more."""
-        history = history_of([self._directory])
+        history = self._log.history()
         return (
             history is not None
             and history.confirmed > lsn
@@ -532,7 +530,7 @@ class WindowWriter:
                 return known
             time.sleep(_CATALOG_WAIT)
             self._tell()
-            self._history = history_of([self._directory])
+            self._history = self._log.history()
 
     def _known_by(self, relation: Any, at: TablesAt | None) -> Known:
         """What is known of a table by a state of the catalogue."""

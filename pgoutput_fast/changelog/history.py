@@ -11,6 +11,7 @@ segments of the directory takes the types from it: those that held when the valu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ from ..catalog import Catalog, CatalogTable
 from ..errors import Argument, PgOutputError
 from ..lsn import check_lsn, format_lsn, parse_lsn
 from ..options import choice
-from ..segments.folders import SNAPSHOTS
+from ..segments.folders import HISTORY, SNAPSHOTS
 from ..segments.listing import contents
 from ..segments.structure import tags_of
 from ..types import TypeRegistry
@@ -62,6 +63,17 @@ _OLD, _UNCERTAIN, _NEW = 0, 1, 2
 def __dir__() -> list[str]:
     """The public names, without those that this module imports."""
     return sorted(__all__)
+
+
+# A sync looks at the history again each second, and few entries are new then.
+@functools.lru_cache(8)
+def _entry(directory: Path, entry: Entry, _: tuple[int, int]) -> Stored:
+    return read_entry(directory, entry)
+
+
+@functools.lru_cache(8)
+def _tables(directory: Path, entry: Entry, file: tuple[int, int]) -> Catalog:
+    return Catalog.from_json(json.dumps(_entry(directory, entry, file).tables))
 
 
 class TypesAt(NamedTuple):
@@ -277,15 +289,22 @@ class History:
     def _stored(self, entry: Entry) -> Stored:
         found = self._read.get(entry)
         if found is None:
-            found = self._read[entry] = read_entry(self._directory, entry)
+            found = self._read[entry] = _entry(*self._file(entry))
         return found
+
+    def _file(self, entry: Entry) -> tuple[Path, Entry, tuple[int, int]]:
+        """Return where an entry is, and what tells whether its file was written again."""
+        try:
+            found = (HISTORY.path(self._directory) / entry.name).stat()
+        except OSError:
+            return self._directory, entry, (0, 0)  # reading it says what is wrong
+        return self._directory, entry, (found.st_ino, found.st_mtime_ns)
 
     def _catalog(self, entry: Entry) -> Catalog:
         """The tables of an entry. With thousands of columns it takes long to make them of JSON."""
         found = self._catalogs.get(entry)
         if found is None:
-            made = Catalog.from_json(json.dumps(self._stored(entry).tables))
-            found = self._catalogs[entry] = made
+            found = self._catalogs[entry] = _tables(*self._file(entry))
         return found
 
     def types(self, place: Place, policy: HistoryPolicy) -> Types:

@@ -1,0 +1,96 @@
+"""A change log: the one door to what is read of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ..segments.folders import HISTORY, SEGMENTS, SNAPSHOTS, TABLES
+from .history import history_of
+from .view import view_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from .._disk import Folder
+    from .history import History
+    from .view import View
+
+_T = TypeVar("_T")
+_SETTLED = 1_000_000_000  # nanoseconds
+
+
+class ChangeLog:
+    """A directory that a capture writes.
+
+    What it gives is made anew when a folder has changed since, as modification times tell. A folder
+    that changed less than a second ago is read each time, as it may change again at the same time
+    of its file system's clock.
+
+    Parameters
+    ----------
+    directory : path
+
+    Attributes
+    ----------
+    directory : pathlib.Path
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        self._view = _Kept(self.directory, (SEGMENTS, TABLES, SNAPSHOTS), view_of)
+        self._history = _Kept(self.directory, (SEGMENTS, HISTORY), _history_of)
+
+    def view(self) -> View:
+        """Return what there is to read now.
+
+        Raises
+        ------
+        PgOutputError
+            No capture has begun there, or something can't be read, is damaged, or does not go
+            together.
+        """
+        return self._view.get()
+
+    def history(self) -> History | None:
+        """Return the schema history; None if there is none.
+
+        Raises
+        ------
+        PgOutputError
+            It can't be read, or is damaged.
+        """
+        return self._history.get()
+
+
+class _Kept(Generic[_T]):
+    """What was made of a directory, as long as none of some folders changes."""
+
+    def __init__(
+        self, directory: Path, folders: tuple[Folder, ...], make: Callable[[Path], _T]
+    ) -> None:
+        self._directory, self._folders, self._make = directory, folders, make
+        self._kept: tuple[list[int], _T] | None = None
+
+    def get(self) -> _T:
+        modified = [_modified(folder.path(self._directory)) for folder in self._folders]
+        if self._kept is not None and self._kept[0] == modified:
+            return self._kept[1]
+        made = self._make(self._directory)
+        is_settled = max(modified) + _SETTLED < time.time_ns()
+        self._kept = (modified, made) if is_settled else None
+        return made
+
+
+def _history_of(directory: Path) -> History | None:
+    return history_of([directory])
+
+
+def _modified(path: Path) -> int:
+    """Return when a folder was modified, in nanoseconds; 0: it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
