@@ -14,6 +14,7 @@ from ..segments.folders import BEGIN_NAME
 from ..segments.listing import Contents, contents, list_segments, not_begun, stored_metadata
 from ..segments.reader import SegmentReader
 from .copies import Copy, Tables, TableState
+from .gathered import Gathered
 from .known import how_to_copy
 from .plan import (
     Position,
@@ -51,6 +52,8 @@ class View(NamedTuple):
     states : mapping of int to TableState
     files : mapping of (int, int) to list of pathlib.Path
         The files of snapshots that are not being deleted, by relation id and generation.
+    gathered : Gathered
+        Which tables each segment has changes of.
     relation_id : int or None
         The table that alone is read.
     """
@@ -60,6 +63,7 @@ class View(NamedTuple):
     contents: Contents
     states: Mapping[int, TableState]
     files: Mapping[tuple[int, int], list[Path]]
+    gathered: Gathered
     relation_id: int | None = None
 
     @property
@@ -203,7 +207,7 @@ class View(NamedTuple):
                     reached = segment.end_lsn
                     if not read.has_any(segment.start_lsn, segment.end_lsn):
                         continue
-                    if only is not None and not _has_changes(read, only):
+                    if only is not None and not self._has_changes(read, only):
                         is_passed = True
                         continue
                 elif read.snapshot not in snapshots:
@@ -212,6 +216,9 @@ class View(NamedTuple):
                 reads.append(read)
                 size += read.size
         return ReadPlan(reads, after) if reads or is_passed else None
+
+    def _has_changes(self, read: Read, relation_id: int) -> bool:
+        return any(relation_id in self.gathered.relation_ids(path) for path in read.files)
 
     def _reading(self, position: Position, until: Position | None) -> Reading:
         if until is None:
@@ -302,7 +309,7 @@ def view_of(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
     with SegmentReader(segments[-1].path) as reader:
         metadata = reader.metadata
     found = Contents(segments, segments[0].start_lsn, segments[-1].end_lsn)
-    return View("the segments", metadata, found, {}, {})
+    return View("the segments", metadata, found, {}, {}, Gathered(None))
 
 
 def _view_of_directory(directory: Path) -> View:
@@ -326,7 +333,7 @@ def _view_of_directory(directory: Path) -> View:
         whole = {key: paths for key, paths in copies.items() if paths[0] == begins.get(key)}
         metadata = _newest_metadata(directory, found)
         if metadata is not None:
-            return View(str(directory), metadata, found, states, whole)
+            return View(str(directory), metadata, found, states, whole, Gathered(directory))
 
 
 def _newest_metadata(directory: Path, found: Contents) -> SegmentMetadata | None:
@@ -345,15 +352,6 @@ def _newest_metadata(directory: Path, found: Contents) -> SegmentMetadata | None
         if os.path.lexists(path):
             raise
         return None
-
-
-def _has_changes(read: Read, relation_id: int) -> bool:
-    """Return whether files have changes of a table, or Truncates, as their layout index says."""
-    for path in read.files:
-        with SegmentReader(path) as reader:
-            if any(span.relation_id == relation_id for span in reader.index):
-                return True
-    return False
 
 
 def _deleted(relation_id: int, where: str) -> PgOutputError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..changelog.consumers import consumers, remove_consumer
 from ..changelog.copies import Copy, Tables
+from ..changelog.gathered import Gatherer
 from ..changelog.merging import delete_covered, merge
 from ..changelog.requests import forget_request, requested
 from ..changelog.retention import Keep, forget_dropped, retain
@@ -124,6 +125,7 @@ class Upkeep:
             if options.merge
             else None
         )
+        self._gatherer = Gatherer(self._directory)
         self._next_tick = self._next_tidy = 0.0
         self._warned: dict[str, float] = {}  # when, by the name of a consumer
 
@@ -426,6 +428,7 @@ class Upkeep:
         )
         if count:
             _log.info("deleted %s without further use", counted(count, "file"))
+        self._gatherer.gather()
 
     def _check_consumers(self) -> None:
         """Warn of each consumer for which much is kept, and remove those that are given up."""

@@ -28,7 +28,10 @@ DOWNLOAD_NAME = "download.json"
 SEEN_NAME = "seen.json"
 
 _SEGMENT = r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})-of-([0-9]{5})\.arrow"
-_JSON = r"(?:position|begin|slot|upload|download)\.json"
+LAYOUTS_NAME = "layouts.txt"
+"""The file that gathers which tables each segment has changes of. It can be made anew."""
+
+_JSON = r"(?:position|begin|slot|upload|download)\.json|layouts\.txt"
 
 SEGMENTS = Folder("", f"{_SEGMENT}|{_JSON}", r"(?P<part>[0-9]{5})\.arrow")
 """The directory itself. While a segment is written, its parts are only numbered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from support.changelogs.written_segments import METADATA, rows, writer
 from support.columns.columnar import IMPLEMENTATIONS, chosen
 
 from pgoutput_fast import testing
-from pgoutput_fast.changelog import merging
+from pgoutput_fast.changelog import gathered, merging
 from pgoutput_fast.changelog.copies import Copy
 from pgoutput_fast.changelog.merging import merge
 from pgoutput_fast.changelog.plan import Position, ReadPlan
@@ -172,3 +173,53 @@ def test_a_reader_of_one_table_opens_no_file_without_its_changes(tmp_path: Path)
     everything = view.plan(position)
     assert everything is not None
     assert len(everything.reads) == 20
+
+
+def test_one_file_gathers_what_segments_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_one(lsn: int, table: int) -> Path:
+        with writer(tmp_path) as out:
+            frames = [testing.begin(7, lsn, -5), relation(table, 0), testing.insert(table, ["x"])]
+            frames.append(testing.commit(lsn, lsn + 10, -5))
+            out.write_frames(frames, [lsn] * len(frames))
+            out.flush()
+        return list_segments(tmp_path)[-1].path
+
+    opened: list[Path] = []
+    open_ = SegmentReader.__init__
+
+    def counted(self: SegmentReader, path: Path) -> None:
+        opened.append(path)
+        open_(self, path)
+
+    def relation_ids(*paths: Path) -> list[set[int]]:
+        opened.clear()
+        gathered_ = gathered.Gathered(tmp_path)
+        return [{*gathered_.relation_ids(path)} for path in paths]
+
+    monkeypatch.setattr(SegmentReader, "__init__", counted)
+    first, second = write_one(100, TABLES[0]), write_one(200, TABLES[1])
+    assert relation_ids(first, second) == [{TABLES[0]}, {TABLES[1]}]
+    assert opened == [first, second]
+    gatherer = gathered.Gatherer(tmp_path)
+    gatherer.gather()
+    assert relation_ids(first, second) == [{TABLES[0]}, {TABLES[1]}]
+    assert opened == []
+    # A line that a crash cut short, another file under a name, and one that came since.
+    third = write_one(300, TABLES[2])
+    file = tmp_path / "layouts.txt"
+    file.write_bytes(file.read_bytes()[:-3])
+    os.utime(first)
+    assert relation_ids(first, second, third) == [{one} for one in TABLES]
+    assert opened == [first, second, third]
+    gathered.Gatherer(tmp_path).gather()
+    assert relation_ids(second, third) == [{TABLES[1]}, {TABLES[2]}]
+    assert opened == []
+    # What is gone goes from the file too.
+    monkeypatch.setattr(gathered, "_FEW", 0)
+    for path in (first, second):
+        path.unlink()
+    gathered.Gatherer(tmp_path).gather()
+    assert relation_ids(third) == [{TABLES[2]}]
+    assert [line.split()[1] for line in file.read_text().split("\n") if line] == [third.name]

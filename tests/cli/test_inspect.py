@@ -281,8 +281,14 @@ def test_stats(run: Run, directory: Path) -> None:
             "public.t": {"insert": 1, "update": 1, "delete": 1, "truncate": 1},
         },
         "directories": [
-            {"path": str(directory), "begin": "0/0", "end": "0/201", "tables": [],
-             "layouts": found["directories"][0]["layouts"], "consumers": []}
+            {
+                "path": str(directory),
+                "begin": "0/0",
+                "end": "0/201",
+                "tables": [],
+                "layouts": found["directories"][0]["layouts"],
+                "consumers": [],
+            }
         ],
     }
     assert found["messages"]["Relation"] == {"frames": 3, "bytes": 2 * len(TABLE) + len(OTHER)}
