@@ -9,7 +9,7 @@ from ..changelog.consumers import consumers
 from ..changelog.copies import Tables
 from ..changelog.history import history_of
 from ..changelog.known import how_to_copy
-from ..changelog.plan import first_position, lacking
+from ..changelog.read_plan import first_position, lacking
 from ..changelog.view import view_of
 from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..changelog.copies import Copy, TableState
-    from ..changelog.plan import Position
+    from ..changelog.read_plan import Position
     from ..changelog.view import View
     from .options import Uncopied
     from .targets import Stored

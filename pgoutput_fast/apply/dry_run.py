@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.consumers import consumers
-from ..changelog.frames import chunks
 from ..changelog.history import HistoryFollower, history_of
-from ..changelog.plan import Position, first_position
+from ..changelog.read_frames import chunks
+from ..changelog.read_plan import Position, first_position
 from ..changelog.view import View, view_of
 from ..names import qualified, shown_name
 from ..policies import Policies
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from ..changelog.frames import Chunk
+    from ..changelog.read_frames import Chunk
     from ..connections import ConnectionParameters
 
 

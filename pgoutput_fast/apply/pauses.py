@@ -14,7 +14,7 @@ from .targets import Gap
 if TYPE_CHECKING:
     from collections.abc import KeysView
 
-    from ..changelog.plan import Position
+    from ..changelog.read_plan import Position
     from ..changelog.view import View
     from .targets import Held
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..changelog.copies import TableState
     from ..changelog.log import ChangeLog
-    from ..changelog.plan import Position
+    from ..changelog.read_plan import Position
     from .options import SyncOptions
     from .targets import Held
 

@@ -13,7 +13,7 @@ from ..changelog.commits import has_commit
 from ..changelog.consumers import Consumer, consumers, remove_consumer
 from ..changelog.known import how_to_copy
 from ..changelog.log import ChangeLog
-from ..changelog.plan import Position
+from ..changelog.read_plan import Position
 from ..changelog.requests import request_copy
 from ..changelog.schema_history import Entry, entries
 from ..errors import Argument, PgOutputError, RetryableError
@@ -43,7 +43,7 @@ from .targets import (
 from .window_writer import WindowWriter
 
 if TYPE_CHECKING:
-    from ..changelog.plan import ReadPlan
+    from ..changelog.read_plan import ReadPlan
     from ..changelog.view import View
     from ..replication import CaptureProgress
     from .duckdb_file import DuckdbFile

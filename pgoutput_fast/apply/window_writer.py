@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.commits import newest_commit
-from ..changelog.frames import chunks
 from ..changelog.history import HistoryFollower
 from ..changelog.known import how_to_copy
+from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
 from ..columnar.decoder import ColumnarDecoder
 from ..errors import Argument, PgOutputError, RetryableError
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
     from ..catalog import CatalogTable
     from ..changelog.copies import Copy
-    from ..changelog.frames import Chunk
     from ..changelog.history import TablesAt
     from ..changelog.log import ChangeLog
-    from ..changelog.plan import Position, ReadPlan
+    from ..changelog.read_frames import Chunk
+    from ..changelog.read_plan import Position, ReadPlan
     from ..changelog.view import View
     from ..policies import Policies
     from ..segments.reader import CommitRecord

@@ -14,8 +14,8 @@ from .ranges import counted, frame_counts, given_lsns
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
-    from .frames import Chunk
     from .history import HistoryFollower
+    from .read_frames import Chunk
 
 
 class Refusal(NamedTuple):

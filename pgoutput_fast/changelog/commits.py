@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..segments.reader import CommitRecord
-    from .plan import Read
+    from .read_plan import Read
 
 
 def newest_commit(reads: Sequence[Read]) -> CommitRecord | None:

@@ -21,13 +21,13 @@ from ..lsn import format_lsn, parse_lsn
 from ..segments.folders import CONSUMERS
 from ..segments.listing import has_begun, not_begun
 from .known import how_to_copy
-from .plan import Position, first_position, lacking
+from .read_plan import Position, first_position, lacking
 from .view import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .plan import ReadPlan
+    from .read_plan import ReadPlan
 
 
 class ConsumerState(NamedTuple):

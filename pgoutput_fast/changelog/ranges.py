@@ -13,7 +13,7 @@ from ..segments.structure import ANNOUNCEMENTS
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
-    from .frames import Chunk
+    from .read_frames import Chunk
 
 
 def counted(changes: ChangeBatch, chunk: Chunk) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
-    from .plan import Position
+    from .read_plan import Position
 
 
 class Keep(NamedTuple):

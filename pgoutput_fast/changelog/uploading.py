@@ -34,7 +34,7 @@ from ..segments.reader import SegmentReader
 from . import copies, snapshots
 from .consumers import Consumer, consumers
 from .copies import Tables, TableState
-from .plan import next_reading
+from .read_plan import next_reading
 from .remote import Remote, parse_place
 
 if TYPE_CHECKING:

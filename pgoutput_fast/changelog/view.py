@@ -16,7 +16,7 @@ from ..segments.reader import SegmentReader
 from .copies import Copy, Tables, TableState
 from .gathered import Gathered
 from .known import how_to_copy
-from .plan import (
+from .read_plan import (
     Position,
     Read,
     ReadPlan,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ..segments import SegmentMetadata
-    from .plan import Reading
+    from .read_plan import Reading
 
 
 class View(NamedTuple):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ..changelog.plan import Position
+    from ..changelog.read_plan import Position
 
 
 def described_positions(directory: Path, positions: Sequence[Position]) -> list[dict[str, Any]]:

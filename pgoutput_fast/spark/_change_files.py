@@ -21,14 +21,14 @@ from pgoutput_fast.apply.delta_statistics import bounded_leaves, repeating
 from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.stored_changes import Form, with_a_column
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.frames import chunks
 from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
+from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.changelog.remote import refuse_secrets
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import shown_table
 
 if TYPE_CHECKING:
-    from pgoutput_fast.changelog.plan import Read
+    from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.policies import Policies
     from pgoutput_fast.segments import SegmentMetadata
 

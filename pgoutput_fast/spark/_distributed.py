@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.apply.delta_table import Table
     from pgoutput_fast.apply.evolution import Known
     from pgoutput_fast.changelog.copies import Copy
-    from pgoutput_fast.changelog.plan import Read, ReadPlan
+    from pgoutput_fast.changelog.read_plan import Read, ReadPlan
     from pgoutput_fast.changelog.view import View
 
     from ._jobs import Jobs

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from pgoutput_fast._version import __version__
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.frames import chunks
 from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
+from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.errors import PgOutputError
 
 from ._json_columns import base64_text, joined, json_column, json_name
@@ -27,9 +27,9 @@ from ._refused_rows import ERRORS_TYPE, refused_rows
 
 if TYPE_CHECKING:
     from pgoutput_fast.changelog.changes import Refusal
-    from pgoutput_fast.changelog.frames import Chunk
     from pgoutput_fast.changelog.history import History
-    from pgoutput_fast.changelog.plan import Read
+    from pgoutput_fast.changelog.read_frames import Chunk
+    from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.policies import Policies
     from pgoutput_fast.segments import SegmentMetadata
 

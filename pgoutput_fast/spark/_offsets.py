@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pgoutput_fast.changelog.plan import Position
+from pgoutput_fast.changelog.read_plan import Position
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.segments.reader import CommitRecord

@@ -25,7 +25,7 @@ from ._executor import Target, change_batches, decoder_of
 
 if TYPE_CHECKING:
     from pgoutput_fast.changelog.history import History
-    from pgoutput_fast.changelog.plan import Read
+    from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.settings import Settings
 

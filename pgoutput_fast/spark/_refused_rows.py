@@ -23,7 +23,7 @@ from pgoutput_fast.columnar.selection import Selection
 
 if TYPE_CHECKING:
     from pgoutput_fast.changelog.changes import Refusal
-    from pgoutput_fast.changelog.frames import Chunk
+    from pgoutput_fast.changelog.read_frames import Chunk
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.errors import DecodeError
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pgoutput_fast.apply.delta_place import Place
-    from pgoutput_fast.changelog.plan import Read
+    from pgoutput_fast.changelog.read_plan import Read
 
 STAGED = "_staged"
 """The directory in a target that has such files."""

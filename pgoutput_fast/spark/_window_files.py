@@ -28,8 +28,8 @@ from pgoutput_fast.apply.stored_changes import (
 from pgoutput_fast.apply.targets import DELETED_AT, Column
 from pgoutput_fast.apply.versions import Version
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.frames import chunks
 from pgoutput_fast.changelog.history import HistoryFollower, history_of
+from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.errors import PgOutputError
 
 from ._staged_files import taken
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.changelog.copies import Copy
     from pgoutput_fast.changelog.history import HistoryPolicy
-    from pgoutput_fast.changelog.plan import Read
+    from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.segments import SegmentMetadata
 
 _PENDING = 128 << 20

@@ -53,7 +53,7 @@ from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE, EmbeddedCaptur
 from pgoutput_fast.changelog.commits import has_commit, newest_commit
 from pgoutput_fast.changelog.consumers import Consumer, claim_consumer
 from pgoutput_fast.changelog.history import history_of
-from pgoutput_fast.changelog.plan import Position
+from pgoutput_fast.changelog.read_plan import Position
 from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import Argument, PgOutputError
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pgoutput_fast.changelog.copies import Copy
-    from pgoutput_fast.changelog.plan import Read
+    from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.changelog.view import View
     from pgoutput_fast.segments import SegmentMetadata
 

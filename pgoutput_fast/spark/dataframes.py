@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.catalog import Catalog
     from pgoutput_fast.changelog.history import History
-    from pgoutput_fast.changelog.plan import Read
+    from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.segments import SegmentMetadata
     from pgoutput_fast.types import TypeRegistry

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.apply import SyncProgress
     from pgoutput_fast.apply.delta_place import Place
     from pgoutput_fast.apply.targets import Target
-    from pgoutput_fast.changelog.plan import ReadPlan
+    from pgoutput_fast.changelog.read_plan import ReadPlan
 
     from ._jobs import Jobs
     from ._merges import MergeBy, Merger

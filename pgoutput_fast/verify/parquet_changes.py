@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..changelog.changes import ChangeReader
-from ..changelog.frames import chunks
 from ..changelog.history import HistoryFollower, history_of
+from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
 from ..changelog.view import view_of
 from ..errors import PgOutputError
@@ -26,7 +26,7 @@ from ..segments.listing import has_begun
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ..changelog.plan import Position
+    from ..changelog.read_plan import Position
     from ..policies import Policies
     from ..types import TypeRegistry
 

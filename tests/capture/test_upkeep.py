@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 
 from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.changelog.consumers import Consumer
-from pgoutput_fast.changelog.plan import Position
+from pgoutput_fast.changelog.read_plan import Position
 from pgoutput_fast.replication import upkeep
 from pgoutput_fast.replication.membership import Members
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter

@@ -14,7 +14,7 @@ from support.changelogs.written_segments import insert, relation, transaction, w
 
 from pgoutput_fast import testing
 from pgoutput_fast.changelog.consumers import Consumer, consumers
-from pgoutput_fast.changelog.plan import Position
+from pgoutput_fast.changelog.read_plan import Position
 from pgoutput_fast.cli import main
 
 

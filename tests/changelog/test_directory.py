@@ -29,7 +29,7 @@ from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.changelog.copies import Copy, Tables, TableState
 from pgoutput_fast.changelog.merging import FAN, delete_covered, merge, mergeable
-from pgoutput_fast.changelog.plan import Position, first_position, next_reading
+from pgoutput_fast.changelog.read_plan import Position, first_position, next_reading
 from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
 from pgoutput_fast.changelog.retention import Keep, forget_dropped, retain
 from pgoutput_fast.changelog.snapshots import snapshot_path

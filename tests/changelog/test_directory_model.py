@@ -25,7 +25,7 @@ import pgoutput_fast as pf
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.changelog.merging import delete_covered, merge
-from pgoutput_fast.changelog.plan import ReadPlan
+from pgoutput_fast.changelog.read_plan import ReadPlan
 from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader, listing

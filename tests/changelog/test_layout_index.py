@@ -15,7 +15,7 @@ from pgoutput_fast import testing
 from pgoutput_fast.changelog import gathered, merging
 from pgoutput_fast.changelog.copies import Copy
 from pgoutput_fast.changelog.merging import merge
-from pgoutput_fast.changelog.plan import Position, ReadPlan
+from pgoutput_fast.changelog.read_plan import Position, ReadPlan
 from pgoutput_fast.changelog.snapshots import CopyFiles, snapshot_path
 from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.protocol.messages import decode_rare

@@ -16,8 +16,8 @@ from support.columns.columnar import IMPLEMENTATIONS, chosen
 
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.frames import chunks
 from pgoutput_fast.changelog.merging import merge
+from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.changelog.view import View, view_of
 from pgoutput_fast.cli import inspect
 from pgoutput_fast.cli._show import Shown

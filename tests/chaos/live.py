@@ -46,7 +46,7 @@ from support.values.type_values import NEWER, TYPES, VALUES
 
 from pgoutput_fast.changelog.consumers import Consumer
 from pgoutput_fast.changelog.copies import Tables
-from pgoutput_fast.changelog.plan import Read
+from pgoutput_fast.changelog.read_plan import Read
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader

@@ -18,7 +18,7 @@ from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_target
 from pgoutput_fast.apply.delta_place import Place
 from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
-from pgoutput_fast.changelog.plan import Read
+from pgoutput_fast.changelog.read_plan import Read
 from pgoutput_fast.changelog.schema_history import HistoryWriter
 from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.spark import _folds

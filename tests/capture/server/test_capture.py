@@ -22,7 +22,7 @@ from support.postgres.servers import NewServer
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
-from pgoutput_fast.changelog.frames import chunks
+from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import Argument

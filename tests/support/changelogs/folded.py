@@ -7,7 +7,7 @@ from typing import Any
 
 import pgoutput_fast as pf
 from pgoutput_fast.changelog.consumers import Consumer
-from pgoutput_fast.changelog.plan import Read, ReadPlan
+from pgoutput_fast.changelog.read_plan import Read, ReadPlan
 from pgoutput_fast.lsn import format_lsn
 from pgoutput_fast.segments import SegmentReader
 

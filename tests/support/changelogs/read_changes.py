@@ -10,9 +10,9 @@ import pyarrow as pa
 
 import pgoutput_fast as pf
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.frames import chunks
 from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
-from pgoutput_fast.changelog.plan import Position
+from pgoutput_fast.changelog.read_frames import chunks
+from pgoutput_fast.changelog.read_plan import Position
 from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.segments.listing import has_begun
 

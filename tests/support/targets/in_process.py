@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgoutput_fast.apply.window_writer import WindowWriter
-from pgoutput_fast.changelog.plan import ReadPlan
+from pgoutput_fast.changelog.read_plan import ReadPlan
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.spark._distributed import DistributedWindow
 from pgoutput_fast.spark._jobs import outcome, unpickled

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..segments import SegmentMetadata
-    from .plan import Read
+    from .read_plan import Read
 
 # How much is decoded at once. The rows of each table become a batch of their own, so with many
 # tables a smaller amount would make batches of few rows.
