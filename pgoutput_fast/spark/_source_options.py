@@ -19,7 +19,7 @@ from pgoutput_fast.changelog.history import HistoryPolicy, check_policy
 from pgoutput_fast.changelog.remote import refuse_secrets, without_secrets
 from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.lsn import parse_lsn
-from pgoutput_fast.options import choice
+from pgoutput_fast.options import OptionKind, byte_count, choice, count
 from pgoutput_fast.policies import Policies, policies_of, policy_texts
 from pgoutput_fast.types import TypeRegistry
 
@@ -164,10 +164,10 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         policies=found.value("policies", _policies) or Policies(),
         registry=registry,
         history=found.value("history", _history) or "newer",
-        max_bytes=found.value("maxBytesPerTrigger", _count),
+        max_bytes=found.of_kind("maxBytesPerTrigger", byte_count(1)),
         starting_lsn=found.value("startingLsn", parse_lsn),
         ending_lsn=found.value("endingLsn", parse_lsn),
-        partitions=found.value("partitions", _count) or _tasks(mode),
+        partitions=found.of_kind("partitions", count(1)) or _tasks(mode),
         new_columns=found.choice("newColumns", ("error", "ignore"), "error"),
         style=_style(found, mode),
     )
@@ -266,6 +266,11 @@ class _Options:
         if value is not None and value not in allowed:
             choice(*allowed).check(name, value)
         return value or default
+
+    def of_kind(self, name: str, kind: OptionKind) -> Any:
+        """The value of an option of a kind; None if it is not given."""
+        text = self.text(name)
+        return None if text is None else kind.from_text(name, text)
 
     def value(self, name: str, read: Callable[[str], Any]) -> Any:
         """What a function makes of a text; None if there is none."""
@@ -396,16 +401,3 @@ def _flag(text: str) -> bool:
 def _history(text: str) -> str:
     check_policy(text)
     return text
-
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-
-
-def _count(text: str) -> int:
-    """A number of bytes or things, such as 16MB."""
-    plain = text.lower().removesuffix("b").strip()
-    unit = plain[-1:] if plain[-1:].isalpha() else ""
-    number = plain.removesuffix(unit).strip()
-    if unit not in _UNITS or not number.isdecimal() or not int(number):
-        raise ValueError(f"{text!r} is no number above 0, such as 64 or 16MB")
-    return int(number) * _UNITS[unit]

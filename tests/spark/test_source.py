@@ -733,7 +733,7 @@ def test_options_that_are_taken() -> None:
     assert found.segments == Path("/a/cp.segments")
     assert (found.capture, found.slot, found.publications) == ("embedded", "s", ("p", "q"))
     assert found.policies == pf.Policies(numeric=(10, 2), json="parse", arrays=2)
-    assert (found.max_bytes, found.starting_lsn) == (16_000_000, 16)
+    assert (found.max_bytes, found.starting_lsn) == (16 << 20, 16)
     wanted = {"max_delay": 0.5, "protocol": 2, "binary": True}
     assert found.capture_options == dataclasses.replace(DEFAULT_CAPTURE, **wanted)
 
