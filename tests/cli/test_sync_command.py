@@ -739,7 +739,7 @@ def test_a_target_that_lacks_what_is_deleted(published: Any, tmp_path: Path, kin
     file.unlink()
     if kind == "restored":
         file.write_bytes(backup)
-    with expect_error(code="stale", table="public.t"):
+    with expect_error(code="changes_missing"):
         apply.sync(published.dsn, **options, until="now", on_error="stop")
     apply.sync(published.dsn, **options, until="now")
     assert rows(file) == held(published)

@@ -125,7 +125,7 @@ for name in ("psycopg", "pyarrow", "pyspark"):  # no extra is installed
 import inspect
 import types
 import pgoutput_fast as pf
-always = {"catalog", "embedded", "files", "segments", "testing", "transactions", "transcode"}
+always = {"catalog", "embedded", "segments", "testing", "transactions", "transcode"}
 assert set(dir(pf)) - set(pf.__all__) == always, dir(pf)
 assert always <= dict(inspect.getmembers(pf, inspect.ismodule)).keys()
 for name in ("pandas", "psycopg", "pyarrow", "pyspark"):  # as if all of them were installed
@@ -137,7 +137,6 @@ assert set(dir(pf)) - set(pf.__all__) == {*always, "apply", "replication"}
 exec("from pgoutput_fast import *")
 print(pf.embedded.__name__, pf.catalog.__name__, pf.transcode.__name__)
 assert not hasattr(pf, "Dekoder")
-assert dir(pf.files) == sorted(pf.files.__all__)
 """
     printed = alone(code, "python")
     assert printed.split() == [

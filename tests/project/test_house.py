@@ -135,7 +135,7 @@ CHECK_CIRCLES = [sys.executable, "tools/check_circles.py"]
             "imports pgoutput_fast.decoding._core by name",
         ),
         (
-            CHECK_CIRCLES, "names.py", "def late():\n    from ..columnar import _pure_batch",
+            CHECK_CIRCLES, "names.py", "def late():\n    from .columnar import _pure_batch",
             "imports pgoutput_fast.columnar._pure_batch by name",
         ),
         (
