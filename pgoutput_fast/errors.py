@@ -337,7 +337,7 @@ CODES: dict[str, str] = {
     "timed_out": "what was waited for did not happen in the time given",
     "stopped": "the call was asked to stop, or what it reads was closed meanwhile",
     "not_supported": "something that this version, platform, server or target does not do",
-    "frames_refused": "frames were refused; the output or the table of errors has each of them",
+    "frames_refused": "frames were refused; the output has each of them",
     "not_comparable": "a table, column or value that verify cannot compare",
     "internal": "an error that nobody foresaw",
 }

@@ -31,6 +31,7 @@ from .targets import (
     LOST,
     OTHER_HISTORY,
     ConflictError,
+    Gap,
     Held,
     IncompleteError,
     NotForeseenError,
@@ -223,6 +224,7 @@ class Syncing:
         self._apart = Apart(PauseLimit(options.pause_bytes, options.pause_time))
         self._is_unstored = False  # whether a table was paused since the last commit
         self._pass_gaps()
+        self._note_gaps()
         self._said: set[tuple[int, str]] = set()
         self._requests = SnapshotRequests(self._log, name, options, lambda: self._consumer.position)
         self._window = 0.0, 0  # when the last one began, by time.monotonic, and its bytes
@@ -319,6 +321,24 @@ class Syncing:
                 if held.gaps and position.of(relation_id) < held.gaps[-1].end}  # fmt: skip
         if ends:
             self._consumer.advance(Position(position.lsn, {**position.tables, **ends}))
+
+    def _note_gaps(self) -> None:
+        """Record which changes change tables lack, as the change log goes on behind them.
+
+        A snapshot that follows has the rows, and not the changes.
+        """
+        position = self._consumer.position
+        for relation_id, held in self._stored.tables.items():
+            at = position.of(relation_id)
+            if held.stale is not None or held.lsn >= at:
+                continue
+            gaps = (*held.gaps, Gap(held.lsn, at))
+            self._stored.tables[relation_id] = held._replace(lsn=at, gaps=gaps)
+            self._is_unstored = True
+            _log.warning(
+                "the change table of %s lacks the changes from %s to %s: %s goes on behind them",
+                qualified(held), format_lsn(held.lsn), format_lsn(at), self._directory,
+            )  # fmt: skip
 
     def _begin_anew(self, consumer: str) -> None:
         """Have a new target begin with the newest snapshots, though one was there before."""

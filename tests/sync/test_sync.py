@@ -1096,3 +1096,22 @@ def test_tables_that_are_written_beside_each_other(monkeypatch: pytest.MonkeyPat
             window_writer.run_all(1, write, [("a", None), ("b", error), *behind], tell)
         assert done[0] == "a"
         assert len(done) < 100
+
+
+def test_a_change_log_that_begins_behind_the_target_leaves_a_gap(
+    made: MadeDirectory, tables: Tables, tmp_path: Path
+) -> None:
+    """A snapshot there has the rows, but the change table lacks changes for good."""
+    made.wait(ACCOUNTS, 1000)
+    made.copy(ACCOUNTS, 1100, [[1, "a"]])
+    made.commit(1200, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [2, "b"]))
+    sync(made, tables)
+    assert json.loads(tables.progress()[ACCOUNTS.relation_id]["gaps"]) == []
+    with contextlib.closing(MadeDirectory(tmp_path / "another", 1500)) as other:
+        other.wait(ACCOUNTS, 1500)
+        other.copy(ACCOUNTS, 1600, [[1, "a"], [3, "c"]])
+        other.commit(1700, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [4, "d"]))
+        for _ in range(2):
+            sync(other, tables)
+            assert json.loads(tables.progress()[ACCOUNTS.relation_id]["gaps"]) == [[1210, 1599]]
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 3, 4]
