@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 import re
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .errors import PgOutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
 
 _BYTES = re.compile(r"\s*(\d{1,19}(?:\.\d{0,19})?)\s*(|B|kB|MB|GB|TB)\s*", re.ASCII)
 _TIME = re.compile(r"\s*(\d{1,19}(?:\.\d{0,19})?)\s*(ms|s|min|h|d)\s*", re.ASCII)
@@ -265,7 +266,14 @@ def options_of(kind: type[_Options], given: _Options | None, keywords: dict[str,
     return kind(**values) if given is None else dataclasses.replace(given, **values)
 
 
-def near(name: str, known: Mapping[str, object] | set[str] | tuple[str, ...]) -> str:
+def arguments_of(function: Callable[..., Any], *kinds: type[Options]) -> set[str]:
+    """Return the names of a function's arguments, and of the options that are keywords of it."""
+    own = inspect.signature(function).parameters.values()
+    names = {one.name for one in own if one.kind is not one.VAR_KEYWORD}
+    return names.union(*({one.name for one in kind.options()} for kind in kinds))
+
+
+def near(name: str, known: Iterable[str]) -> str:
     """Return what an error says of a name that is none: which one may be meant."""
     found = difflib.get_close_matches(name, [*known], 1)
     return f"Did you mean {found[0]}?" if found else ""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import click
@@ -19,6 +20,7 @@ from pgoutput_fast.cli._service import ServiceOptions
 from pgoutput_fast.cli._spark_engine import SparkOptions
 from pgoutput_fast.doctor import KINDS
 from pgoutput_fast.options import OptionField, Options
+from pgoutput_fast.spark._source_options import SourceOptions, in_spark
 from pgoutput_fast.watching.metrics import (
     METRICS,
     PREFIX,
@@ -96,6 +98,14 @@ def options() -> str:
     return "\n".join(parts)
 
 
+def source_options() -> str:
+    """Return each option of Spark's source that is none of a capture."""
+    fields = SourceOptions.options()
+    return "\n".join(
+        _option(dataclasses.replace(field, name=in_spark(field.name))) for field in fields
+    )
+
+
 def _option(field: OptionField) -> str:
     said = [f"Values: `{field.kind.metavar}`"]
     if "default is" not in field.help:
@@ -168,5 +178,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "options": options,
     "package_codes": package_codes,
     "query_metrics": query_metrics,
+    "source_options": source_options,
     "sync_metrics": sync_metrics,
 }

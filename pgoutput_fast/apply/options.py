@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..changelog.consumers import check_consumer_name
+from ..changelog.consumers import CONSUMER_NAME
 from ..changelog.history import POLICIES, HistoryPolicy
 from ..columnar.selection import Selection
 from ..errors import PgOutputError
@@ -66,7 +66,6 @@ _PARTITIONS = OptionKind(
     (Mapping,), "a mapping of tables to one or several different columns",
     _no_text, _are_columns, "TABLE=COLUMN,…",
 )  # fmt: skip
-_CONSUMER = OptionKind((str,), "the name of a consumer", str, metavar="NAME")
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,6 @@ class TargetOptions(Options):
         seconds(zero=True), None,
         "End if the DuckDB file is locked for this time. By default, windows wait, and the "
         "capture goes on.",
-        flag=True,
     )  # fmt: skip
     partition_by: Mapping[str, Sequence[str]] | None = option(
         _PARTITIONS, None,
@@ -190,11 +188,6 @@ class SyncOptions(Options):
         shown_default="64MB, or 256MB where Spark has more than two cores",
     )  # fmt: skip
     consumer: str | None = option(
-        _CONSUMER, None,
+        CONSUMER_NAME, None,
         "Name of the consumer in the change log. The default is made from the target's name.",
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.consumer is not None:
-            check_consumer_name(self.consumer)

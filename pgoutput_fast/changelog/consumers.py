@@ -18,6 +18,7 @@ from .._disk import claim_directory, read_json_file, write_whole
 from .._forms import MALFORMED, of_form, unreadable
 from ..errors import PgOutputError, counted
 from ..lsn import format_lsn, parse_lsn
+from ..options import OptionKind
 from ..segments.folders import CONSUMERS
 from ..segments.listing import has_begun, not_begun
 from .known import how_to_copy
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .read_plan import ReadPlan
+
+CONSUMER_NAME = OptionKind(
+    (str,), "a consumer's name: letters, digits, '_', '-' and '.'", str,
+    lambda name: CONSUMERS.match(f"{name}.json") is not None, "NAME",
+)  # fmt: skip
+"""The name is a part of the names of files."""
 
 
 class ConsumerState(NamedTuple):
@@ -80,12 +87,7 @@ def check_consumer_name(name: str) -> str:
     PgOutputError
         The name is not allowed.
     """
-    if CONSUMERS.match(f"{name}.json") is None:
-        raise PgOutputError(
-            f"{name!r} can't be a consumer's name",
-            code="bad_option",
-            hint="Give letters, digits, '_', '-' and '.'",
-        )
+    CONSUMER_NAME.check("consumer", name)
     return name
 
 

@@ -140,8 +140,8 @@ class PgOutputDataSource(DataSource):
         """The reader of a batch query."""
         # Spark refuses a reader that takes filters where it is told not to push any.
         kind = _FilteringReader if _PUSHING in sys.modules else _BatchReader
-        if not has_begun(self._options.segments):
-            error = not_begun(self._options.segments)
+        if not has_begun(self._options.directory):
+            error = not_begun(self._options.directory)
             error.hint = ("A batch query reads what is there: begin with a stream or a capture",)
             raise error
         return kind(self._options, schema)
@@ -150,7 +150,9 @@ class PgOutputDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a streaming query."""
         if self._options.ending_lsn is not None:
-            raise PgOutputError("the option endingLsn goes with a batch query", code="bad_option")
+            raise PgOutputError(
+                "it goes with a batch query", code="bad_option", parameter="ending_lsn"
+            )
         return _StreamReader(self._options, schema)
 
 
@@ -199,11 +201,11 @@ def _read_partitions(
 ) -> list[InputPartition]:
     """At most so many partitions as the options say, of similar size, each a stretch of reads."""
     total, taken, number = sum(read.size for read in reads), 0, 0
-    groups: list[list[Read]] = [[] for _ in range(options.partitions)]
+    groups: list[list[Read]] = [[] for _ in range(options.tasks)]
     for read in reads:
-        groups[min(number, options.partitions - 1)].append(read)
+        groups[min(number, options.tasks - 1)].append(read)
         taken += read.size
-        number = taken * options.partitions // max(total, 1)
+        number = taken * options.tasks // max(total, 1)
     return [_Reads(group, metadata, options) for group in groups if group]
 
 
@@ -217,13 +219,13 @@ def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, _Reads) and partition.options.mode == "envelope":
         options = partition.options
         yield from envelopes(
-            partition.reads, partition.metadata, str(options.segments), options.style, str,
+            partition.reads, partition.metadata, str(options.directory), options.style, str,
             tables=options.tables, policies=options.policies, history=options.history,
         )  # fmt: skip
     elif isinstance(partition, _Reads):
         options = partition.options
         yield from write_changes(
-            partition.reads, partition.metadata, str(options.segments), options.output or "",
+            partition.reads, partition.metadata, str(options.directory), options.output or "",
             tables=options.tables, policies=options.policies, history=options.history,
         )  # fmt: skip
     if not isinstance(partition, _Partition):
@@ -249,26 +251,26 @@ def _partitions(
         else:  # a schema that somebody has written, perhaps without columns that were not wanted
             since, known = chosen.as_of, set(target.version.columns if target.version else ())
         target = dataclasses.replace(target, since=since, known=frozenset(known))
-    directory = "" if target.history is None else str(options.segments)
+    directory = "" if target.history is None else str(options.directory)
     target = dataclasses.replace(target, history=None)
     metadata = chosen.metadata
     return [
         _Partition(group, metadata, target, directory)
-        for group in read_groups(reads, options.partitions)
+        for group in read_groups(reads, options.tasks)
     ]
 
 
 def _find(options: SourceOptions) -> FoundTable:
     """The table of a query, by what the directory has of it, or else by what the server says."""
     table = options.table or ""
-    if has_begun(options.segments):
+    if has_begun(options.directory):
         return find_table(
-            options.segments, table, registry=options.registry, policies=options.policies
+            options.directory, table, registry=options.registry, policies=options.policies
         )
-    if options.capture == "external":
-        raise not_begun(options.segments)
+    if not options.is_embedded:
+        raise not_begun(options.directory)
     return published_table(
-        options.dsn, options.publications, table, options.policies,
+        options.dsn, options.publications or (), table, options.policies,
         binary=options.capture_options is not None and options.capture_options.binary,
         registry=options.registry,
     )  # fmt: skip
@@ -290,7 +292,7 @@ def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> Ch
 
 def _tell_mistaken(options: SourceOptions) -> bool:
     """Warn of patterns that match no published table; False if the catalogue is not known yet."""
-    history = history_of([options.segments]) if options.tables else None
+    history = history_of([options.directory]) if options.tables else None
     if history is None:
         return not options.tables
     published = [*map(shown_table, history.newest_tables.tables)]
@@ -331,7 +333,7 @@ class _BatchReader(DataSourceReader):
         return _partitions(reads, chosen, self._options, self._schema)
 
     def _read_partitions(self) -> list[InputPartition]:
-        view = view_of(self._options.segments)
+        view = view_of(self._options.directory)
         _tell_mistaken(self._options)
         if self._end is not None:
             view = view.before(self._end)
@@ -425,7 +427,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What `maxBytesPerTrigger` says."""
-        most = self._options.max_bytes
+        most = self._options.max_bytes_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxBytes(most)
 
     @_telling
@@ -504,12 +506,12 @@ class _Planner:
         self._committed: datetime.datetime | None = None
         self._has_told = False
         self._is_compared = False
-        is_new = not has_begun(options.segments)
-        if is_new and options.capture == "external":
-            raise not_begun(options.segments)
+        is_new = not has_begun(options.directory)
+        if is_new and not options.is_embedded:
+            raise not_begun(options.directory)
         if not is_new:
             self._claim()
-        if options.capture == "embedded":
+        if options.is_embedded:
             self._begin_capture()
         if is_new:
             self._claim()
@@ -523,8 +525,8 @@ class _Planner:
 
         options = self._options
         self._capture = EmbeddedCapture(
-            ConnectionParameters(options.dsn), options.segments, self._stop,
-            "now" if self._ends else None, options.slot or "", options.publications,
+            ConnectionParameters(options.dsn), options.directory, self._stop,
+            "now" if self._ends else None, options.slot or "", options.publications or (),
             options.capture_options or DEFAULT_CAPTURE,
         )  # fmt: skip
         self._capture.start()
@@ -535,7 +537,7 @@ class _Planner:
             while not self._capture.is_over():
                 time.sleep(_WAIT)
             self._capture.result()
-        return contents(self._options.segments).end
+        return contents(self._options.directory).end
 
     def close(self) -> None:
         """End the capture, and let another query read in this one's place."""
@@ -553,7 +555,7 @@ class _Planner:
         while self._lock is None:
             try:
                 self._lock = claim_consumer(
-                    self._options.segments, self._name, "Spark query",
+                    self._options.directory, self._name, "Spark query",
                     " (give another query the option consumer)",
                 )  # fmt: skip
             except PgOutputError:
@@ -563,7 +565,7 @@ class _Planner:
 
     def _view(self, relation_id: int | None = None) -> View:
         """What there is to read; of one table alone, once it is known."""
-        view = view_of(self._options.segments)
+        view = view_of(self._options.directory)
         return view if relation_id is None else view.of_table(relation_id)
 
     def begin(self) -> dict[str, Any]:
@@ -576,9 +578,9 @@ class _Planner:
             if position.lsn > view.end:
                 raise PgOutputError(
                     f"the option startingLsn is {format_lsn(position.lsn)}, and "
-                    f"{self._options.segments} ends at {format_lsn(view.end)}",
+                    f"{self._options.directory} ends at {format_lsn(view.end)}",
                     code="bad_option",
-                    path=str(self._options.segments),
+                    path=str(self._options.directory),
                 )
         else:
             position = view.first_position()
@@ -644,7 +646,7 @@ class _Planner:
         if self._is_compared:
             return
         self._is_compared = True
-        directory, newest = self._options.segments, newest_of(offset)
+        directory, newest = self._options.directory, newest_of(offset)
         if newest is None or has_commit(directory, newest) is not False:
             return
         raise PgOutputError(
@@ -677,25 +679,25 @@ class _Planner:
         """Let the capture delete what is before an offset that is in Spark's checkpoint."""
         if view.end < position.lsn:
             raise PgOutputError(
-                f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
+                f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.directory} "
                 f"ends at {format_lsn(view.end)}: it is not the directory that the "
                 "query has read before, or has been restored",
                 code="another_history",
-                path=str(self._options.segments),
+                path=str(self._options.directory),
                 hint="Begin with a new checkpoint",
             )
         if view.begin > position.lsn:
             raise PgOutputError(
-                f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.segments} "
+                f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.directory} "
                 f"begins at {format_lsn(view.begin)}: what was committed between "
                 "them is not there",
                 code="changes_missing",
-                path=str(self._options.segments),
+                path=str(self._options.directory),
                 hint="Begin with a new checkpoint, and a new target",
             )
         if self._consumer is None:
             # Its name is new where the query has another one than its checkpoint was made under.
-            self._consumer = Consumer(self._options.segments, self._name, position)
+            self._consumer = Consumer(self._options.directory, self._name, position)
         if self._consumer.position != position:
             self._consumer.advance(position)
 

@@ -313,10 +313,10 @@ class _Told:
                 f"the changes are of {stretches[-1].version.table} with relation id "
                 f"{', '.join(map(str, sorted(filter(None, ids))))}, and {qualified(table)} in the "
                 f"catalogue is {table.relation_id}: the catalogue is of another table, or of the "
-                "table before or after it was dropped and made again. Give one that was read after "
-                "the last of the changes",
+                "table before or after it was dropped and made again",
                 code="another_history",
                 table=qualified(table),
+                hint="Give one that was read after the last of the changes",
             )
         self._others = stretches if len(ids) > 1 else []
         self.versions: list[_Since] = []

@@ -661,24 +661,24 @@ def test_a_directory_that_was_replaced(
         ({"table": "t", "mode": "manifest"}, "mode"),
         ({"mode": "manifest", "segments": "a"}, "mode"),
         ({"table": "t", "segments": "a", "output": "b"}, "output"),
-        ({"table": "t"}, None),
+        ({"table": "t"}, "segments"),
         ({"table": "t", "segments": "a", "path": "b"}, "segments"),
         ({"table": "t", "segments": "s3://a/b"}, "segments"),
-        ({"table": "t", "segments": "a", "tab": "b"}, None),
-        ({"table": "t", "segments": "a", "maxBytesPerTrigger": "x"}, "maxBytesPerTrigger"),
-        ({"table": "t", "segments": "a", "startingLsn": "x"}, "startingLsn"),
+        ({"table": "t", "segments": "a", "tab": "b"}, "tab"),
+        ({"table": "t", "segments": "a", "maxBytesPerTrigger": "x"}, "max_bytes_per_trigger"),
+        ({"table": "t", "segments": "a", "startingLsn": "x"}, "starting_lsn"),
         ({"table": "t", "segments": "a", "policies": "x=y"}, "policies"),
         ({"table": "t", "segments": "a", "policies": "json=x"}, "policies"),
         ({"table": "t", "segments": "a", "slot": "s"}, "capture"),
         (
             {"table": "t", "segments": "a", "slot": "s", "publicatons": "p"},
-            None,
+            "publicatons",
         ),
         (
             {"table": "t", "segments": "a", "registry": "/nowhere"},
             "registry",
         ),
-        ({"table": "t", "checkpointLocation": "hdfs:/a"}, "path"),
+        ({"table": "t", "checkpointLocation": "hdfs:/a"}, "checkpoint_location"),
         ({"table": "t", "segments": "a", "slot": ""}, "slot"),
         ({"table": "t", "segments": "a", "binary": "true"}, "binary"),
         (
@@ -714,7 +714,7 @@ def test_a_directory_that_was_replaced(
         ),
         (
             {"table": "t", "checkpointLocation": "s3a://AK:a/geheim@bucket/x"},
-            "path",
+            "checkpoint_location",
         ),
     ],
 )  # fmt: skip
@@ -730,10 +730,10 @@ def test_options_that_are_taken() -> None:
         "policies": "numeric=10,2;json=parse arrays=2", "maxBytesPerTrigger": "16MB",
         "maxDelay": "0.5", "protocol": "2", "binary": "TRUE", "startingLsn": "0/10",
     })  # fmt: skip
-    assert found.segments == Path("/a/cp.segments")
-    assert (found.capture, found.slot, found.publications) == ("embedded", "s", ("p", "q"))
+    assert found.directory == Path("/a/cp.segments")
+    assert (found.is_embedded, found.slot, found.publications) == (True, "s", ("p", "q"))
     assert found.policies == pf.Policies(numeric=(10, 2), json="parse", arrays=2)
-    assert (found.max_bytes, found.starting_lsn) == (16 << 20, 16)
+    assert (found.max_bytes_per_trigger, found.starting_lsn) == (16 << 20, 16)
     wanted = {"max_delay": 0.5, "protocol": 2, "binary": True}
     assert found.capture_options == dataclasses.replace(DEFAULT_CAPTURE, **wanted)
 
@@ -741,7 +741,7 @@ def test_options_that_are_taken() -> None:
 @pytest.mark.parametrize("given", ["/a/cp/", "file:/a/cp", "file:///a/cp"])
 def test_segments_beside_a_checkpoint(given: str) -> None:
     found = source_options({"table": "t", "checkpointLocation": given})
-    assert found.segments == Path("/a/cp.segments")
+    assert found.directory == Path("/a/cp.segments")
 
 
 def test_names_of_the_consumers_of_queries(tmp_path: Path) -> None:
