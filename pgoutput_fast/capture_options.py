@@ -48,7 +48,6 @@ class StreamOptions(Options):
         _STREAMINGS, True,
         "Receive large transactions while they run. With false, the server sends each transaction "
         "after its commit.",
-        flag=True,
     )  # fmt: skip
     two_phase: bool | None = option(
         flag(), False,

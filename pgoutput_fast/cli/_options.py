@@ -120,8 +120,7 @@ def _flag(field: OptionField) -> Callable[[_Command], _Command]:
     text = text if shown is None else f"{text} [default: {shown}]"
     flag = flag_of(field)
     if type(field.default) is bool:
-        both = f"{flag}/--no-{flag.removeprefix('--')}" if field.default else flag
-        return click.option(both, field.name, is_flag=True, default=None, help=text)
+        return click.option(flag, field.name, is_flag=True, default=None, help=text)
     if field.name in _SEVERAL:
         return click.option(
             flag, field.name, multiple=True, metavar=field.kind.metavar, help=text,
@@ -303,7 +302,7 @@ def shown_by(command: click.Command) -> Callable[[Argument], str]:
         if not argument.has_value or (option.is_flag and value is True):
             return flag
         if option.is_flag:
-            return option.secondary_opts[0] if option.secondary_opts else f"no {flag}"
+            return f"no {flag}"
         values = policy_texts(value) if isinstance(value, Policies) else value
         if isinstance(values, (list, tuple)):
             # The command makes two patterns of a name that may lack its schema.

@@ -56,12 +56,12 @@ _SWITCH_INTERVAL = 0.001  # seconds
 _OPTIONS = (SyncOptions, TargetOptions, CaptureOptions, SparkOptions, ServiceOptions)
 
 _GROUPS = {
-    "Server": "dsn dsn_file slot publications adopt_slot streaming",
+    "Server": "dsn dsn_file slot publications adopt_slot",
     "What to sync": "segments directory snapshot tables policies change_policies",
-    "Target": "target soft_deletes partition_by duckdb_memory lock_timeout",
+    "Target": "target soft_deletes partition_by duckdb_memory",
     "Spark": "engine master conf",
     "Limits": "interval until on_error",
-    "Output": "dry_run report metrics_port metrics_host log_format",
+    "Output": "dry_run report metrics_port log_format",
 }
 _EXAMPLES = (
     "pgoutput-fast sync --dsn postgresql:///shop --slot s --publication p --to duckdb:shop.duckdb",

@@ -34,7 +34,7 @@ from pgoutput_fast.errors import Argument, ReplicationError, RetryableError
     [
         ("capture", Argument("adopt_slot", True), "--adopt-slot"),
         ("capture", Argument("adopt_slot", False), "no --adopt-slot"),
-        ("capture", Argument("streaming", False), "--no-streaming"),
+        ("capture", Argument("streaming", False), "streaming = false"),
         ("capture", Argument("upload", "s3://a/b"), "--upload s3://a/b"),
         ("capture", Argument("upload"), "--upload"),
         ("capture", Argument("until_lsn", 5), "--until 5"),
@@ -119,16 +119,16 @@ def test_a_flag_goes_over_the_file(tmp_path: Path) -> None:
 
     path = tmp_path / "options.toml"
     path.write_text(
-        'slot = "s"\npublications = ["p", "q"]\nsnapshot = "initial"\nstreaming = false\n'
+        'slot = "s"\npublications = ["p", "q"]\nsnapshot = "initial"\nadopt_slot = false\n'
         'max_delay = "100ms"\nlog_interval = 1\nmerge = false\n'
     )
-    given = ["--out", "x", "--config", str(path), "--slot", "t", "--streaming"]
+    given = ["--out", "x", "--config", str(path), "--slot", "t", "--adopt-slot"]
     with command.make_context("capture", given) as context:
         flags = dict(context.params)
         found = chosen(context, flags, CaptureOptions)
     assert (flags["slot"], flags["publications"]) == ("t", ("p", "q"))
     assert found == {
-        "snapshot": "initial", "streaming": True, "max_delay": 0.1, "merge": False
+        "snapshot": "initial", "adopt_slot": True, "max_delay": 0.1, "merge": False
     }  # fmt: skip
 
 
