@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .errors import CUT, PgOutputError, ReplicationError, RetryableError, printable, shortened
+from .options import near
 
 try:
     import psycopg
@@ -28,7 +29,7 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 SESSION_SETTINGS = {
     "client_encoding": "UTF8",
@@ -347,23 +348,6 @@ def frame_encoding(pgconn: pq.abc.PGconn) -> str:
     return "SQL_ASCII" if of_database == b"SQL_ASCII" else SESSION_SETTINGS["client_encoding"]
 
 
-_ARGUMENTS = {
-    "connect and capture": (
-        "slot", "publications", "create_slot", "protocol", "streaming", "two_phase", "binary",
-        "messages", "origin", "silence_timeout", "retry_for", "max_memory", "unknown_prepared",
-    ),
-    "connect": (
-        "temporary", "start_lsn", "start_timeline", "on_idle", "spill_directory", "prepared",
-        "policies", "registry", "target", "tables", "columns", "fill_unchanged",
-    ),
-    "capture": (
-        "directory", "adopt_slot", "until_lsn", "segment_bytes", "max_delay", "compression",
-        "progress", "stop",
-    ),
-}  # fmt: skip
-"""Names of arguments that a keyword may have meant, by the functions that have them."""
-
-
 class ConnectionParameters:
     """Where and how to connect. Its repr has no secrets.
 
@@ -374,6 +358,8 @@ class ConnectionParameters:
         (PGHOST …), service files and password files.
     keywords : mapping, optional
         Parameters of libpq by name, over those of `dsn`; None leaves one out.
+    arguments : iterable of str
+        Names of the caller's own arguments, which an unknown keyword may have meant.
 
     Raises
     ------
@@ -386,30 +372,30 @@ class ConnectionParameters:
 
     @classmethod
     def of(
-        cls, dsn: str | ConnectionParameters | None, keywords: Mapping[str, object]
+        cls,
+        dsn: str | ConnectionParameters | None,
+        keywords: Mapping[str, object],
+        arguments: Iterable[str],
     ) -> ConnectionParameters:
         """Return the parameters of a call, which may be given as such already."""
         if isinstance(dsn, ConnectionParameters) and not keywords:
             return dsn
-        return cls(dsn, keywords)  # type: ignore[arg-type] # which refuses others
+        return cls(dsn, keywords, arguments)  # type: ignore[arg-type] # which refuses others
 
     def __init__(
-        self, dsn: str | None = None, keywords: Mapping[str, object] | None = None
+        self,
+        dsn: str | None = None,
+        keywords: Mapping[str, object] | None = None,
+        arguments: Iterable[str] = (),
     ) -> None:
         if dsn is not None and not isinstance(dsn, str):
             raise TypeError(f"the connection string must be a str, not {type(dsn).__name__}")
         given = {name: str(value) for name, value in (keywords or {}).items() if value is not None}
         known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
         for name in given.keys() - known:
-            arguments = {one: owner for owner, names in _ARGUMENTS.items() for one in names}
-            if name in arguments:
-                raise TypeError(
-                    f"{name!r} is an argument of {arguments[name]}, and can't be given here"
-                )
-            near = difflib.get_close_matches(name, [*known, *arguments], 1)
+            hint = near(name, [*known, *arguments])
             raise TypeError(
-                f"there is no argument {name!r}, and libpq has no parameter of this name"
-                + (f"; did you mean {near[0]!r}?" if near else "")
+                f"there is no argument {name!r}, and libpq has no parameter of this name. {hint}"
             )
         parameters, why = None, ""
         try:
@@ -536,12 +522,12 @@ def _unknown_parameter(said: str, dsn: str, known: Collection[str]) -> str:
     if match is None:
         return ""
     before, found, _ = dsn.rpartition(f"{match[1]}=")
-    near = difflib.get_close_matches(match[1], known, 1)
+    close = difflib.get_close_matches(match[1], known, 1)
     behind_secret = any(one in before for one in _SECRETS)
     in_secret = "://" in before and "@" in dsn.partition("?")[2]
-    if not near or not found or behind_secret or in_secret:
+    if not close or not found or behind_secret or in_secret:
         return ""
-    return f": libpq has no parameter {match[1]!r}, did you mean {near[0]!r}?"
+    return f": libpq has no parameter {match[1]!r}, did you mean {close[0]!r}?"
 
 
 def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:

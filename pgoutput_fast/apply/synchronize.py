@@ -23,10 +23,11 @@ from ..changelog.view import view_of
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import check_lsn
 from ..names import shown_table
-from ..options import options_of
+from ..options import arguments_of, near, options_of
 from ..segments.listing import contents, has_begun, not_begun
 from .continuity import consumer_name, lost_tables, origin_of
 from .departures import check_partitions, check_tables
+from .duckdb_file import SUFFIXES
 from .embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture, check_slot
 from .options import SyncOptions, TargetOptions
 from .syncing import (
@@ -47,8 +48,6 @@ _log = logging.getLogger(__name__)
 
 _DUCKDB = "duckdb:"
 _SCHEME = re.compile(r"(?!s3a?://|file://)[A-Za-z][A-Za-z0-9+.-]+:")
-_FILES = (".duckdb", ".db", ".ddb")
-"""How names of files end that are meant as such."""
 _CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
 _SHOWN = 8  # tables that a warning names
 _POLL = 0.01  # seconds between two looks whether the capture has begun
@@ -147,8 +146,9 @@ def sync(
                                "directory": directory}.items():  # fmt: skip
                 if value is not None:
                     raise PgOutputError(
-                        "it does not go together with segments", code="bad_option", parameter=one
-                    )
+                        "it does not go together with segments", code="bad_option", parameter=one,
+                        hint=near(one, _arguments()) if one not in _arguments() else (),
+                    )  # fmt: skip
             where = _begun(Path(segments), opened.target, target_options.partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
             until_lsn, captured = (contents(where).end if until == "now" else until), None
@@ -158,7 +158,7 @@ def sync(
             lost = _Lost(where, opened.target, name, asks=options.on_error == "pause")
             from ..connections import ConnectionParameters
 
-            parameters = ConnectionParameters.of(dsn, keywords)
+            parameters = ConnectionParameters.of(dsn, keywords, _arguments())
             stored = _claim_target(
                 opened.target, where, slot, parameters, capture_options.retry_for, stop
             )
@@ -224,6 +224,10 @@ def _required(slot: str | None, publications: Sequence[str] | None) -> tuple[str
     if slot is None or publications is None:
         raise PgOutputError("give slot and publications, or segments", code="bad_option")
     return slot, publications
+
+
+def _arguments() -> set[str]:
+    return arguments_of(sync, SyncOptions, TargetOptions, CaptureOptions)
 
 
 def _of_the_capture(keywords: Mapping[str, object]) -> dict[str, object]:
@@ -385,7 +389,7 @@ def _open_directory(
     if _SCHEME.match(name):
         raise _wrong_target(f"{text!r} is of no kind that is known")
     path = Path(name)
-    if name.endswith(_FILES) or path.is_file():
+    if name.endswith(SUFFIXES) or path.is_file():
         raise PgOutputError(
             f"{name!r} is a file", code="bad_option", path=str(path), parameter="target",
             hint=("Give ", Argument("target", f"{_DUCKDB}{name}"), ", or a directory"),

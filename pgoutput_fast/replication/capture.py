@@ -12,7 +12,7 @@ from ..capture_options import CaptureOptions
 from ..connections import ConnectionParameters, check_publication_names
 from ..errors import Argument, PgOutputError
 from ..lsn import check_lsn
-from ..options import options_of
+from ..options import arguments_of, options_of
 from ..segments import SegmentWriter
 from ..segments.folders import report_others
 from .attempt import unless_stopped
@@ -114,7 +114,7 @@ def capture(
     _check_arguments(until_lsn, progress, stop, directory)
     check_publication_names(publications)
     copies = options.snapshot != "never"
-    parameters = ConnectionParameters.of(dsn, keywords)
+    parameters = ConnectionParameters.of(dsn, keywords, arguments_of(capture, CaptureOptions))
     uploader = None if options.upload is None else Uploader(Path(directory), options)
 
     def target(metadata: SegmentMetadata) -> CopyTarget:

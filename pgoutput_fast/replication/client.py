@@ -11,7 +11,7 @@ from ..capture_options import StreamOptions
 from ..connections import ConnectionParameters, check_publication_names
 from ..errors import PgOutputError
 from ..lsn import check_lsn
-from ..options import options_of
+from ..options import arguments_of, options_of
 from ..policies import Policies
 from ..types import TypeRegistry
 from .link import Link, first_connection
@@ -162,7 +162,7 @@ def connect(
     }
     _check_assembling(assembling)
     source = Source(
-        ConnectionParameters.of(dsn, keywords),
+        ConnectionParameters.of(dsn, keywords, arguments_of(connect, StreamOptions)),
         slot,
         publications,
         options,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..connections import ConnectionParameters
 from ..errors import PgOutputError, RetryableError
+from ..options import arguments_of
 from ..protocol.encode import encode_fields
 from .snapshot import open_snapshot
 
@@ -237,7 +238,7 @@ def snapshot(
     encoding = "utf-8"
     make_decoder()  # refuses wrong arguments
     server = open_snapshot(
-        ConnectionParameters(dsn, keywords),
+        ConnectionParameters(dsn, keywords, arguments_of(snapshot)),
         publications,
         tables=tables,
         binary=binary,

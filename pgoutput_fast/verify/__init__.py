@@ -20,6 +20,7 @@ from ..connections import ConnectionParameters, check_publication_names
 from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from ..names import parse_name, qualified, sql_name
+from ..options import arguments_of
 from ..policies import Policies
 from ..segments.format import require_pyarrow
 from ..types import TypeRegistry
@@ -159,7 +160,7 @@ def verify(
     check_memory(duckdb_memory)
     if policies is not None and not isinstance(policies, Policies):
         raise TypeError(f"policies must be a Policies, not {type(policies).__name__}")
-    parameters = ConnectionParameters(dsn, keywords)
+    parameters = ConnectionParameters(dsn, keywords, arguments_of(verify))
 
     def types() -> TypeRegistry:
         with parameters.open(replication=False) as connection, refusals("can't read the types"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..apply.delta_place import Place
+from ..apply.duckdb_file import SUFFIXES
 from ..apply.targets import PARQUET
 from ..changelog.remote import refuse_secrets
 from ..errors import Argument, PgOutputError
@@ -102,7 +103,7 @@ def _opened(
         known = None if segments is None else _segments_of(Path(), segments)
         return _delta(Place(given, storage_options), known, engine)
     path = Path(given.removeprefix("file://"))
-    if path.is_file():
+    if path.is_file() or given.endswith(SUFFIXES):
         raise PgOutputError(
             f"{given!r} is a file",
             code="bad_option",
