@@ -316,15 +316,16 @@ def claim_directory(directory: Path, writer: str, contents: str, name: str | Non
         if error.errno in (errno.EAGAIN, errno.EACCES):
             if name is not None:
                 raise PgOutputError(
-                    f"another {writer} writes {name}: wait for its end or stop it",
+                    f"another {writer} writes {name}",
                     code="in_use",
                     path=str(directory),
+                    hint="Wait for its end, or stop it",
                 ) from None
             raise PgOutputError(
-                f"another {writer} writes into {directory}; wait for its end or stop it, or give "
-                f"another directory",
+                f"another {writer} writes into {directory}",
                 code="in_use",
                 path=str(directory),
+                hint="Wait for its end, stop it, or give another directory",
             ) from None
         raise PgOutputError(
             f"can't lock {directory} ({error.strerror}); {contents} need a local directory",

@@ -65,8 +65,9 @@ def check_position(
         raise PgOutputError(
             f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
             f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
-            f"between is not read again. {how_to_copy(directory, behind)}",
+            f"between is not read again",
             code="changes_missing",
+            hint=f"Restore the change log, or {how_to_copy(directory, behind)}",
             table=qualified(one),
             path=str(directory),
         )

@@ -234,9 +234,10 @@ def misfit(
     return IncompleteError(
         f"the changes of {table} do not fit its table {name!r} in {uri}: {what} "
         f"({', '.join(names)}) = {'; '.join(texts[:SHOWN])}{more}. Changes are missing, or the "
-        "table began without the rows that were there: copy it again",
+        "table began without the rows that were there",
         code="unfit_row",
         table=table,
+        hint="Copy the table again",
     )
 
 

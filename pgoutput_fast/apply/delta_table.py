@@ -232,18 +232,19 @@ class Table:
         if unknown := sorted(features - _FEATURES):
             raise PgOutputError(
                 f"the table in {self.uri} was given features that a sync does not know: "
-                f"{', '.join(unknown)}. Take them away, or delete the table and copy it again",
+                f"{', '.join(unknown)}",
                 code="not_supported",
                 path=self.uri,
+                hint="Take them away, or delete the table, which has it copied again",
             )
 
     def is_foreign(self) -> PgOutputError:
         """The error that it is not the app's."""
         return PgOutputError(
-            f"the table in {self.uri} is not of this sync ({self.app}): move it away, or give "
-            "another target",
+            f"the table in {self.uri} is not of this sync ({self.app})",
             code="not_ours",
             path=self.uri,
+            hint="Move it away, or give another target",
         )
 
     @property

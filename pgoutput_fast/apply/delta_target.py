@@ -384,11 +384,12 @@ class DeltaTarget:
                 raise
             except PgOutputError as error:
                 raise PgOutputError(
-                    f"{error.message}. Restore {table.directory}; or delete it, and call sync "
-                    "again, which has the table copied",
+                    error.message,
                     code=error.code,
                     parameter=error.parameter,
-                    hint=error.hint,
+                    hint=error.hint
+                    or f"Restore {table.directory}; or delete it, and call sync again, which has "
+                    "the table copied",
                     path=error.path,
                 ) from error
         return tables

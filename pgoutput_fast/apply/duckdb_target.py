@@ -710,8 +710,8 @@ class _State:
         return IncompleteError(
             f"the changes of {net.table} do not fit its table {self._held.stored!r} in "
             f"{self._target.path}: {what} ({', '.join(net.key)}) = {shown}{more}. Changes are "
-            "missing, or the table began without the rows that were there: copy it again",
-            code="unfit_row", table=net.table,
+            "missing, or the table began without the rows that were there",
+            code="unfit_row", table=net.table, hint="Copy the table again",
         )  # fmt: skip
 
     def _fill(self, net: NetChanges, unsent: set[str]) -> None:

@@ -180,9 +180,9 @@ class IcebergTable(Table):
                 self._table = self._catalog.opened.load_table(self._identifier)
         if self._table is not None and self._property(_APP) != self.app:
             raise PgOutputError(
-                f"the Iceberg table {self._identifier} is not of this sync ({self.app}): rename "
-                "it, or give another catalogue",
+                f"the Iceberg table {self._identifier} is not of this sync ({self.app})",
                 code="not_ours",
+                hint="Rename it, or give another catalogue",
             )
         if self._table is not None:
             self._look()

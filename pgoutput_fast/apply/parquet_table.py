@@ -168,10 +168,10 @@ class ParquetTable(Table):
         own = (_LOG, self.uncommitted.rstrip("/"))
         if other := [one.base_name for one in self._listed("") if one.base_name not in own]:
             raise PgOutputError(
-                f"{self.uri} has other things, such as {other[0]!r}, and no log of a sync: move "
-                "them away, or give another target",
+                f"{self.uri} has other things, such as {other[0]!r}, and no log of a sync",
                 code="not_ours",
                 path=self.uri,
+                hint="Move them away, or give another target",
             )
 
     def is_its_own(self) -> bool:

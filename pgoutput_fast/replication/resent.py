@@ -217,9 +217,9 @@ def _is_same(resending: _Resending, stretch: _Stretch) -> bool:
     raise PgOutputError(
         f"{told}: an earlier state of the server was restored, together with slot "
         f"{resending.slot.name!r}, so that what the directory has up to {format_lsn(stretch.end)} "
-        f"is not what happened there. Make a new slot and a new directory, and copy the "
-        "tables anew",
+        f"is not what happened there",
         code="another_history",
+        hint="Make a new slot and a new directory, and copy the tables anew",
         path=str(resending.directory),
     )
 

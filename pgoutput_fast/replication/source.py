@@ -186,8 +186,9 @@ class Source:
         if self._temporary:
             raise PgOutputError(
                 f"the connection is lost, and with it the temporary slot {self.slot!r}: what it "
-                f"has not brought is lost. Use a slot that stays to go on after a failure",
+                f"has not brought is lost",
                 code="changes_missing",
+                hint="Use a slot that stays to go on after a failure",
             )
         return self.start(position, timeline, received)
 
@@ -267,8 +268,9 @@ def check_position(
         # The server would begin later and say nothing.
         raise PgOutputError(
             f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
-            f"where to go on: the changes between them are lost; copy the tables anew{advice}",
+            f"where to go on: the changes between them are lost",
             code="changes_missing",
+            hint=f"Copy the tables anew{advice}",
         )
     received = max(position, received)
     if timeline is not None and timeline != connection.timeline:
@@ -292,7 +294,7 @@ def check_position(
             )
         raise PgOutputError(
             f"the server's log ends at {end}, before {format_lsn(received)} where to go on: an "
-            f"earlier state of it was restored, or this is another server. Make a new slot, and "
-            f"copy the tables anew",
+            f"earlier state of it was restored, or this is another server",
             code="another_history",
+            hint="Make a new slot, and copy the tables anew",
         )

@@ -165,9 +165,10 @@ def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | N
         if group.start_lsn < end:
             raise PgOutputError(
                 f"{group.name} overlaps with {before.parts[0].path}: they are of two captures, "
-                f"which can't be read as one; move the files of one away",
+                f"which can't be read as one",
                 code="another_history",
                 path=str(group.parts[0].path),
+                hint="Move the files of one away",
             )
         if group.start_lsn > end:
             raise PgOutputError(
