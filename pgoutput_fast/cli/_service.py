@@ -62,7 +62,6 @@ class ServiceOptions(Options):
     metrics_host: str = option(
         text(), "127.0.0.1",
         "Address of the metrics, which have no password.",
-        flag=True,
     )  # fmt: skip
     log_format: LogFormat = option(
         choice("text", "json"), "text", "Format of the log on standard error.", flag=True
@@ -192,11 +191,16 @@ def serve(
             if stop.event.is_set():
                 _log.info("the %s ends: %s", name, error, extra={"event": "stop"})
                 return stop.exit_code
-            _log.error("%s", error, extra={"event": "error", "numbers": {"retryable": True}})
+            _log_error(error, retryable=True)
             return EX_TEMPFAIL
         except PgOutputError as error:
-            _log.error("%s", error, extra={"event": "error", "numbers": {"retryable": False}})
+            _log_error(error, retryable=False)
         except Exception:  # noqa: BLE001 - the log is the only place where it is looked for
             _log.critical("the %s has failed by a fault of this program", name, exc_info=True,
                           extra={"event": "error", "numbers": {"retryable": False}})  # fmt: skip
         return 1
+
+
+def _log_error(error: PgOutputError, *, retryable: bool) -> None:
+    numbers = {"retryable": retryable, "code": error.code}
+    _log.error("%s", error, extra={"event": "error", "numbers": numbers})

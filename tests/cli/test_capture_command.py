@@ -194,7 +194,8 @@ def test_refusals_and_their_exit_codes(
     published.execute(f"SELECT pg_drop_replication_slot('slot_{published.name}')")
     none = [*arguments(published, tmp_path / "none"), *JSON, "--until", "now"]
     run([*none, *config(create_slot=False)], code=1)
-    assert run.event("error")["retryable"] is False  # type: ignore[index]
+    error = run.event("error")
+    assert (error["retryable"], error["code"]) == (False, "no_slot")  # type: ignore[index]
     assert published.slots() == {}
 
     for more, text in [
