@@ -134,7 +134,8 @@ def _end(number: int, _frame: object) -> None:
     "--changes",
     type=click.IntRange(_LEAST_CHANGES, _MOST_CHANGES),
     metavar="N",
-    help="Approximate number of changes. [default: 500000, local: 20000]",
+    help="Approximate number of changes of the demo's own tables; pgbench adds more. "
+    "[default: 500000, local: 20000]",
 )
 @click.option(
     "--out",

@@ -353,7 +353,7 @@ def command(
             else:
                 print(as_json(shown, typed=values == "typed") if as_objects else lines(shown))
     if counts.files == 0:
-        told = f"there is no segment in {', '.join(map(str, paths))}"
+        told = f"there is no segment in {', '.join(repr(str(one)) for one in paths)}"
         raise PgOutputError(told, code="missing_path")
     if stats:
         directories = [described(path) for path in paths if path.is_dir()]
