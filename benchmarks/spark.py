@@ -27,7 +27,7 @@ import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.segments import SegmentMetadata, SegmentReader, SegmentWriter, list_segments
 from pgoutput_fast.spark import decode_frames, read_segments, session
-from pgoutput_fast.spark._executor import Target, change_batches
+from pgoutput_fast.spark._executor import ExecutorTarget, change_batches
 
 from . import spark_udfs, workloads
 from .decoders import WrongResult
@@ -113,10 +113,10 @@ def cpu_times() -> dict[str, float]:
     return found
 
 
-def target_of(changes: DataFrame, table: str) -> Target:
+def target_of(changes: DataFrame, table: str) -> ExecutorTarget:
     """The description of a table's changes that the workers are given."""
     columns = cast("StructType", changes.schema["after"].dataType)
-    return Target(
+    return ExecutorTarget(
         table,
         tuple((field.name, field.dataType.simpleString()) for field in columns),
         to_arrow_schema(changes.schema, timezone="UTC"),
@@ -148,7 +148,7 @@ def made_batches(directory: Path, changes: DataFrame, table: str, count: int) ->
     return changes.sparkSession.range(0, times, 1, 2).mapInArrow(give, changes.schema)
 
 
-def steps(directory: Path, target: Target) -> Iterator[tuple[str, float]]:
+def steps(directory: Path, target: ExecutorTarget) -> Iterator[tuple[str, float]]:
     """The steps of a worker, run in this process, and the CPU seconds of each."""
     paths = [segment.path for segment in list_segments(directory / "segments")]
 

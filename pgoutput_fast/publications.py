@@ -30,9 +30,9 @@ __all__ = [
     "ACTIONS",
     "Attribute",
     "CatalogRelation",
-    "Entry",
     "Generated",
     "Publication",
+    "PublicationEntry",
     "Publications",
     "PublishedRelation",
     "UniqueIndex",
@@ -112,7 +112,7 @@ class Publication(NamedTuple):
         return self.actions["update"] or self.actions["delete"]
 
 
-class Entry(NamedTuple):
+class PublicationEntry(NamedTuple):
     """A table that a publication names, as a row of ``pg_publication_rel`` has it.
 
     Fields: oid (of the row), columns (the numbers of its column list; None for all), has_filter,
@@ -284,7 +284,7 @@ class Publications:
         has_parts = version >= 150000
         parts = _ENTRY_PARTS if has_parts else "NULL, false, ARRAY[]::int[]"
         self._entries = {
-            (publication, relation): Entry(*entry)
+            (publication, relation): PublicationEntry(*entry)
             for publication, relation, *entry in _ask(connection, _ENTRIES.format(parts=parts), ids)
         }
         self._schemas: dict[tuple[int, int], int] = {
@@ -475,11 +475,11 @@ class Publications:
 
     # --- columns and row filters -----------------------------------------------------------------
 
-    def entry(self, publication: Publication, table: CatalogRelation) -> Entry | None:
+    def entry(self, publication: Publication, table: CatalogRelation) -> PublicationEntry | None:
         """How a publication names a table; None if it does not, or has all of it."""
         return None if self._is_whole(publication, table) else self.named(publication, table)
 
-    def named(self, publication: Publication, table: CatalogRelation) -> Entry | None:
+    def named(self, publication: Publication, table: CatalogRelation) -> PublicationEntry | None:
         """The same, also if the publication has all of the table's schema and so all of it."""
         return self._entries.get((publication.oid, table.oid))
 

@@ -126,7 +126,7 @@ cdef inline uint64_t mixed(uint64_t value) noexcept nogil:
 
 
 @cython.final
-cdef class Folder:
+cdef class Fold:
     __doc__ = "Goes through the changes of a table with a key."
 
     cdef readonly bint truncated

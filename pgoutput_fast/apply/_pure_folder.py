@@ -50,7 +50,7 @@ class _RowPlace:
         self.last = UNKNOWN
 
 
-class Folder:
+class Fold:
     """Goes through the changes of a table with a key.
 
     Parameters

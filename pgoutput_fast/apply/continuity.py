@@ -16,7 +16,7 @@ from ..lsn import format_lsn
 from ..names import qualified
 from ..segments.folders import BEGIN_NAME
 from .departures import departed
-from .targets import Origin
+from .targets import TargetOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,9 +107,9 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
     return sorted(lost.union(one for one in behind if one not in gone))
 
 
-def origin_of(view: View) -> Origin:
+def origin_of(view: View) -> TargetOrigin:
     """The database from which a directory's changes come."""
-    return Origin(view.metadata.system_identifier, view.metadata.database)
+    return TargetOrigin(view.metadata.system_identifier, view.metadata.database)
 
 
 def copied_name(directory: Path, copy: Copy) -> str:

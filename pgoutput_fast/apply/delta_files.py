@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from .delta_place import Place
+    from .delta_place import DeltaPlace
 
 _FILE_BYTES = 64 << 20
 """Of a file, about. A changed row has its whole file written anew."""
@@ -38,7 +38,7 @@ _OPEN_PARTITIONS = 32
 class Directory(Protocol):
     """Where a table's files are."""
 
-    place: Place
+    place: DeltaPlace
     directory: str
     uncommitted: str
 
@@ -47,7 +47,7 @@ class Directory(Protocol):
         """Its files."""
 
 
-class Added(NamedTuple):
+class AddedFile(NamedTuple):
     """A file that was written, and what the log gets of it."""
 
     path: str
@@ -56,7 +56,7 @@ class Added(NamedTuple):
     statistics: str
 
 
-Written = list[Added]
+Written = list[AddedFile]
 
 
 def is_small(size: int) -> bool:
@@ -64,7 +64,7 @@ def is_small(size: int) -> bool:
     return size < _FILE_BYTES // 2
 
 
-class Writer:
+class DeltaFileWriter:
     """Writes rows into new files of a table; nobody sees them before a commit.
 
     Parameters
@@ -237,7 +237,7 @@ class _Open:
         """Bytes that it has already."""
         return int(self._sink.tell())
 
-    def close(self) -> Added:
+    def close(self) -> AddedFile:
         if self._writer is None:
             # It is made for its first ones.
             raise PgOutputError(f"{self.path} has no rows", code="unfit_input")
@@ -247,7 +247,7 @@ class _Open:
         local = self._table.place.path
         if local is not None:
             fsync_path(local / self._table.directory / self.path)
-        return Added(self.path, size, partition_texts(self._partition), str(self._statistics))
+        return AddedFile(self.path, size, partition_texts(self._partition), str(self._statistics))
 
 
 def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:

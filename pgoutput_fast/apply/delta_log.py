@@ -36,7 +36,7 @@ class Since(NamedTuple):
     changed: str | None
 
 
-class _Commit(NamedTuple):
+class _LogCommit(NamedTuple):
     """A commit.
 
     Fields: base (the version that our commit was computed from; None: it is not ours), changes
@@ -80,7 +80,7 @@ def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
     return Since(has_ours, has_foreign, changed)
 
 
-def _commit(filesystem: Any, version: int, app: str) -> _Commit | None:
+def _commit(filesystem: Any, version: int, app: str) -> _LogCommit | None:
     """Read a commit; None: the log does not list it any more."""
     info: dict[str, Any] = {}
     is_ours = changes = False
@@ -99,7 +99,7 @@ def _commit(filesystem: Any, version: int, app: str) -> _Commit | None:
         text = str(info.get("userMetadata") or "")
         told = text.removeprefix(MERGED_ON)
         base = int(told) if told != text else version - 1
-    return _Commit(base, changes, str(info.get("operation", "a commit")))
+    return _LogCommit(base, changes, str(info.get("operation", "a commit")))
 
 
 def _actions(filesystem: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 from .delta_types import conformed, stored_array, stored_type
 from .keys import digests_of, is_integer, keys_of
 from .row_stores import RowStore, SpillFile
-from .targets import DELETED_AT, Added, IncompleteError, Removed, Renamed
+from .targets import DELETED_AT, AddedColumn, IncompleteError, Removed, Renamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .delta_files import Writer
-    from .delta_table import File, Table
+    from .delta_files import DeltaFileWriter
+    from .delta_table import File, LakeTable
     from .folding import NetChanges
     from .targets import Alteration
 
@@ -80,7 +80,7 @@ def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
     defaults = {}
     rewrites = False
     for one in alterations:
-        if isinstance(one, Added):
+        if isinstance(one, AddedColumn):
             type_ = stored_type(one.value.type)
             value = defaults[one.column] = stored_array(one.value, type_)
             if types.get(one.column) == type_:
@@ -105,7 +105,7 @@ def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
     return Shape(pa.schema(fields), sources, defaults, rewrites)
 
 
-class Keys:
+class MergeKeys:
     """Rows of some columns, each found by its values.
 
     It keeps a number for each row, or two hashes, and not the values.
@@ -191,7 +191,7 @@ class Hits(NamedTuple):
     live: Any
 
 
-def may_hold(file: File, keys: Keys, column: str) -> bool:
+def may_hold(file: File, keys: MergeKeys, column: str) -> bool:
     """Whether a file may have rows of some keys, by what the log says of their first column."""
     if column in file.partition:
         value = file.partition[column]
@@ -246,7 +246,7 @@ class Merge:
 
     Parameters
     ----------
-    table : Table
+    table : LakeTable
     shape : Shape
     net : NetChanges
     name : str
@@ -261,7 +261,7 @@ class Merge:
     """
 
     def __init__(
-        self, table: Table, shape: Shape, net: NetChanges, name: str, marker: str | None = None
+        self, table: LakeTable, shape: Shape, net: NetChanges, name: str, marker: str | None = None
     ) -> None:
         self._table = table
         self._shape = shape
@@ -301,7 +301,7 @@ class Merge:
 
     def _find_by_key(self) -> None:
         """Find the rows with the keys of the net rows, and refuse what does not fit."""
-        net, keys = self._net, Keys()
+        net, keys = self._net, MergeKeys()
         found = []
         for rows in net.batches():
             keys.add(self._columns(rows, net.key))
@@ -327,7 +327,7 @@ class Merge:
         if lacks.any():
             self._find_sources(keys, present, lacks, be_present)
 
-    def _is_possible(self, keys: Keys, name: str) -> Callable[[File], bool]:
+    def _is_possible(self, keys: MergeKeys, name: str) -> Callable[[File], bool]:
         source = self._shape.sources.get(name)
 
         def possible(file: File) -> bool:
@@ -338,7 +338,7 @@ class Merge:
         return possible
 
     def _find(
-        self, keys: Keys, names: Sequence[str], possible: Callable[[File], bool]
+        self, keys: MergeKeys, names: Sequence[str], possible: Callable[[File], bool]
     ) -> Iterator[Hits]:
         for number, file in enumerate(self._there):
             if not possible(file):
@@ -379,7 +379,7 @@ class Merge:
         rows = self._table.group(file, opened, group, wanted)
         return shape.adapted(rows)
 
-    def _find_sources(self, keys: Keys, present: Any, lacks: Any, be_present: Any) -> None:
+    def _find_sources(self, keys: MergeKeys, present: Any, lacks: Any, be_present: Any) -> None:
         """Find for each net row that lacks values the key under which the table has them."""
         sources, first = self._sources, 0
         sources[lacks & be_present] = np.flatnonzero(lacks & be_present)
@@ -401,7 +401,7 @@ class Merge:
     def _find_alike(self) -> None:
         """Find as many rows of each kind as go, and refuse if there are fewer."""
         names = [field.name for field in self._net.schema.field("row").type]
-        keys, first = Keys(are_rows=True), 0
+        keys, first = MergeKeys(are_rows=True), 0
         kinds, counts = [], []
         for rows in self._net.batches():
             gone = pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False)
@@ -442,7 +442,7 @@ class Merge:
 
     # --- what comes of it ------------------------------------------------------------------------
 
-    def write(self, writer: Writer) -> None:
+    def write(self, writer: DeltaFileWriter) -> None:
         """Write the files anew, and the rows that come."""
         if self._marker is not None and self._hits:
             self._deleted, self._times = self._deletions()
@@ -456,7 +456,7 @@ class Merge:
         else:
             self._write_counted(writer)
 
-    def _copy(self, number: int, file: File, writer: Writer) -> None:
+    def _copy(self, number: int, file: File, writer: DeltaFileWriter) -> None:
         """Write the rows of a file that stay, and keep what others need of those that go."""
         for group, rows in _ahead(self._groups(file)):
             hits = self._hits.get((number, group))
@@ -483,7 +483,7 @@ class Merge:
         deleted, times = map(np.concatenate, zip(*found, strict=True))
         return deleted, times
 
-    def _write_marked(self, rows: pa.RecordBatch, hits: Hits, writer: Writer) -> Hits:
+    def _write_marked(self, rows: pa.RecordBatch, hits: Hits, writer: DeltaFileWriter) -> Hits:
         """Write those that are deleted, with a mark; what goes from the rows."""
         # Of a multiset those that were found are deleted; with a key some get other values.
         numbers = hits.keys if self._net.key else self._kinds[hits.keys]
@@ -518,7 +518,7 @@ class Merge:
         self._old.append(old.take(pa.array(hits.rows[needed])).columns)
         self._old_numbers.append(hits.keys[needed])
 
-    def _write_rows(self, writer: Writer) -> None:
+    def _write_rows(self, writer: DeltaFileWriter) -> None:
         """Write the rows that are there afterwards."""
         places = np.full(self._net.num_rows + 1, -1, np.int64)  # the last one is for -1
         if self._old_numbers:
@@ -553,7 +553,7 @@ class Merge:
             columns[i] = pa.concat_arrays(parts).take(pa.array(numbers))
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
-    def _write_counted(self, writer: Writer) -> None:
+    def _write_counted(self, writer: DeltaFileWriter) -> None:
         for batch in self._net.batches():
             comes = pc.equal(batch.column("op"), "upsert")
             rows = net_row(batch, self._shape.schema).filter(comes)

@@ -57,7 +57,7 @@ def may_pass(text: str) -> bool:
     return _PASSES.search(text) is not None
 
 
-class Place:
+class DeltaPlace:
     """Where tables are.
 
     Parameters

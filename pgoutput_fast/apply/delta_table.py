@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from .._disk import fsync_path
 from ..errors import PgOutputError
 from ..lsn import format_lsn
-from .delta_files import Writer, is_small, partition_texts
+from .delta_files import DeltaFileWriter, is_small, partition_texts
 from .delta_log import look_since
 from .delta_place import directory_of, require_deltalake
 from .delta_statistics import BOUNDED_COLUMNS, bounded_columns, names_in, property_of
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
-    from .delta_files import Added, Written
+    from .delta_files import AddedFile, Written
     from .delta_joins import Joins
-    from .delta_place import Place
+    from .delta_place import DeltaPlace
 
 _PER_TIER, _TIER_FACTOR, _LEAST_TIER = 8, 8, 1 << 16
 """Files of about one size are joined when there are so many; sizes a factor apart are another."""
@@ -82,12 +82,12 @@ class File(NamedTuple):
 _UNIX_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
-class Table:
+class LakeTable:
     """A Delta table.
 
     Parameters
     ----------
-    place : Place
+    place : DeltaPlace
     directory : str
         Its directory in the place.
     app : str
@@ -111,7 +111,7 @@ class Table:
     uncommitted = ""
     """Where in its directory files lie until a commit has them; by default where they stay."""
 
-    def __init__(self, place: Place, directory: str, app: str, retention_hours: int) -> None:
+    def __init__(self, place: DeltaPlace, directory: str, app: str, retention_hours: int) -> None:
         self.place = place
         self.directory = directory
         self.app = app
@@ -144,7 +144,7 @@ class Table:
         return self._filesystem
 
     def refusals(self) -> Any:
-        """See `Place`."""
+        """See `DeltaPlace`."""
         return self.place.refusals(self.directory)
 
     # --- what is there ---------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class Table:
         position: tuple[int, int],
         partition_by: Sequence[str] = (),
         description: str | None = None,
-        files: Sequence[Added] = (),
+        files: Sequence[AddedFile] = (),
     ) -> None:
         """Make the table by one commit, which has its first files, also where one is there."""
         deltalake = require_deltalake()
@@ -532,7 +532,7 @@ class Table:
                 fsync_path(log / f"{version:020}.json")
             fsync_path(log)
 
-    def committed(self, file: Added) -> str:
+    def committed(self, file: AddedFile) -> str:
         """Where in the place a file is that the last commit has."""
         return f"{self.directory}/{file.path}"
 
@@ -565,7 +565,7 @@ class Table:
 
     def _compact_beside(self) -> None:
         """Join small files while the table is written."""
-        table = Table(self.place, self.directory, self.app, self._retention)
+        table = LakeTable(self.place, self.directory, self.app, self._retention)
         table.load()
         table._compact_unless_changed()
 
@@ -588,7 +588,7 @@ class Table:
         for files in tiers.values():
             if len(files) < _PER_TIER:
                 continue
-            with self.refusals(), Writer(self, schema, partition_by, "joined") as writer:
+            with self.refusals(), DeltaFileWriter(self, schema, partition_by, "joined") as writer:
                 # In the order in which they came.
                 for file in sorted(files, key=lambda one: str(one.least.get("commit_lsn", ""))):
                     for rows in self.rows(file, schema):
@@ -657,7 +657,7 @@ class Table:
             self.filesystem.delete_file(path)
 
 
-def _add_actions(files: Sequence[Added], *, changes: bool = True) -> list[Any]:
+def _add_actions(files: Sequence[AddedFile], *, changes: bool = True) -> list[Any]:
     """What the log gets of files; `changes` says whether they have rows that are new."""
     from deltalake.transaction import AddAction
 

@@ -20,10 +20,10 @@ from pyarrow import fs
 from .._disk import claim_directory
 from ..errors import PgOutputError, RetryableError
 from ..segments.reader import CommitRecord
-from .delta_files import Writer
+from .delta_files import DeltaFileWriter
 from .delta_joins import Joins
-from .delta_place import Place, directory_of, require_deltalake
-from .delta_table import Table
+from .delta_place import DeltaPlace, directory_of, require_deltalake
+from .delta_table import LakeTable
 from .delta_types import DECODED_FOR, conformed
 from .delta_writers import DeltaChanges, DeltaState
 from .progress_rows import PROGRESS_SCHEMA, held_tables, progress_rows
@@ -38,8 +38,8 @@ from .targets import (
     TARGET_FORMAT,
     Held,
     Kept,
-    Origin,
     Stored,
+    TargetOrigin,
     check_kind,
 )
 
@@ -117,13 +117,13 @@ class DeltaTarget:
 
     Attributes
     ----------
-    change_tables : type of Table
+    change_tables : type of LakeTable
         What writes the files of change tables.
     """
 
     is_transactional = False
     has_state = True
-    change_tables = Table
+    change_tables = LakeTable
     _kind = "delta"
 
     def __init__(
@@ -146,14 +146,14 @@ class DeltaTarget:
             self._kind = "iceberg"
             self._catalog = IcebergCatalog(iceberg)
         self.threads = threads or min(4, os.cpu_count() or 1)
-        self.place = Place(str(uri), storage_options)
+        self.place = DeltaPlace(str(uri), storage_options)
         self._partition_by = {name: list(of) for name, of in (partition_by or {}).items()}
         self._retention = retention_hours
         self.kept = kept
         self.maintains = maintenance
         self._lock: int | None = None
-        self._origin: Origin | None = None
-        self._tables: dict[str, Table] = {}
+        self._origin: TargetOrigin | None = None
+        self._tables: dict[str, LakeTable] = {}
         self._writers: list[DeltaChanges | DeltaState] = []
         self._moves: list[Move] = []  # of this window
         self._unmoved: list[Move] = []  # that `_progress` has, and were not all done
@@ -174,13 +174,13 @@ class DeltaTarget:
         if self._catalog is not None:
             _ = self._catalog.opened  # which refuses what is wrong, before anything is written
 
-    def open(self, origin: Origin) -> Stored:
+    def open(self, origin: TargetOrigin) -> Stored:
         """See `Target`."""
         self.claim()
         self._origin = origin
         self._tables.clear()
         self.troubles = {}
-        progress = Table(self.place, _PROGRESS, "pgoutput_fast", self._retention)
+        progress = LakeTable(self.place, _PROGRESS, "pgoutput_fast", self._retention)
         progress.load()
         is_new = not progress.exists
         if is_new:
@@ -200,13 +200,13 @@ class DeltaTarget:
         self._writers = []
         return stored
 
-    def attached(self, origin: Origin) -> DeltaTarget:
+    def attached(self, origin: TargetOrigin) -> DeltaTarget:
         """It, without a claim, to write tables for a process that has it open."""
         self._origin = origin
         return self
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TargetOrigin:
         """The database from which the changes come; it is open."""
         if self._origin is None:
             raise PgOutputError("open() was not called", code="unfit_input")
@@ -257,7 +257,7 @@ class DeltaTarget:
         """The columns by which the state table of a table is partitioned when it is made."""
         return self._partition_by.get(f"{namespace}.{name}", [])
 
-    def _description(self, origin: Origin) -> str:
+    def _description(self, origin: TargetOrigin) -> str:
         kept = {"soft_deletes": self.kept.soft_deletes, "tables": self.kept.tables,
                 "policies": self.kept.policy_texts, "changes": self._kind}  # fmt: skip
         return json.dumps({"format": TARGET_FORMAT, **origin._asdict(), **kept})
@@ -266,9 +266,9 @@ class DeltaTarget:
         """See `Target`."""
         self._tables[_PROGRESS].describe(self._description(self.origin))
 
-    def peek(self, origin: Origin) -> Stored:
+    def peek(self, origin: TargetOrigin) -> Stored:
         """See `Target`."""
-        progress = Table(self.place, _PROGRESS, "pgoutput_fast", self._retention)
+        progress = LakeTable(self.place, _PROGRESS, "pgoutput_fast", self._retention)
         progress.load()
         if not progress.exists:
             self._refuse_other_things()
@@ -294,7 +294,7 @@ class DeltaTarget:
                 hint="Give another place",
             )
 
-    def _checked(self, progress: Table, origin: Origin) -> Stored:
+    def _checked(self, progress: LakeTable, origin: TargetOrigin) -> Stored:
         """What a sync before has stored last."""
         found = json.loads(progress.delta.metadata().description)
         if found["format"] != TARGET_FORMAT:
@@ -368,7 +368,7 @@ class DeltaTarget:
         with ThreadPoolExecutor(self.threads) as pool:
             return dict(zip(tables, pool.map(look, tables.values()), strict=True))
 
-    def _loaded(self, held: Held) -> list[Table]:
+    def _loaded(self, held: Held) -> list[LakeTable]:
         """The newest change table of a table, and its state table, if the target has those.
 
         They are not kept: nothing of a table is in memory before it changes.
@@ -403,7 +403,7 @@ class DeltaTarget:
         if held.version:
             self._loaded(held)
 
-    def _read(self, progress: Table) -> dict[int, Held]:
+    def _read(self, progress: LakeTable) -> dict[int, Held]:
         tables = {}
         moves = []
         self._own = {}
@@ -452,7 +452,7 @@ class DeltaTarget:
             self._writers.append(writer)
         return writer
 
-    def _table(self, kind: str, name: str, relation_id: int) -> Table:
+    def _table(self, kind: str, name: str, relation_id: int) -> LakeTable:
         if relation_id in self.troubles:
             raise self.troubles[relation_id]
         directory = f"{kind}/{directory_of(name)}"
@@ -463,13 +463,13 @@ class DeltaTarget:
         table.load()
         return table
 
-    def _made(self, kind: str, name: str, relation_id: int) -> Table:
+    def _made(self, kind: str, name: str, relation_id: int) -> LakeTable:
         """A table that was not looked at yet."""
         given = (
             self.place, f"{kind}/{directory_of(name)}", self._app(relation_id), self._retention,
         )  # fmt: skip
         if kind == "state":
-            table = Table(*given)
+            table = LakeTable(*given)
             if self.place.path is None:  # nothing is moved away there
                 table.replaced = [self._app(one) for one in self._own if one != relation_id]
             return table
@@ -507,7 +507,10 @@ class DeltaTarget:
         rows = rows.append_column("moves", pa.array(listed, pa.string()))
         rows = rows.append_column("own", pa.array(own, pa.string()))
         rows = rows.append_column("gap", pa.array([one.gap for one in held], pa.int64()))
-        with progress.refusals(), Writer(progress, _PROGRESS_SCHEMA, (), "progress") as writer:
+        with (
+            progress.refusals(),
+            DeltaFileWriter(progress, _PROGRESS_SCHEMA, (), "progress") as writer,
+        ):
             writer.write(conformed(rows, _PROGRESS_SCHEMA))
             newest = zip(_NEWEST, stored.newest or (0, 0), strict=True)
             before, after = progress.position, (stored.lsn, 0)
@@ -620,7 +623,7 @@ def version_suffix(version: int) -> str:
     return "" if version == 1 else f".v{version}"
 
 
-def _is_less(table: Table, known: tuple[int, int] | None) -> bool:
+def _is_less(table: LakeTable, known: tuple[int, int] | None) -> bool:
     """Whether a table has less than it had."""
     lsn, copy_lsn = table.position
     return known is not None and (lsn < known[0] or copy_lsn < known[1])

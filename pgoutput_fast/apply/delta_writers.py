@@ -14,7 +14,7 @@ import pyarrow as pa
 from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from ..names import qualified
-from .delta_files import Writer, Written
+from .delta_files import DeltaFileWriter, Written
 from .delta_merge import Merge, shape_of
 from .delta_place import directory_of
 from .delta_types import conformed, merged_schema, stored_schema
@@ -31,7 +31,7 @@ from .targets import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .delta_table import Table
+    from .delta_table import LakeTable
     from .folding import NetChanges
     from .targets import Alteration
 
@@ -61,13 +61,13 @@ class DeltaChanges(Positioned):
 
     kind = "changes"
 
-    def __init__(self, table: Table, held: Held, make_room: Callable[[], None]) -> None:
+    def __init__(self, table: LakeTable, held: Held, make_room: Callable[[], None]) -> None:
         self._make_room = make_room
         self.table = table
         self.held = held
         self.own = table.position
         self._schema: pa.Schema | None = table.schema if table.exists else None
-        self._writers: list[Writer] = []
+        self._writers: list[DeltaFileWriter] = []
         self._files: Written = []
         self.is_elsewhere = False
 
@@ -109,7 +109,7 @@ class DeltaChanges(Positioned):
         self.flush()
         first = changes.column("commit_lsn")[0].as_py() if changes.num_rows else 0
         prefix = f"{self.held.relation_id}-{first or 0:016X}"
-        self._writers.append(Writer(self.table, schema, (), prefix))
+        self._writers.append(DeltaFileWriter(self.table, schema, (), prefix))
         self._schema = schema
 
     @property
@@ -182,7 +182,7 @@ class DeltaState(Positioned):
     kind = "state"
 
     def __init__(
-        self, table: Table, held: Held, partition_by: Sequence[str], marker: str | None
+        self, table: LakeTable, held: Held, partition_by: Sequence[str], marker: str | None
     ) -> None:
         self.table = table
         self.held = held
@@ -212,7 +212,7 @@ class DeltaState(Positioned):
                     (", or delete this directory and call sync again, which has the table copied"),
                 ),
             )
-        self._writer: Writer | None = None
+        self._writer: DeltaFileWriter | None = None
         self._files: Written = []
 
     @property
@@ -264,8 +264,8 @@ class DeltaState(Positioned):
         self._partitions(schema)
         self._writer = self._new_writer(schema)
 
-    def _new_writer(self, schema: pa.Schema) -> Writer:
-        return Writer(self.table, schema, self._partition_by, f"{self.held.relation_id}")
+    def _new_writer(self, schema: pa.Schema) -> DeltaFileWriter:
+        return DeltaFileWriter(self.table, schema, self._partition_by, f"{self.held.relation_id}")
 
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""

@@ -18,7 +18,7 @@ from .continuity import check_position, copied_name, lost_tables, origin_of
 from .departures import check_tables, mistaken
 from .embedded_capture import check_slot
 from .options import SyncOptions
-from .targets import Held, Origin, Stored, Target
+from .targets import Held, Stored, Target, TargetOrigin
 
 if TYPE_CHECKING:
     import os
@@ -119,7 +119,7 @@ class SyncPlan(NamedTuple):
 class Asked(NamedTuple):
     """What a server says. Fields: origin, slot, published (names by relation id)."""
 
-    origin: Origin
+    origin: TargetOrigin
     slot: SlotPlan
     published: dict[int, str]
 
@@ -145,7 +145,7 @@ def ask_server(
         connection.check_publications(publications)
         state = connection.slot(slot)
         check_beginning(state, slot, directory, adopt_slot=adopt_slot)
-        origin = Origin(connection.system_identifier, connection.database)
+        origin = TargetOrigin(connection.system_identifier, connection.database)
         server_lsn = connection.current_lsn()
     members = read_members(parameters, publications).tables
     confirmed = None if state is None else state.confirmed_flush_lsn

@@ -31,17 +31,17 @@ from .targets import (
     DELETED,
     DELETED_AT,
     TARGET_FORMAT,
-    Added,
+    AddedColumn,
     Held,
     IncompleteError,
     Kept,
-    Origin,
     Removed,
     Renamed,
     Retyped,
     Stored,
     TableError,
     TargetError,
+    TargetOrigin,
 )
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class DuckdbTarget:
         self._catalog = ""
         self._has_written = False
         self._lock: int | None = None
-        self._writers: list[_Changes] = []
+        self._writers: list[_DuckdbChanges] = []
         self._guard = threading.RLock()
         self._behind = ThreadPoolExecutor(1, "pgoutput_fast-duckdb")
         self._coming: deque[Future[None]] = deque()
@@ -179,7 +179,7 @@ class DuckdbTarget:
                 self.path.with_name(f"{self.path.name}.lock"), "sync", "tables", str(self.path)
             )
 
-    def open(self, origin: Origin) -> Stored:
+    def open(self, origin: TargetOrigin) -> Stored:
         """See `Target`."""
         self.claim()
         is_new = not self.path.exists()
@@ -217,7 +217,7 @@ class DuckdbTarget:
                 )
             return stored._replace(is_new=is_new)
 
-    def peek(self, origin: Origin) -> Stored:
+    def peek(self, origin: TargetOrigin) -> Stored:
         """See `Target`."""
         if not self.path.exists():
             return Stored(0, {})
@@ -239,7 +239,7 @@ class DuckdbTarget:
                 path=str(self.path), hint="Give another file",
             )  # fmt: skip
 
-    def _read(self, connection: Any, origin: Origin, names: set[str]) -> Stored:
+    def _read(self, connection: Any, origin: TargetOrigin, names: set[str]) -> Stored:
         (found,) = connection.execute("FROM _source").fetchall()
         if found[0] != TARGET_FORMAT:
             raise PgOutputError(
@@ -407,15 +407,15 @@ class DuckdbTarget:
     def retry(self, held: Held) -> None:
         """See `Target`: a file is there, or it is not."""
 
-    def changes(self, held: Held) -> _Changes:
+    def changes(self, held: Held) -> _DuckdbChanges:
         """See `Target`."""
-        writer = _Changes(self, held)
+        writer = _DuckdbChanges(self, held)
         self._writers.append(writer)
         return writer
 
-    def state(self, held: Held) -> _State:
+    def state(self, held: Held) -> _DuckdbState:
         """See `Target`."""
-        return _State(self, held)
+        return _DuckdbState(self, held)
 
     def begun(self, held: Held) -> Held:
         """See `Target`."""
@@ -450,7 +450,7 @@ def _lost(held: Held, names: set[str]) -> str | None:
     return None
 
 
-class _Changes:
+class _DuckdbChanges:
     """See `ChangeWriter`."""
 
     gap = None  # nobody else writes the file
@@ -543,7 +543,7 @@ class _Changes:
         self.flush()
 
 
-class _State:
+class _DuckdbState:
     """See `StateWriter`."""
 
     def __init__(self, target: DuckdbTarget, held: Held) -> None:
@@ -616,7 +616,7 @@ class _State:
             run(f"ALTER TABLE {self._table} ALTER COLUMN {column} TYPE {type_}")
         elif isinstance(alteration, Renamed):
             run(f"ALTER TABLE {self._table} RENAME COLUMN {column} TO {quoted(alteration.name)}")
-        elif isinstance(alteration, Added):
+        elif isinstance(alteration, AddedColumn):
             value = alteration.value
             run(f"ALTER TABLE {self._table} ADD COLUMN {column} {self._type(value.type)}")
             if value.is_valid()[0].as_py():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..protocol.encode import encode_fields
 from ..protocol.wire import Column as WireColumn
 from .naming import free_column
-from .targets import Added, Alteration, Column, Removed, Renamed, Retyped
+from .targets import AddedColumn, Alteration, Removed, Renamed, Retyped, StoredColumn
 from .versions import DIGITS, ColumnVersion, Version, keeps_values
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Known(NamedTuple):
                     among.append(table)
         return alone or among
 
-    def was(self, column: Column) -> CatalogTable | None:
+    def was(self, column: StoredColumn) -> CatalogTable | None:
         """The table as it was when the catalogue was read last and the column had its former type.
 
         None if no read tells.
@@ -123,7 +123,7 @@ def _file_nodes(table: CatalogTable) -> dict[int, int]:
     return dict(zip((table.relation_id, *table.partition_ids), table.file_nodes, strict=False))
 
 
-def replaced(held: Sequence[Column], table: CatalogTable) -> str | None:
+def replaced(held: Sequence[StoredColumn], table: CatalogTable) -> str | None:
     """A column that is a later one in the catalogue, of the same name; None if there is none."""
     numbers = {one.name: one.number for one in table.columns}
     for one in held:
@@ -133,7 +133,7 @@ def replaced(held: Sequence[Column], table: CatalogTable) -> str | None:
     return None
 
 
-def differs(held: Sequence[Column], table: CatalogTable) -> bool:
+def differs(held: Sequence[StoredColumn], table: CatalogTable) -> bool:
     """Whether a table has other columns in the catalogue than a target has."""
     published = {
         (one.name, one.type_id, one.type_modifier) for one in table.columns if one.is_published
@@ -160,28 +160,28 @@ class Evolved(NamedTuple):
 
     Attributes
     ----------
-    columns : tuple of Column
+    columns : tuple of StoredColumn
         Those that it then has.
-    alterations : list of Added, Retyped, Removed or Renamed
+    alterations : list of AddedColumn, Retyped, Removed or Renamed
     unknown : str or None
         Why its rows are not known any more; None: they are.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[StoredColumn, ...]
     alterations: list[Alteration]
     unknown: str | None
 
 
-def new_columns(version: Version, known: Known | None = None) -> tuple[Column, ...]:
+def new_columns(version: Version, known: Known | None = None) -> tuple[StoredColumn, ...]:
     """The columns of a new state table."""
     numbers = {} if known is None else known.numbers(version)
-    columns: list[Column] = []
+    columns: list[StoredColumn] = []
     for column in version.columns:
         columns.append(_column(column, free_column(column.name, columns), numbers))
     return tuple(columns)
 
 
-def turns_digits(held: Sequence[Column], version: Version) -> bool:
+def turns_digits(held: Sequence[StoredColumn], version: Version) -> bool:
     """Whether columns get digits where they had a text, or the other way round.
 
     One column of a change table can't tell the two apart.
@@ -190,21 +190,23 @@ def turns_digits(held: Sequence[Column], version: Version) -> bool:
     return any(had.get(one.name, one.is_digits) != one.is_digits for one in version.columns)
 
 
-def _column(column: ColumnVersion, stored: str, numbers: dict[str, int | None]) -> Column:
+def _column(column: ColumnVersion, stored: str, numbers: dict[str, int | None]) -> StoredColumn:
     form, number = column.form, numbers.get(column.name)
-    return Column(column.name, stored, column.type_id or 0, _modifier(column), form, number=number)
+    return StoredColumn(
+        column.name, stored, column.type_id or 0, _modifier(column), form, number=number
+    )
 
 
 def _modifier(column: ColumnVersion) -> int:
     return -1 if column.type_modifier is None else column.type_modifier
 
 
-def evolve(held: Sequence[Column], version: Version, known: Known) -> Evolved:
+def evolve(held: Sequence[StoredColumn], version: Version, known: Known) -> Evolved:
     """Find out what to do to a state table.
 
     Parameters
     ----------
-    held : sequence of Column
+    held : sequence of StoredColumn
         The columns that it has.
     version : Version
         Those that the table has now.
@@ -224,9 +226,9 @@ def evolve(held: Sequence[Column], version: Version, known: Known) -> Evolved:
 class _Evolution:
     """Goes through the columns, and notes what to do."""
 
-    def __init__(self, held: Sequence[Column], version: Version, known: Known) -> None:
+    def __init__(self, held: Sequence[StoredColumn], version: Version, known: Known) -> None:
         self.columns = list(held)
-        self._gone: list[Column] = []
+        self._gone: list[StoredColumn] = []
         self.alterations: list[Alteration] = []
         self._version = version
         self._known = known
@@ -396,5 +398,5 @@ class _Evolution:
         stored = free_column(column.name, self.columns)
         self.columns.append(_column(column, stored, self._numbers))
         value = self._known.value(column.name, values[column.name])
-        self.alterations.append(Added(stored, value))
+        self.alterations.append(AddedColumn(stored, value))
         return None

@@ -196,7 +196,7 @@ class Folding:
             self._truncated_at = batch.column("commit_time").cast(pa.int64())[last].as_py()
             batch = batch.slice(last + 1)
         if batch.num_rows:
-            rows.add(_NetChanges(batch, version))
+            rows.add(_NetChangeColumns(batch, version))
 
     def _met(self, schema: pa.Schema) -> tuple[Version, _Keyed | _Multiset]:
         """The version of a batch, and the rows of the table, which know it."""
@@ -265,7 +265,7 @@ class Folding:
         self._going = None
 
 
-class _NetChanges:
+class _NetChangeColumns:
     """The columns of a batch, as the fold reads them."""
 
     def __init__(self, batch: pa.RecordBatch, version: Version) -> None:
@@ -389,7 +389,7 @@ def _replaced(column: pa.Array, other: pa.Array, rows: Any) -> pa.Array:
     return pa.concat_arrays([column, other]).take(pa.array(numbers))
 
 
-class _Result:
+class _ResultRows:
     """Rows that come of changes, taken from their store in batches.
 
     Parameters
@@ -460,7 +460,7 @@ class _Keyed:
         integers = is_integer(key_types)
         if self._folder is None:
             self._integers = integers
-            self._folder = twin("apply._folder").Folder(len(self._columns), integers)
+            self._folder = twin("apply._folder").Fold(len(self._columns), integers)
         else:
             self._folder.widen(len(self._columns))
         fields = [pa.field(str(i), type_) for i, (_, type_) in enumerate(self._columns)]
@@ -478,7 +478,7 @@ class _Keyed:
         self._store.clear()
         self._versions = [(columns, 0) for columns, _ in self._versions]
 
-    def add(self, changes: _NetChanges) -> None:
+    def add(self, changes: _NetChangeColumns) -> None:
         """Take changes."""
         count, steps, old = changes.num_rows, changes.steps, changes.brings_old()
         if self._store.count + count > MOST_CHANGES:
@@ -541,7 +541,7 @@ class _Keyed:
             for i, (_, type_) in enumerate(self._columns)
         ]
 
-    def _refuse(self, changes: _NetChanges, row: int, at: list[int]) -> NoReturn:
+    def _refuse(self, changes: _NetChangeColumns, row: int, at: list[int]) -> NoReturn:
         occupied = self._folder.misfit == OCCUPIED
         moved = not occupied and changes.steps[row] == UPDATE and changes.brings_old()[row]
         columns = changes.before if moved else changes.after
@@ -558,7 +558,7 @@ class _Keyed:
             table=changes.table,
         )
 
-    def result(self) -> _Result:
+    def result(self) -> _ResultRows:
         """The rows."""
         followed = self._folder.followed()
         if (followed.last[1:] < followed.last[:-1]).any():
@@ -573,7 +573,7 @@ class _Keyed:
             followed, schema, self._current, self._key_at, [*self._versions],
             "any" if self.truncated else "absent",
         )  # fmt: skip
-        return _Result(self._store, schema, len(followed.last), rows.columns)
+        return _ResultRows(self._store, schema, len(followed.last), rows.columns)
 
 
 class _KeyedRows(NamedTuple):
@@ -701,7 +701,7 @@ class _Multiset:
         self._digests, self._counts = [], []
         self.truncated = True
 
-    def add(self, changes: _NetChanges) -> None:
+    def add(self, changes: _NetChangeColumns) -> None:
         """Take changes: a row goes, a row comes, or both."""
         steps = changes.steps
         whole = pc.equal(changes.kinds, "O").fill_null(False).to_numpy(zero_copy_only=False)
@@ -753,7 +753,7 @@ class _Multiset:
         order = order[counts[order] != 0]
         return last[order], counts[order]
 
-    def result(self) -> _Result:
+    def result(self) -> _ResultRows:
         """The rows."""
         row = [pa.field(column.name, column.type) for column in self._version.columns]
         schema = _result_schema(row, [], pa.field("count", pa.int64()))
@@ -779,4 +779,4 @@ class _Multiset:
                 pa.array(np.abs(count)),
             ]
 
-        return _Result(self._store, schema, len(last), columns)
+        return _ResultRows(self._store, schema, len(last), columns)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Argument, PgOutputError, RetryableError, without_passwords
 from .delta_place import may_pass
-from .delta_table import Table
+from .delta_table import LakeTable
 from .delta_types import schema_of, schema_text
 from .targets import ConflictError
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from .delta_files import Added, Written
+    from .delta_files import AddedFile, Written
     from .delta_joins import Joins
-    from .delta_place import Place
+    from .delta_place import DeltaPlace
     from .delta_table import File
 
 NAMESPACE = "changes"
@@ -124,13 +124,13 @@ class IcebergCatalog:
             ) from None
 
 
-class IcebergTable(Table):
-    """A change table in a catalogue. See `Table`.
+class IcebergTable(LakeTable):
+    """A change table in a catalogue. See `LakeTable`.
 
     Parameters
     ----------
     place, directory, app, retention_hours
-        As of `Table`: where its files are.
+        As of `LakeTable`: where its files are.
     catalog : Catalog
     name : str
         The table's.
@@ -138,7 +138,7 @@ class IcebergTable(Table):
 
     def __init__(
         self,
-        place: Place,
+        place: DeltaPlace,
         directory: str,
         app: str,
         retention_hours: int,
@@ -212,12 +212,12 @@ class IcebergTable(Table):
 
     @property
     def version(self) -> str:
-        """See `Table`: where its metadata are."""
+        """See `LakeTable`: where its metadata are."""
         return str(self._table.metadata_location)
 
     @property
     def gap(self) -> int | None:
-        """See `Table`."""
+        """See `LakeTable`."""
         if self._table is None:
             return None
         if self.changed is not None:
@@ -254,7 +254,7 @@ class IcebergTable(Table):
         position: tuple[int, int],
         partition_by: Sequence[str] = (),
         description: str | None = None,
-        files: Sequence[Added] = (),
+        files: Sequence[AddedFile] = (),
     ) -> None:
         """Make the table, and have its first files be added by a commit of their own."""
         del partition_by, description  # of state tables

@@ -9,7 +9,7 @@ from ..names import distinct_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from .targets import Column, Held
+    from .targets import Held, StoredColumn
 
 _ESCAPED = frozenset('%./\\:*?"<>|\x7f') | frozenset(map(chr, range(32)))
 _LONGEST = 200
@@ -45,7 +45,7 @@ def free_name(wanted: str, relation_id: int, taken: Collection[str]) -> str:
     return wanted if wanted.casefold() not in taken else f"{wanted}~{relation_id}"
 
 
-def free_column(name: str, columns: Sequence[Column]) -> str:
+def free_column(name: str, columns: Sequence[StoredColumn]) -> str:
     """A name for a column that every target tells from those of other columns."""
     # DuckDB finds rows by their `rowid`, which a column of this name would hide.
     return distinct_names([name], ["rowid", *(column.stored for column in columns)])[0]

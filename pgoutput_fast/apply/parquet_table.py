@@ -19,7 +19,7 @@ from pyarrow import fs
 from .._disk import fsync_path, write_whole
 from .._forms import MALFORMED, of_form
 from ..errors import PgOutputError
-from .delta_table import VACUUMED, Table
+from .delta_table import VACUUMED, LakeTable
 from .delta_types import schema_of, schema_text
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from .delta_files import Added, Written
+    from .delta_files import AddedFile, Written
     from .delta_joins import Joins
-    from .delta_place import Place
+    from .delta_place import DeltaPlace
     from .delta_table import File
 
 _FORMAT = 1
@@ -43,7 +43,7 @@ _WRITTEN = re.compile(r"[\w-]+-[0-9a-f]{32}\.parquet|\.\d{20}\.json\.[0-9a-f]{16
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class _LogEntry:
     """What the log has of a commit.
 
     Attributes
@@ -70,15 +70,15 @@ class _Entry:
     files: dict[str, str]
 
 
-class ParquetTable(Table):
-    """A change table of plain files. See `Table`."""
+class ParquetTable(LakeTable):
+    """A change table of plain files. See `LakeTable`."""
 
     uncommitted = "_uncommitted/"
 
-    def __init__(self, place: Place, directory: str, app: str, retention_hours: int) -> None:
+    def __init__(self, place: DeltaPlace, directory: str, app: str, retention_hours: int) -> None:
         super().__init__(place, directory, app, retention_hours)
         self._version = 0
-        self._entry: _Entry | None = None
+        self._entry: _LogEntry | None = None
         self._schema: pa.Schema | None = None
 
     @property
@@ -131,7 +131,7 @@ class ParquetTable(Table):
         names = (_ENTRY.fullmatch(one.base_name) for one in found)
         return sorted(int(name[1]) for name in names if name)
 
-    def _read(self, version: int) -> tuple[_Entry, pa.Schema]:
+    def _read(self, version: int) -> tuple[_LogEntry, pa.Schema]:
         """An entry of the log, and the columns that it has."""
         name = _entry_name(version)
         with self._seen.open_input_file(name) as file:
@@ -146,7 +146,7 @@ class ParquetTable(Table):
                     path=where,
                     hint="Use a newer one",
                 )
-            entry: _Entry = of_form(found, _Entry)
+            entry: _LogEntry = of_form(found, _LogEntry)
             for one in (*entry.files, *entry.files.values()):
                 if not _FILE.fullmatch(one):
                     raise ValueError(f"{one!r:.60} is no name of a file")
@@ -187,7 +187,7 @@ class ParquetTable(Table):
 
     @property
     def version(self) -> int:
-        """See `Table`."""
+        """See `LakeTable`."""
         return self._version
 
     @property
@@ -203,7 +203,7 @@ class ParquetTable(Table):
         position: tuple[int, int],
         partition_by: Sequence[str] = (),
         description: str | None = None,
-        files: Sequence[Added] = (),
+        files: Sequence[AddedFile] = (),
     ) -> None:
         """Make the table, by its first commit."""
         del partition_by, description  # of state tables
@@ -231,7 +231,7 @@ class ParquetTable(Table):
             one.path.removeprefix(self.uncommitted): _final_name(one, number)
             for number, one in enumerate(files, numbered)
         }
-        entry = _Entry(
+        entry = _LogEntry(
             _FORMAT, self.app, *position, schema_text(self._schema), numbered + len(names), names
         )
         with self.refusals():
@@ -242,7 +242,7 @@ class ParquetTable(Table):
             self._entry = entry
             self._settle(entry, names, versions)
 
-    def _put(self, entry: _Entry) -> None:
+    def _put(self, entry: _LogEntry) -> None:
         """Write the next entry of the log, which is there whole or not at all."""
         version = self._version + 1
         name, text = _entry_name(version), json.dumps(dataclasses.asdict(entry))
@@ -265,7 +265,7 @@ class ParquetTable(Table):
                 raise self.place.conflict(self.directory) from None
         self._version = version
 
-    def _settle(self, entry: _Entry, waiting: Container[str], older: Sequence[int]) -> None:
+    def _settle(self, entry: _LogEntry, waiting: Container[str], older: Sequence[int]) -> None:
         """Move the files of the newest entry to their names; then no older entry is needed."""
         for name, final in entry.files.items():
             if name in waiting:
@@ -279,7 +279,7 @@ class ParquetTable(Table):
         # Object storage copies and deletes the file; after a crash this is done again.
         self.filesystem.move(self.uncommitted + name, final)
 
-    def committed(self, file: Added) -> str:
+    def committed(self, file: AddedFile) -> str:
         """Where in the place a file is that the last commit has."""
         if self._entry is None:
             raise PgOutputError("commit() was not called", code="unfit_input")
@@ -312,7 +312,7 @@ def _entry_name(version: int) -> str:
     return f"{_LOG}/{version:020}.json"
 
 
-def _final_name(file: Added, number: int) -> str:
+def _final_name(file: AddedFile, number: int) -> str:
     """The name by which files are in the order of the stream, and no two have the same."""
     known = json.loads(file.statistics)
     first, last = (known[of]["commit_lsn"] for of in ("minValues", "maxValues"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from .targets import Column, Gap, Held, Pause
+from .targets import Gap, Held, Pause, StoredColumn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -65,7 +65,7 @@ def held_tables(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Held, dict[st
         yield Held(
             row["relation_id"], row["schema"], row["table"], row["stored"], row["version"],
             row["lsn"], row["copy_lsn"], row["commit_time"], row["stale"],
-            tuple(Column(*one) for one in json.loads(row["columns"])),
+            tuple(StoredColumn(*one) for one in json.loads(row["columns"])),
             row.get("gap"),
             None if paused is None else Pause(paused, row["paused_since"] / 1e6),
             tuple(Gap(*one) for one in json.loads(row["gaps"])),

@@ -165,7 +165,7 @@ class RowStore:
         return RowReader(self._batches, self._ends, self._spill_file)
 
 
-class Found(NamedTuple):
+class FoundRows(NamedTuple):
     """Where rows are.
 
     Fields: size; parts (batches by number, and the rows in them); back (their order; None: the
@@ -187,7 +187,7 @@ class RowReader:
         self._contents: pa.Buffer | None = None
         self._read: dict[int, pa.RecordBatch] = {}
 
-    def find(self, numbers: Any, nulls: Any = None) -> Found:
+    def find(self, numbers: Any, nulls: Any = None) -> FoundRows:
         """Find rows.
 
         Parameters
@@ -198,7 +198,7 @@ class RowReader:
             For which of them null is taken, whatever the row has.
         """
         if not len(numbers) or (nulls is not None and nulls.all()):
-            return Found(len(numbers), [], None)
+            return FoundRows(len(numbers), [], None)
         batches = np.searchsorted(self._ends, numbers, "right")
         back = None
         if (batches[1:] < batches[:-1]).any():
@@ -217,9 +217,9 @@ class RowReader:
                 parts.append((batch, slice(int(rows[0]), int(rows[-1]) + 1)))
             else:
                 parts.append((batch, pa.array(rows, mask=nulls[start:end] if lacks else None)))
-        return Found(len(numbers), parts, None if back is None else pa.array(back))
+        return FoundRows(len(numbers), parts, None if back is None else pa.array(back))
 
-    def take(self, field: pa.Field, found: Found) -> pa.Array:
+    def take(self, field: pa.Field, found: FoundRows) -> pa.Array:
         """Return the values of a column, by its name and as its type."""
         if not found.parts:
             return pa.nulls(found.size, field.type)

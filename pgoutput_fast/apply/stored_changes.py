@@ -12,7 +12,7 @@ from ..changelog.stored import renamed, stored, stored_type
 from ..columnar.mapping import is_digits
 from ..errors import PgOutputError
 from .folding import NetChanges
-from .targets import Added, Column
+from .targets import AddedColumn, StoredColumn
 from .versions import DIGITS_KEY, Version, version_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Form(NamedTuple):
     names: dict[str, str]
 
     @classmethod
-    def of(cls, changes: pa.Schema, columns: Sequence[Column]) -> Form:
+    def of(cls, changes: pa.Schema, columns: Sequence[StoredColumn]) -> Form:
         """The form of batches, by the columns that the target has for their table."""
         known = {column.name: column.stored for column in columns}
         names = {name: known[name] for name in known if known[name] != name}
@@ -232,7 +232,7 @@ def with_added(net: NetChanges, alterations: Sequence[Alteration]) -> NetChanges
     Rows that were made in the window before a column was have in it what the catalogue says, as
     older rows do; those that the target has already get it with the column.
     """
-    added = {one.column: one.value for one in alterations if isinstance(one, Added)}
+    added = {one.column: one.value for one in alterations if isinstance(one, AddedColumn)}
     if not added:
         return net
     return net._replace(batches=lambda: (_filled(rows, added) for rows in net.batches()))

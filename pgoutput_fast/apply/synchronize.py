@@ -35,7 +35,7 @@ from .syncing import (
     Syncing,
     SyncProgress,
 )
-from .targets import PARQUET, Kept, Origin, StoppedError, Stored
+from .targets import PARQUET, Kept, StoppedError, Stored, TargetOrigin
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
@@ -430,11 +430,11 @@ def _claim_target(
 
     end: tuple[int, bool] | None = None
 
-    def asked() -> Origin:
+    def asked() -> TargetOrigin:
         nonlocal end
         with ReplicationConnection(parameters) as connection:
             end = connection.current_lsn(), connection.in_recovery
-            return Origin(connection.system_identifier, connection.database)
+            return TargetOrigin(connection.system_identifier, connection.database)
 
     view = view_of(directory) if has_begun(directory) else None
     if view is not None:

@@ -15,7 +15,7 @@ from ..changelog.known import how_to_copy
 from ..changelog.log import ChangeLog
 from ..changelog.read_plan import Position
 from ..changelog.requests import request_copy
-from ..changelog.schema_history import Entry, entries
+from ..changelog.schema_history import HistoryEntry, entries
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
 from ..names import qualified
@@ -176,7 +176,7 @@ class Syncing:
         The target's file, for which other processes may have to be waited for.
     """
 
-    _followed: tuple[Entry, int] | None = None
+    _followed: tuple[HistoryEntry, int] | None = None
     """The newest entry of the schema history that tables follow, and up to which LSN they do."""
 
     def __init__(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .folding import NetChanges
     from .outcomes import Outcome
     from .row_stores import SpillFile
-    from .targets import Alteration, ChangeWriter, Column, StateWriter, Target
+    from .targets import Alteration, ChangeWriter, StateWriter, StoredColumn, Target
     from .versions import Version
 
 
@@ -378,7 +378,7 @@ class TableWindow:
         return wants_changes, wants_rows
 
     @staticmethod
-    def _layout(schema: pa.Schema, columns: Sequence[Column]) -> _Layout:
+    def _layout(schema: pa.Schema, columns: Sequence[StoredColumn]) -> _Layout:
         return schema, Form.of(schema, columns), stored_version(schema)
 
     def _next_version(self) -> None:

@@ -26,14 +26,14 @@ TARGET_FORMAT = 4
 """Of what a target stores beside the tables."""
 
 
-class Origin(NamedTuple):
+class TargetOrigin(NamedTuple):
     """The database from which the changes in a target come."""
 
     system_identifier: str
     database: str
 
 
-class Column(NamedTuple):
+class StoredColumn(NamedTuple):
     """A column of a state table.
 
     Attributes
@@ -101,7 +101,7 @@ class Held(NamedTuple):
         change yet.
     stale : str or None
         Why the state is no longer kept up to date, until the table is copied again.
-    columns : tuple of Column
+    columns : tuple of StoredColumn
         Of the state table, in its order.
     gap : int or None
         Another program has changed the change table: its changes before this LSN may be others than
@@ -123,14 +123,14 @@ class Held(NamedTuple):
     copy_lsn: int = 0
     commit_time: int | None = None
     stale: str | None = None
-    columns: tuple[Column, ...] = ()
+    columns: tuple[StoredColumn, ...] = ()
     gap: int | None = None
     paused: Pause | None = None
     gaps: tuple[Gap, ...] = ()
     schema_lsn: int = 0
 
 
-class Added(NamedTuple):
+class AddedColumn(NamedTuple):
     """A column comes to a state table.
 
     Fields: column (its stored name), value (pyarrow.Array of length 1: what rows have that are
@@ -161,7 +161,7 @@ class Renamed(NamedTuple):
     name: str
 
 
-Alteration = Added | Retyped | Removed | Renamed
+Alteration = AddedColumn | Retyped | Removed | Renamed
 
 
 class Stored(NamedTuple):
@@ -315,7 +315,7 @@ _SUBTYPES = {oid: type_.element for type_ in BUILTIN_TYPES if type_.element
              for oid in (type_.oid, type_.array_oid)}  # fmt: skip
 
 
-def _depends(column: Column, policy: str) -> bool:
+def _depends(column: StoredColumn, policy: str) -> bool:
     """Whether values of a column depend on a policy; those of users' types may."""
     oid = column.type_id
     if policy == "numeric" and oid == _NUMERIC:
@@ -495,7 +495,7 @@ class Target(Protocol):
             Another one writes it.
         """
 
-    def open(self, origin: Origin) -> Stored:
+    def open(self, origin: TargetOrigin) -> Stored:
         """Find out what is there; a new target is made. It is claimed.
 
         Raises
@@ -504,7 +504,7 @@ class Target(Protocol):
             It is something else's, or has tables of another database; or another process writes it.
         """
 
-    def peek(self, origin: Origin) -> Stored:
+    def peek(self, origin: TargetOrigin) -> Stored:
         """Find out what is there, without making or claiming anything.
 
         Raises

@@ -30,9 +30,9 @@ from ..types import TypeRegistry
 from .copies import Tables
 from .fitting import Fitting, Types, columns_of
 from .schema_history import (
-    Change,
-    Entry,
-    Stored,
+    HistoryEntry,
+    SchemaChange,
+    StoredHistory,
     change_lsns,
     confirmed,
     entries,
@@ -67,12 +67,12 @@ def __dir__() -> list[str]:
 
 # A sync looks at the history again each second, and few entries are new then.
 @functools.lru_cache(8)
-def _entry(directory: Path, entry: Entry, _: tuple[int, int]) -> Stored:
+def _entry(directory: Path, entry: HistoryEntry, _: tuple[int, int]) -> StoredHistory:
     return read_entry(directory, entry)
 
 
 @functools.lru_cache(8)
-def _tables(directory: Path, entry: Entry, file: tuple[int, int]) -> Catalog:
+def _tables(directory: Path, entry: HistoryEntry, file: tuple[int, int]) -> Catalog:
     return Catalog.from_json(json.dumps(_entry(directory, entry, file).tables))
 
 
@@ -116,7 +116,7 @@ class TablesAt(NamedTuple):
     start: int
 
 
-class Place(NamedTuple):
+class HistoryPlace(NamedTuple):
     """Where in the history a change lies.
 
     Attributes
@@ -148,8 +148,8 @@ class _Boundary(NamedTuple):
 
     lower: int
     upper: int
-    older: Entry
-    newer: Entry
+    older: HistoryEntry
+    newer: HistoryEntry
 
 
 class History:
@@ -182,9 +182,9 @@ class History:
         since = seen.messages_since
         self._since = _END if since is None else parse_lsn(since)
         self.is_empty = not self._entries
-        self._read: dict[Entry, Stored] = {}
-        self._catalogs: dict[Entry, Catalog] = {}
-        self._types: dict[tuple[Place, HistoryPolicy], Types] = {}
+        self._read: dict[HistoryEntry, StoredHistory] = {}
+        self._catalogs: dict[HistoryEntry, Catalog] = {}
+        self._types: dict[tuple[HistoryPlace, HistoryPolicy], Types] = {}
         self._copied: dict[tuple[int, int], TypeRegistry | None] = {}
         self._tables: dict[int, TableState] = {}
         if self._entries:
@@ -262,7 +262,7 @@ class History:
                 return
             yield table
 
-    def _place_of(self, lsn: int) -> Place:
+    def _place_of(self, lsn: int) -> HistoryPlace:
         """The place of a transaction, at its end."""
         import numpy as np
 
@@ -276,23 +276,23 @@ class History:
                 hint="Give a registry",
             )
         one = np.array([lsn], np.uint64)
-        return Place(*self.places(one, one)[:, 0].tolist())
+        return HistoryPlace(*self.places(one, one)[:, 0].tolist())
 
-    def _entry(self, number: int) -> Entry:
+    def _entry(self, number: int) -> HistoryEntry:
         """An entry by its number from 1: the first one also before it, the last one behind it."""
         return self._entries[min(max(number - 1, 0), len(self._entries) - 1)]
 
-    def span(self, place: Place) -> tuple[int, int]:
+    def span(self, place: HistoryPlace) -> tuple[int, int]:
         """The LSNs between which the catalogue changed at an uncertain place."""
         return self._boundaries[place.older].lower, self._boundaries[place.newer - 1].upper
 
-    def _stored(self, entry: Entry) -> Stored:
+    def _stored(self, entry: HistoryEntry) -> StoredHistory:
         found = self._read.get(entry)
         if found is None:
             found = self._read[entry] = _entry(*self._file(entry))
         return found
 
-    def _file(self, entry: Entry) -> tuple[Path, Entry, tuple[int, int]]:
+    def _file(self, entry: HistoryEntry) -> tuple[Path, HistoryEntry, tuple[int, int]]:
         """Return where an entry is, and what tells whether its file was written again."""
         try:
             found = (HISTORY.path(self._directory) / entry.name).stat()
@@ -300,14 +300,14 @@ class History:
             return self._directory, entry, (0, 0)  # reading it says what is wrong
         return self._directory, entry, (found.st_ino, found.st_mtime_ns)
 
-    def _catalog(self, entry: Entry) -> Catalog:
+    def _catalog(self, entry: HistoryEntry) -> Catalog:
         """The tables of an entry. With thousands of columns it takes long to make them of JSON."""
         found = self._catalogs.get(entry)
         if found is None:
             found = self._catalogs[entry] = _tables(*self._file(entry))
         return found
 
-    def types(self, place: Place, policy: HistoryPolicy) -> Types:
+    def types(self, place: HistoryPlace, policy: HistoryPolicy) -> Types:
         """The types of a place, those of two entries taken together.
 
         Where the entries differ, the registry has the older or the newer form, as is known of the
@@ -333,7 +333,7 @@ class History:
         found = self._types[place, policy] = Types(registry, uncertain)
         return found
 
-    def states(self, place: Place) -> tuple[Types, Types] | None:
+    def states(self, place: HistoryPlace) -> tuple[Types, Types] | None:
         """The types before and after the change at an uncertain place; None if more are possible.
 
         Between reads that saw no change, what a type has become is not known. Between several that
@@ -347,7 +347,7 @@ class History:
             return None
         return self.types(place, "older"), self.types(place, "newer")
 
-    def _decided(self, place: Place, differing: Iterable[int]) -> tuple[set[int], set[int]]:
+    def _decided(self, place: HistoryPlace, differing: Iterable[int]) -> tuple[set[int], set[int]]:
         """Those types of which messages tell that they had not been altered yet, or had been."""
         boundary = self._boundaries[place.older]
         changes = self._changes_of(boundary)
@@ -369,7 +369,7 @@ class History:
                 after.add(oid)
         return before, after
 
-    def _differing(self, older: Entry, newer: Entry) -> dict[int, str]:
+    def _differing(self, older: HistoryEntry, newer: HistoryEntry) -> dict[int, str]:
         """The types whose values two entries decode differently."""
         before = self._stored(older).registry.catalog
         after = self._stored(newer).registry.catalog
@@ -420,7 +420,7 @@ class History:
         Returns
         -------
         int64[5, n]
-            The fields of `Place`.
+            The fields of `HistoryPlace`.
         """
         import numpy as np
 
@@ -449,8 +449,8 @@ class History:
     def _states(self, boundary: _Boundary, lsns: Any, commit_lsns: Any) -> tuple[Any, Any]:
         """For each change, whether it lies before or behind a boundary, or that is uncertain.
 
-        The second value has the fields `applied`, `own` and `state` of `Place`; None without the
-        event trigger.
+        The second value has the fields `applied`, `own` and `state` of `HistoryPlace`; None without
+        the event trigger.
         """
         import numpy as np
 
@@ -482,7 +482,7 @@ class History:
                 is_old |= True
         return np.where(is_old, _OLD, np.where(is_new, _NEW, _UNCERTAIN)), detail
 
-    def _changes_of(self, boundary: _Boundary) -> list[tuple[int, Change]]:
+    def _changes_of(self, boundary: _Boundary) -> list[tuple[int, SchemaChange]]:
         """The transactions that may have changed what differs at a boundary."""
         found = [
             (lsn, read_change(self._directory, lsn))
@@ -543,7 +543,7 @@ class HistoryFollower:
         self.registry = TypeRegistry()
         self._types: dict[int, tuple[int, ...]] = {}  # of the columns of each relation
         self._announced: dict[bytes, bytes] = {}  # the newest Relations and Types
-        self._place = Place(0, 0, -1, -1, _OLD)
+        self._place = HistoryPlace(0, 0, -1, -1, _OLD)
         self._found = Types(self.registry, {})
 
     def parts(
@@ -589,7 +589,7 @@ class HistoryFollower:
         cuts = (np.flatnonzero((places[:, 1:] != places[:, :-1]).any(axis=0)) + 1).tolist()
         starts = [0, *rows[cuts].tolist()]
         for begin, end, first in zip(starts, [*starts[1:], len(tags)], [0, *cuts], strict=True):
-            self._place = Place(*places[:, first].tolist())
+            self._place = HistoryPlace(*places[:, first].tolist())
             found = self._history.types(self._place, self._policy)
             states = self._history.states(self._place) if found.uncertain else None
             if states is None or number_of(path) is not None:  # all files of a copy have one form
@@ -609,7 +609,7 @@ class HistoryFollower:
         import numpy as np
 
         lsns = np.array([commit_lsn], np.uint64)
-        self._place = Place(*self._history.places(lsns, lsns)[:, 0].tolist())
+        self._place = HistoryPlace(*self._history.places(lsns, lsns)[:, 0].tolist())
         self._take(self._history.types(self._place, self._policy))
 
     def _take(self, found: Types) -> None:

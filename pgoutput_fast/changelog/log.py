@@ -40,8 +40,8 @@ class ChangeLog:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        self._view = _Kept(self.directory, (SEGMENTS, TABLES, SNAPSHOTS), view_of)
-        self._history = _Kept(self.directory, (SEGMENTS, HISTORY), _history_of)
+        self._view = _Cached(self.directory, (SEGMENTS, TABLES, SNAPSHOTS), view_of)
+        self._history = _Cached(self.directory, (SEGMENTS, HISTORY), _history_of)
 
     def view(self) -> View:
         """Return what there is to read now.
@@ -65,7 +65,7 @@ class ChangeLog:
         return self._history.get()
 
 
-class _Kept(Generic[_T]):
+class _Cached(Generic[_T]):
     """What was made of a directory, as long as none of some folders changes."""
 
     def __init__(

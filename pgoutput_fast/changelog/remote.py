@@ -74,7 +74,7 @@ class RemoteError(PgOutputError):
         self.passes = passes
 
 
-class Place(NamedTuple):
+class RemotePlace(NamedTuple):
     """Where objects are.
 
     Fields: bucket, prefix (without slashes around it), endpoint (a URL, or None: AWS).
@@ -90,7 +90,7 @@ class Place(NamedTuple):
         return f"s3://{self.bucket}/{self.prefix}"
 
 
-def parse_place(url: str, endpoint: str | None = None) -> Place:
+def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
     """Read a URL ``s3://bucket/prefix``, and the endpoint of the storage.
 
     Parameters
@@ -137,7 +137,7 @@ def parse_place(url: str, endpoint: str | None = None) -> Place:
                 code="bad_option",
                 hint="Give http://host:port or https://host",
             )
-    return Place(bucket, prefix, endpoint.removesuffix("/") or None)
+    return RemotePlace(bucket, prefix, endpoint.removesuffix("/") or None)
 
 
 def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
@@ -201,7 +201,7 @@ class Remote:
 
     Parameters
     ----------
-    place : Place
+    place : RemotePlace
 
     Raises
     ------
@@ -209,7 +209,7 @@ class Remote:
         pyarrow is not installed, or was built without S3.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RemotePlace) -> None:
         self.url = place.url
         self._bucket = place.bucket
         self._root = f"{place.bucket}/{place.prefix}"

@@ -91,7 +91,7 @@ class CatalogRead(NamedTuple):
         return Mark(format_lsn(self.before), tuple(sorted(self.unsure)), self.trigger)
 
 
-class Entry(NamedTuple):
+class HistoryEntry(NamedTuple):
     """One state of the catalogue, as the name of its file tells of it.
 
     Attributes
@@ -112,7 +112,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredHistory:
     """The content of an entry's file.
 
     Attributes
@@ -158,7 +158,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Change:
+class SchemaChange:
     """A transaction in the stream that changed the catalogue, as the event trigger told.
 
     Attributes
@@ -175,7 +175,7 @@ class Change:
     format_version: int = FORMAT_VERSION
 
 
-def entries(directory: Path) -> list[Entry]:
+def entries(directory: Path) -> list[HistoryEntry]:
     """The entries of a directory of segments, oldest first.
 
     Raises
@@ -186,7 +186,7 @@ def entries(directory: Path) -> list[Entry]:
     found = map(HISTORY.match, _names(directory))
     return sorted(
         (
-            Entry(int(one["lower"], 16), int(one["start"], 16))
+            HistoryEntry(int(one["lower"], 16), int(one["start"], 16))
             for one in found
             if one and one["start"]
         ),
@@ -216,7 +216,7 @@ def _names(directory: Path) -> list[str]:
         ) from error
 
 
-def read_entry(directory: Path, entry: Entry) -> Stored:
+def read_entry(directory: Path, entry: HistoryEntry) -> StoredHistory:
     """The content of an entry.
 
     Raises
@@ -224,13 +224,13 @@ def read_entry(directory: Path, entry: Entry) -> Stored:
     PgOutputError
         The file can't be read, or is of a newer format version.
     """
-    stored: Stored = _read(HISTORY.path(directory) / entry.name, Stored)
+    stored: StoredHistory = _read(HISTORY.path(directory) / entry.name, StoredHistory)
     return stored
 
 
-def read_change(directory: Path, commit_lsn: int) -> Change:
+def read_change(directory: Path, commit_lsn: int) -> SchemaChange:
     """What a transaction changed; errors are those of `read_entry`."""
-    change: Change = _read(_change_path(directory, commit_lsn), Change)
+    change: SchemaChange = _read(_change_path(directory, commit_lsn), SchemaChange)
     return change
 
 
@@ -263,7 +263,7 @@ def _change_path(directory: Path, commit_lsn: int) -> Path:
     return HISTORY.path(directory) / f"{commit_lsn:016X}.ddl.json"
 
 
-def _write(directory: Path, name: str, content: Stored | Seen | Change) -> None:
+def _write(directory: Path, name: str, content: StoredHistory | Seen | SchemaChange) -> None:
     path = HISTORY.path(directory)
     try:
         HISTORY.make(directory)
@@ -301,7 +301,7 @@ class HistoryWriter:
         if messages_from is not None:
             self._since = seen.messages_since or format_lsn(messages_from)
         self._newest = max(entries(directory), key=lambda one: one.start, default=None)
-        self._stored: Stored | None = None
+        self._stored: StoredHistory | None = None
         self._marks: tuple[Mark, ...] = ()
         if self._newest is not None:
             self._stored = read_entry(directory, self._newest)
@@ -312,7 +312,7 @@ class HistoryWriter:
                 self._marks = _without_trigger(self._marks)
         # The transaction in which a frame was that came last, and what it has changed so far.
         self._commit_lsn = 0
-        self._change: Change | None = None
+        self._change: SchemaChange | None = None
         if seen.messages_since != self._since:
             self._store()
 
@@ -361,8 +361,8 @@ class HistoryWriter:
             last = self._last_true(self._newest, read)
             lower, exact = last.position, last.trigger and read.trigger
             start = max(start, self._newest.start + 1)
-        self._newest = Entry(lower, start)
-        self._stored = Stored(FORMAT_VERSION, exact, mark, types, tables)
+        self._newest = HistoryEntry(lower, start)
+        self._stored = StoredHistory(FORMAT_VERSION, exact, mark, types, tables)
         self._store_entry()
         self._marks = ()
         self._take(mark)
@@ -380,7 +380,7 @@ class HistoryWriter:
         self._marks = (*kept[: _MOST_MARKS - 1], mark)
         self._store()
 
-    def _last_true(self, newest: Entry, read: CatalogRead) -> Mark:
+    def _last_true(self, newest: HistoryEntry, read: CatalogRead) -> Mark:
         """Where the newest entry was last true, now that another state was read.
 
         A transaction that has not ended yet is not the one that altered anything.
@@ -427,13 +427,13 @@ class HistoryWriter:
                 changed = self._change = _changed(self._change, message.lsn, message.content)
         self._record(changed)
 
-    def _record(self, change: Change | None) -> None:
+    def _record(self, change: SchemaChange | None) -> None:
         if change is not None:
             name = _change_path(self._directory, self._commit_lsn).name
             _write(self._directory, name, change)
 
 
-def _changed(change: Change | None, lsn: int, content: bytes) -> Change:
+def _changed(change: SchemaChange | None, lsn: int, content: bytes) -> SchemaChange:
     """What a transaction has changed, with one more message of the event trigger."""
     types: set[int] | None = None
     try:
@@ -449,7 +449,7 @@ def _changed(change: Change | None, lsn: int, content: bytes) -> Change:
         types = None
     here = format_lsn(lsn)
     first = here if change is None else change.first
-    return Change(first, here, None if types is None else tuple(sorted(types)))
+    return SchemaChange(first, here, None if types is None else tuple(sorted(types)))
 
 
 def _without_trigger(marks: Iterable[Mark]) -> tuple[Mark, ...]:

@@ -33,7 +33,7 @@ _View = TypeVar("_View")
 _log = logging.getLogger(__name__)
 
 
-class View(Protocol):
+class NumbersView(Protocol):
     """Shows the numbers of a capture. It is given them often, and decides when to show them."""
 
     def show(self, figures: Figures) -> None:

@@ -157,7 +157,7 @@ def running_engine(
     # Spark's own handler would end a job in the middle of a window.
     interrupted = signal.getsignal(signal.SIGINT)
     given = (master, f"pgoutput-fast {name}", {**_CONFIGURATION, **conf})
-    output = _Output()
+    output = _JavaOutput()
     root = logging.getLogger()
     root.addFilter(_is_not_of_py4j)
     try:
@@ -212,7 +212,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return record.module != "java_gateway"
 
 
-class _Output:
+class _JavaOutput:
     """What Spark's Java prints: nothing of its start if that goes well, then records of the log.
 
     Attributes

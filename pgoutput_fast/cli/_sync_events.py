@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..apply.syncing import SyncProgress
-    from ..apply.targets import Column, Held
+    from ..apply.targets import Held, StoredColumn
 
 
 class TableEvent(NamedTuple):
@@ -57,7 +57,7 @@ def _texts(old: Held, new: Held, name_before: str, name: str) -> Iterator[str]:
         )
 
 
-def _columns(old: Sequence[Column], new: Sequence[Column]) -> Iterator[str]:
+def _columns(old: Sequence[StoredColumn], new: Sequence[StoredColumn]) -> Iterator[str]:
     before = {one.name: one for one in old}
     names = {one.name for one in new}
     # By the number of a column on the server: what is gone under its old name is renamed.

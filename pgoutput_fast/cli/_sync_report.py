@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..watching.sync_figures import SyncFigures
 
 
-class TableEvent(NamedTuple):
+class ReportedEvent(NamedTuple):
     """Something that happened to a table. Fields: time (seconds since 1970), table, text."""
 
     time: float
@@ -64,7 +64,7 @@ class SyncReport(NamedTuple):
     begun: float
     made: float
     figures: SyncFigures | None
-    events: list[TableEvent]
+    events: list[ReportedEvent]
     windows: list[Written]
     is_over: bool
     error: str | None = None
@@ -238,7 +238,7 @@ def _chart(windows: Sequence[Written]) -> str:
     )
 
 
-def _events(events: Sequence[TableEvent]) -> str:
+def _events(events: Sequence[ReportedEvent]) -> str:
     if not events:
         return "<p>Nothing but changes came.</p>"
     return html.table(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..replication import CaptureProgress
     from ..watching.figures import Figures
     from ..watching.metrics import Collector
-    from ._live import View
+    from ._live import NumbersView
     from ._service import Service
     from ._systemd import Notifier
 
@@ -45,12 +45,12 @@ class _CaptureWatcher:
 
     Parameters
     ----------
-    view : View
+    view : NumbersView
     notifier : Notifier
     position : PositionWatch
     """
 
-    def __init__(self, view: View, notifier: Notifier, position: PositionWatch) -> None:
+    def __init__(self, view: NumbersView, notifier: Notifier, position: PositionWatch) -> None:
         self._view = view
         self._notifier = notifier
         self._position = position
@@ -151,7 +151,7 @@ def command(
     except PgOutputError as error:
         raise click.UsageError(text_by(context.command, error)) from None
 
-    def run(view: View, service: Service) -> int:
+    def run(view: NumbersView, service: Service) -> int:
         parameters = ConnectionParameters(given_dsn(context, dsn, dsn_file, _log.warning))
         service.hide_secrets(parameters)
         source = Slot(parameters, slot, publications, directory, until)
@@ -170,7 +170,7 @@ class Slot(NamedTuple):
     until: int | Literal["now"] | None
 
 
-def _run(source: Slot, options: CaptureOptions, view: View, service: Service) -> int:
+def _run(source: Slot, options: CaptureOptions, view: NumbersView, service: Service) -> int:
     """Capture, and return the exit code."""
     parameters, slot, publications, directory, until = source
     stop, notifier = service.stop, service.notifier

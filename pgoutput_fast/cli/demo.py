@@ -30,7 +30,7 @@ _CHANGES = {"spark": 500_000, "local": 20_000}
 _LINES = 1.5  # seconds between two lines where there is no terminal
 
 
-class _Lines(DemoProgress):
+class _PhaseLines(DemoProgress):
     """Lines about what is being done, one every so many seconds, for as long as the block takes."""
 
     def __init__(self, console: Console) -> None:
@@ -175,7 +175,7 @@ def _demo(engine: str, changes: int, out: Path | None, report: Path) -> int:
 
     console = Console()
     with _directory(out) as directory:
-        with _Lines(console) as progress:
+        with _PhaseLines(console) as progress:
             result = run(changes, directory=directory, engine=engine, progress=progress)
         write_page(make_report(result), report)
     console.print(_table(result))

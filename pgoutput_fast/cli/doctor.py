@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ..doctor import Finding, Report
+    from ..doctor import DoctorReport, Finding
     from ._style import Paint
 
 _HEADINGS = {"error": "Errors", "warning": "Warnings", "info": "Worth knowing"}
@@ -67,7 +67,7 @@ def command(
     return 1 if failed else 0
 
 
-def _lines(report: Report, paint: Paint) -> Iterator[str]:
+def _lines(report: DoctorReport, paint: Paint) -> Iterator[str]:
     number = report.server_version
     counts = [
         f"{(count := len(report.of_level(level)))} {word}{'' if count == 1 else 's'}"

@@ -28,7 +28,7 @@ from ._service import STATUS_INTERVAL, ServiceOptions, checked_until, serve
 from ._spark_engine import SparkOptions, check_options, running_engine, spark_options
 from ._sync_events import table_events
 from ._sync_plan import SyncCall, call_of, print_plan
-from ._sync_report import SyncReport, TableEvent, Written, make_report
+from ._sync_report import ReportedEvent, SyncReport, Written, make_report
 from ._sync_views import SyncLiveView, SyncLogView, not_kept_text, sync_status
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class _SyncWatcher:
         self._progress: SyncProgress | None = None
         self._next_status = 0.0
         self.begun = time.time()
-        self.events: deque[TableEvent] = deque(maxlen=_EVENTS)
+        self.events: deque[ReportedEvent] = deque(maxlen=_EVENTS)
         self.windows: deque[Written] = deque(maxlen=_WINDOWS)
         self.on_progress: Callable[[SyncFigures], None] = lambda _: None
 
@@ -130,15 +130,17 @@ class _SyncWatcher:
             self.windows.append(Written(time.time(), changes, progress.write_seconds))
         for table, text in table_events(before, progress):
             _log.info("%s %s", table, text, extra={"event": "table", "numbers": {"table": table}})
-            self.events.append(TableEvent(time.time(), table, text))
+            self.events.append(ReportedEvent(time.time(), table, text))
         for table, why in progress.stale.items():
             if before.stale.get(table) != why:
-                self.events.append(TableEvent(time.time(), table, f"is not kept up to date: {why}"))
+                self.events.append(
+                    ReportedEvent(time.time(), table, f"is not kept up to date: {why}")
+                )
         for table, why in progress.paused.items():
             if before.paused.get(table) != why:
-                self.events.append(TableEvent(time.time(), table, f"is paused: {why}"))
+                self.events.append(ReportedEvent(time.time(), table, f"is paused: {why}"))
         for table in before.paused.keys() - progress.paused.keys():
-            self.events.append(TableEvent(time.time(), table, "is not paused any more"))
+            self.events.append(ReportedEvent(time.time(), table, "is not paused any more"))
 
     def end(self, progress: SyncProgress) -> SyncFigures:
         """Show the numbers of the end."""
@@ -346,7 +348,7 @@ class _Reporting:
         if isinstance(error, PgOutputError):
             text = error.text(self._formatter.name_option)
         self._watcher.events.append(
-            TableEvent(time.time(), "", f"the sync ended by an error: {text}")
+            ReportedEvent(time.time(), "", f"the sync ended by an error: {text}")
         )
         with contextlib.suppress(PgOutputError):
             self.write(

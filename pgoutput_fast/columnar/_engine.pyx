@@ -43,7 +43,7 @@ cdef enum:
 
 
 @cython.final
-cdef class Engine(Reader):
+cdef class ColumnEngine(Reader):
     """Decodes frames into rows of Arrow columns, for :class:`pgoutput_fast.ColumnarDecoder`.
 
     Parameters

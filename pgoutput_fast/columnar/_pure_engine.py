@@ -56,7 +56,7 @@ _COMMIT_TIME = offset_of("B", "commit_time")
 _GREATEST_TIME = 0x7FFFFFFFFFFFFFFF - EPOCH_SHIFT
 
 
-class Engine:
+class ColumnEngine:
     """Decodes frames into rows of Arrow columns, for :class:`pgoutput_fast.ColumnarDecoder`.
 
     Parameters
@@ -227,7 +227,7 @@ class Engine:
             state.row += 1
             self._at += 1
             return
-        taken = _Taken(relation, frame)
+        taken = _TakenRow(relation, frame)
         old_kind = None if isinstance(row, Insert) else row.old_kind
         before = after = None
         try:
@@ -397,7 +397,7 @@ class _OtherForm(Exception):
     """A value is in text format and those before it in its column in binary, or vice versa."""
 
 
-class _Taken:
+class _TakenRow:
     """The converted values of one row, and what the relation has to note of them."""
 
     def __init__(self, relation: RelationRows, frame: bytes) -> None:

@@ -355,7 +355,7 @@ class ColumnarDecoder:
 
     def _start(self, state: StreamState, options: DecoderOptions) -> None:
         self._options = options
-        self._engine = twin("columnar._engine").Engine(state, options)
+        self._engine = twin("columnar._engine").ColumnEngine(state, options)
         self._call: object = None  # stands for the call of decode() that is not yet complete
         # Only the thread that holds the lock uses the engine. The frames may come from a generator
         # that asks for the decoder's state, so the lock is re-entrant. But while the engine runs,

@@ -102,7 +102,7 @@ def walk(frame: bytes, position: int, count: int) -> list[int]:
     return positions
 
 
-class _Row:
+class _RowMessage:
     """Base class of Insert, Update and Delete: the frame, and the positions of its columns."""
 
     __slots__ = ("_frame", "_in_stream", "_new", "_old", "_plan")
@@ -175,7 +175,7 @@ class _Row:
         return describe(self, self.tag)
 
 
-class Insert(_Row):
+class Insert(_RowMessage):
     """An inserted row.
 
     Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the
@@ -194,7 +194,7 @@ class Insert(_Row):
         return make_tuple(self, self._new)
 
 
-class Update(_Row):
+class Update(_RowMessage):
     """An updated row.
 
     Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the
@@ -224,7 +224,7 @@ class Update(_Row):
         return make_tuple(self, self._new)
 
 
-class Delete(_Row):
+class Delete(_RowMessage):
     """A deleted row.
 
     Fields in wire order: xid (only inside stream chunks, else None), relation_id (the OID of the

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TEXTUAL = frozenset({"text", "json", "jsonb", "other"})  # codecs of text in the session's encoding
 
 
-class _Positions(dict[str, int]):
+class _ColumnNumbers(dict[str, int]):
     """Position by name; a KeyError says which names there are."""
 
     __slots__ = ("_relation",)
@@ -89,7 +89,7 @@ class RelationPlan:
         self.settings = settings
         self.width = len(columns)
         self.names = tuple(column.name for column in columns)
-        self.positions = _Positions(relation)
+        self.positions = _ColumnNumbers(relation)
         self.is_key = tuple(column.is_key for column in columns)
         self._column_types: tuple[ColumnType, ...] | None = None
         self._version = 0  # of the registry, when the column types were found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from .. import connections as _connections  # noqa: F401 - it says which extra is missing
 from .examination import examine
-from .findings import LEVELS, Finding, Report
+from .findings import LEVELS, DoctorReport, Finding
 from .kinds import KINDS, Kind, Level
 
-__all__ = ["KINDS", "LEVELS", "Finding", "Kind", "Level", "Report", "examine"]
+__all__ = ["KINDS", "LEVELS", "DoctorReport", "Finding", "Kind", "Level", "examine"]

@@ -16,7 +16,7 @@ from . import _check_slots as slot_checks
 from . import _check_tables as table_checks
 from ._examined import Examined
 from ._published_tables import ExaminedPublications
-from .findings import LEVELS, Finding, Report
+from .findings import LEVELS, DoctorReport, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +58,7 @@ def examine(
     dsn: str | None = None,
     publications: Sequence[str] | None = None,
     slot: str | None = None,
-) -> Report:
+) -> DoctorReport:
     """Check whether a server and its tables are ready for a capture.
 
     The check changes nothing, and makes no slot. If the role may not read something, that is a
@@ -108,7 +108,7 @@ def examine(
         check("publications", read_publications)
         for what, of_publications in _OF_PUBLICATIONS if published else ():
             check(what, of_publications, server, published[0])
-    return Report(
+    return DoctorReport(
         server.version,
         server.role.database,
         server.role.name,
@@ -152,11 +152,11 @@ def _checked(
     return found
 
 
-def _too_old(connection: psycopg.Connection[tuple[object, ...]], slot: str | None) -> Report:
+def _too_old(connection: psycopg.Connection[tuple[object, ...]], slot: str | None) -> DoctorReport:
     number, info = connection.info.server_version, connection.info
     found = Finding(
         "server-too-old",
         f"the server is PostgreSQL {number // 10000}.{number // 100 % 100}",
         advice="update to a newer version",
     )
-    return Report(number, info.dbname, info.user, (), slot, (found,))
+    return DoctorReport(number, info.dbname, info.user, (), slot, (found,))

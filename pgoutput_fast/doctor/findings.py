@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """What an examination found.
 
     Attributes

@@ -85,7 +85,7 @@ def encode_fields(tag: str, encoding: str = "utf-8", /, **fields: Any) -> bytes:
         raise PgOutputError(
             f"there is no message with the tag {tag!r}, only {' '.join(TAGS)}", code="unfit_input"
         )
-    writer = _Writer(tag, encoding, fields)
+    writer = _FrameWriter(tag, encoding, fields)
     parts = [tag.encode("ascii")]
     for name, kind in LAYOUTS[tag]:
         write = getattr(writer, _TUPLE_KINDS.get(kind, kind))
@@ -127,7 +127,7 @@ _TUPLE_KINDS = {"N": "new_tuple", "K or O": "old_tuple", "optional K or O": "opt
 """The kinds of fields in `LAYOUTS` that are no identifiers → the methods that write them."""
 
 
-class _Writer:
+class _FrameWriter:
     """The fields of a frame, with a method for each kind of field that returns its bytes.
 
     :class:`.wire.Cursor` has the methods of the same names that read the fields.

@@ -135,7 +135,7 @@ def _goes_on(before: object, now: list[str]) -> bool:
     return any(one in before for one in now)
 
 
-class _Type(NamedTuple):
+class _TypeRow(NamedTuple):
     namespace: str
     name: str
     kind: str
@@ -204,7 +204,7 @@ def read_published(
     """
     found = Publications(connection, publications)
     published = found.published()
-    catalog = _Catalog(connection, found, published)
+    catalog = _CatalogRows(connection, found, published)
     return [catalog.table(one, binary=binary) for one in published]
 
 
@@ -246,7 +246,7 @@ def read_members(
     return members, frozenset(found.tables)
 
 
-class _Catalog:
+class _CatalogRows:
     """The columns, keys and types of published tables and of their leaves."""
 
     def __init__(
@@ -265,7 +265,8 @@ class _Catalog:
         types = {one.type_id for columns in self._columns.values() for one in columns}
         multirange = "r.rngmultitypid" if version >= 140000 else "0"
         self._types = {
-            oid: _Type(*row) for oid, *row in self._ask(_TYPES, list(types), multirange=multirange)
+            oid: _TypeRow(*row)
+            for oid, *row in self._ask(_TYPES, list(types), multirange=multirange)
         }
 
     def _ask(self, query: str, *parameters: object, **parts: str) -> Any:
@@ -337,7 +338,7 @@ def _sent_namespace(namespace: str) -> str:
     return "" if namespace == _PG_CATALOG else namespace
 
 
-def _has_send(types: Mapping[int, _Type], oid: int, seen: set[int]) -> bool:
+def _has_send(types: Mapping[int, _TypeRow], oid: int, seen: set[int]) -> bool:
     """Whether a type, and each type in its values, has a send function."""
     if oid in seen:
         return True

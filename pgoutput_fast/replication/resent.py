@@ -70,7 +70,7 @@ class _ResentCommit(NamedTuple):
     xid: int
 
 
-class _Found(NamedTuple):
+class _FoundTransaction(NamedTuple):
     """A transaction, in the directory or on the server."""
 
     commit: _ResentCommit
@@ -87,7 +87,7 @@ class _Resending(NamedTuple):
     directory: Path
 
 
-class _Stretch(NamedTuple):
+class _CapturedStretch(NamedTuple):
     """A part of a directory that came with the same publications and options."""
 
     begin: int
@@ -142,7 +142,7 @@ def check_resent(
         # Some were merged since, or deleted: list them again.
 
 
-def _compare(resending: _Resending, stretches: Iterator[_Stretch]) -> None:
+def _compare(resending: _Resending, stretches: Iterator[_CapturedStretch]) -> None:
     """Compare stretches from the last one on, until there is a transaction that is the same.
 
     Raises
@@ -168,26 +168,26 @@ def _compare(resending: _Resending, stretches: Iterator[_Stretch]) -> None:
 
 def _stretches(
     directory: Path, segments: list[Segment], begin: int, position: int
-) -> Iterator[_Stretch]:
+) -> Iterator[_CapturedStretch]:
     """What is between two LSNs, from the end on."""
     last = max([begin, *(segment.end_lsn for segment in segments[-1:])])
     stored = stored_metadata(directory)
     if last < position and stored is not None:
-        yield _Stretch(max(last, asked_since(directory)), position, stored, [])
+        yield _CapturedStretch(max(last, asked_since(directory)), position, stored, [])
     end, before = last, None
     found: list[Segment] = []
     for segment in reversed(segments):
         with SegmentReader(segment.path) as reader:
             metadata = reader.metadata
         if before is not None and metadata.asked != before.asked:
-            yield _Stretch(segment.end_lsn, end, before, found)
+            yield _CapturedStretch(segment.end_lsn, end, before, found)
             end, found = segment.end_lsn, []
         found, before = [segment, *found], metadata
     if before is not None:
-        yield _Stretch(begin, end, before, found)
+        yield _CapturedStretch(begin, end, before, found)
 
 
-def _is_same(resending: _Resending, stretch: _Stretch) -> bool:
+def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
     """Whether the last transaction of a stretch is the same here and there; False: it has none.
 
     If it is, what comes before it was the same too, whatever a publication made of it meanwhile.
@@ -224,13 +224,13 @@ def _is_same(resending: _Resending, stretch: _Stretch) -> bool:
     )
 
 
-def _held(stretch: _Stretch) -> Iterator[_Found]:
+def _held(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
     """The transactions that a directory has."""
     for commit, parts in itertools.groupby(_held_parts(stretch), key=lambda part: part.commit):
-        yield _Found(commit, True, any(part.has_changes for part in parts))
+        yield _FoundTransaction(commit, True, any(part.has_changes for part in parts))
 
 
-def _held_parts(stretch: _Stretch) -> Iterator[_Found]:
+def _held_parts(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
     """The same, with one that is in several record batches as often."""
     import numpy as np
 
@@ -250,11 +250,13 @@ def _held_parts(stretch: _Stretch) -> Iterator[_Found]:
                     changes.tolist(), strict=True,
                 ):  # fmt: skip
                     if lsn >= stretch.begin:
-                        yield _Found(_ResentCommit(lsn, time, xid), True, has_changes)
+                        yield _FoundTransaction(_ResentCommit(lsn, time, xid), True, has_changes)
 
 
 @contextlib.contextmanager
-def _resent(resending: _Resending, stretch: _Stretch) -> Iterator[Iterator[_Found]]:
+def _resent(
+    resending: _Resending, stretch: _CapturedStretch
+) -> Iterator[Iterator[_FoundTransaction]]:
     """The transactions that the server would send again."""
     connection, slot = resending.connection, resending.slot
     # The function gives no transaction in parts. From a slot that is marked so, the changes of a
@@ -282,9 +284,13 @@ def _resent(resending: _Resending, stretch: _Stretch) -> Iterator[Iterator[_Foun
             connection.query("ROLLBACK")
 
 
-def _fetched(connection: ReplicationConnection, stretch: _Stretch) -> Iterator[_Found]:
+def _fetched(
+    connection: ReplicationConnection, stretch: _CapturedStretch
+) -> Iterator[_FoundTransaction]:
     while rows := connection.query(f"FETCH {_FETCHED} FROM resent", waits=True):
         for xid, found, has_changes in rows:
             lsn, time = struct.unpack(">Qq", bytes.fromhex(str(found)))
             if stretch.begin <= lsn < stretch.end:
-                yield _Found(_ResentCommit(lsn, time, int(str(xid))), False, has_changes is True)
+                yield _FoundTransaction(
+                    _ResentCommit(lsn, time, int(str(xid))), False, has_changes is True
+                )

@@ -121,7 +121,7 @@ class Upkeep:
         self._take_requests()
         self._watch = Watch(target.members, _WATCH_INTERVAL) if self._copies else None
         self._merger = (
-            _Merger(self._directory, options.segment_bytes, write_options(target.compression))
+            _MergeThread(self._directory, options.segment_bytes, write_options(target.compression))
             if options.merge
             else None
         )
@@ -496,7 +496,7 @@ class Upkeep:
                 one.close()
 
 
-class _Merger:
+class _MergeThread:
     """Merges small segments in a thread of its own.
 
     Attributes

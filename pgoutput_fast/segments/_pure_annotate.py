@@ -67,7 +67,7 @@ def annotate(
     commits: list[int] = []
     rows: list[tuple[int, int, int, int, bool]] = []
     wrong: tuple[int, str] | None = None
-    place = _Place(open_, end_lsn)
+    place = _StreamPlace(open_, end_lsn)
     ends = offsets.tolist()
     for i in range(len(ends) - 1):
         frame = bytes(data[ends[i] : ends[i + 1]])
@@ -89,7 +89,7 @@ def annotate(
     return tuple(columns), marks, commit_index, place.open, place.end_lsn, wrong
 
 
-class _Place:
+class _StreamPlace:
     """Where a stream is: the transaction that is open, and the end of the last one."""
 
     def __init__(self, open_: tuple[int, int, int, int] | None, end_lsn: int) -> None:
@@ -200,7 +200,7 @@ def check(
         As of `annotate`.
     """
     open_, end_lsn, first = place_
-    place = _Place(open_, end_lsn)
+    place = _StreamPlace(open_, end_lsn)
     ends = _numbers(offsets, "i", count + 1)
     numbers = [_numbers(one, form, count) for one, form in zip(columns, "QqIq", strict=True)]
     beside = [_values(values, bits) for values, bits in zip(numbers, valid, strict=True)]

@@ -70,7 +70,7 @@ def _micros(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-class _File:
+class _ChangeFile:
     """A file of one table's changes.
 
     Parameters
@@ -188,7 +188,7 @@ def write_changes(
     if follower is not None:
         decoding["registry"] = follower.registry
     reader = ChangeReader(decoding, follower)
-    made: dict[tuple[int, pa.Schema], tuple[_File, Form]] = {}
+    made: dict[tuple[int, pa.Schema], tuple[_ChangeFile, Form]] = {}
     try:
         for read in reads:
             for chunk in chunks(read, metadata):
@@ -197,7 +197,7 @@ def write_changes(
                     key = changes.relation.relation_id, batch.schema
                     if key not in made:
                         form = Form.of(batch.schema, ())
-                        file = _File(files, root, changes.relation, form.schema)
+                        file = _ChangeFile(files, root, changes.relation, form.schema)
                         made[key] = file, form
                     file, form = made[key]
                     file.add(form.batch(batch))

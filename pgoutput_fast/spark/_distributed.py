@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from pgoutput_fast.apply.delta_files import Added
-    from pgoutput_fast.apply.delta_table import Table
+    from pgoutput_fast.apply.delta_files import AddedFile
+    from pgoutput_fast.apply.delta_table import LakeTable
     from pgoutput_fast.apply.evolution import Known
     from pgoutput_fast.changelog.copies import Copy
     from pgoutput_fast.changelog.read_plan import Read, ReadPlan
@@ -48,8 +48,8 @@ _TABLE_BYTES = 1 << 20
 class _RunFile(NamedTuple):
     """A file of a run. Fields: table (which has it), file, form (of the run)."""
 
-    table: Table
-    file: Added
+    table: LakeTable
+    file: AddedFile
     form: pa.Schema
 
     def committed(self) -> FoldedFile:

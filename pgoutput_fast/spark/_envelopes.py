@@ -191,7 +191,7 @@ def records(
         The records of a batch do not fit into an Arrow array of texts.
     """
     try:
-        return _Table(changes.schema, database, style, primary_key).records(changes, errors)
+        return _TopicTable(changes.schema, database, style, primary_key).records(changes, errors)
     except pa.ArrowException as error:
         name = changes.schema.metadata[b"pgoutput.relation"].decode()
         raise PgOutputError(
@@ -199,7 +199,7 @@ def records(
         ) from error
 
 
-class _Table:
+class _TopicTable:
     """How the changes of one version of a table become records."""
 
     def __init__(

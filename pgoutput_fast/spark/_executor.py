@@ -61,7 +61,7 @@ _MISREAD = frozenset(
 
 
 @dataclass(frozen=True)
-class Version:
+class FixedVersion:
     """The version of a table that the DataFrame's schema was made for.
 
     Attributes
@@ -79,13 +79,13 @@ class Version:
     newest: bool
 
     @classmethod
-    def of(cls, relation: Relation, *, newest: bool) -> Version:
+    def of(cls, relation: Relation, *, newest: bool) -> FixedVersion:
         columns = {shown_name(column.name): column.type_id for column in relation.columns}
         return cls(relation.relation_id, columns, newest)
 
 
 @dataclass(frozen=True)
-class Target:
+class ExecutorTarget:
     """The wanted form of the record batches.
 
     Attributes
@@ -100,7 +100,7 @@ class Target:
         Frames of Relation and Type messages, which the decoder is given before all others.
     settings : Settings
         The session's client_encoding, the user's policies and types.
-    version : Version, optional
+    version : FixedVersion, optional
         The version of the table that other versions are compared with, to find columns that were
         renamed.
     by_id : bool
@@ -122,7 +122,7 @@ class Target:
     schema: pa.Schema
     relations: tuple[bytes, ...] = ()
     settings: Settings = field(default_factory=Settings)
-    version: Version | None = None
+    version: FixedVersion | None = None
     by_id: bool = False
     history: History | None = None
     history_policy: HistoryPolicy = "error"
@@ -152,7 +152,7 @@ def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str
 
 def change_batches(
     batches: Iterable[tuple[str, pa.RecordBatch]],
-    target: Target,
+    target: ExecutorTarget,
     *,
     read: bool = False,
     follower: HistoryFollower | None = None,
@@ -167,7 +167,7 @@ def change_batches(
         column `data` has the frames. Beside it there may be `lsn`, `commit_lsn`, `commit_time`
         (microseconds since 2000-01-01), `xid` and `seq` (of the frame's first row), of any integer
         type, with nulls or without.
-    target : Target
+    target : ExecutorTarget
     read : bool
         Whether they are a snapshot's, with `commit_lsn` and `commit_time` beside them: its inserts
         are rows that were read.
@@ -193,7 +193,7 @@ def change_batches(
         yield from reader.read(where, batch)
 
 
-def _check_names(relation: Relation, target: Target) -> None:
+def _check_names(relation: Relation, target: ExecutorTarget) -> None:
     """Refuse a version of the table in which a wanted column seems to have had another name.
 
     A Relation has the names of columns, but does not say that a column was renamed. It can be seen
@@ -210,7 +210,7 @@ def _check_names(relation: Relation, target: Target) -> None:
     version = target.version
     if version is None or relation.relation_id != version.relation_id:
         return
-    there, here = version.columns, Version.of(relation, newest=False).columns
+    there, here = version.columns, FixedVersion.of(relation, newest=False).columns
     wanted = {name for name, _ in target.columns}
     common = [name for name in there if name in here]
     for one, other in zip(common, (name for name in here if name in there), strict=True):
@@ -340,7 +340,7 @@ class _Mapping:
 
     added: list[str]
 
-    def __init__(self, plan: RelationPlan, target: Target) -> None:
+    def __init__(self, plan: RelationPlan, target: ExecutorTarget) -> None:
         _check_names(plan.relation, target)
         self.target = target
         positions = {shown_name(name): i for i, name in reversed(list(enumerate(plan.names)))}
@@ -365,7 +365,7 @@ class _Mapping:
                         "the text of both",
                         table=target.table,
                     )
-                if target.version is not None and target.version == Version.of(
+                if target.version is not None and target.version == FixedVersion.of(
                     plan.relation, newest=target.version.newest
                 ):
                     raise PgOutputError(
@@ -443,7 +443,7 @@ class FrameReader:
 
     def __init__(
         self,
-        target: Target,
+        target: ExecutorTarget,
         *,
         read: bool = False,
         follower: HistoryFollower | None = None,

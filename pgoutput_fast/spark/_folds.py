@@ -15,14 +15,14 @@ from pgoutput_fast.apply.delta_types import conformed, stored_array, stored_sche
 from pgoutput_fast.apply.folding import Folding
 from pgoutput_fast.apply.stored_changes import with_added
 from pgoutput_fast.apply.table_window import as_incomplete, since
-from pgoutput_fast.apply.targets import Added, ConflictError, IncompleteError
+from pgoutput_fast.apply.targets import AddedColumn, ConflictError, IncompleteError
 
 from ._net_files import is_for_spark, write_net
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pgoutput_fast.apply.targets import Alteration, Held, Origin
+    from pgoutput_fast.apply.targets import Alteration, Held, TargetOrigin
 
     from ._net_files import NetFile, Staging
 
@@ -81,7 +81,7 @@ class FoldTasks(NamedTuple):
 
     tables: Sequence[FoldTask]
     target: dict[str, Any]
-    origin: Origin
+    origin: TargetOrigin
     staging: Staging | None = None
 
     def __repr__(self) -> str:
@@ -170,9 +170,9 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
 
 def _stored(alteration: Alteration) -> Alteration:
     """An alteration whose value has the type that the table's files have."""
-    if isinstance(alteration, Added):
+    if isinstance(alteration, AddedColumn):
         value = alteration.value
-        return Added(alteration.column, stored_array(value, stored_type(value.type)))
+        return AddedColumn(alteration.column, stored_array(value, stored_type(value.type)))
     return alteration
 
 

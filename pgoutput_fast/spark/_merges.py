@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from pgoutput_fast.apply.delta_place import Place
-    from pgoutput_fast.apply.delta_table import Table
+    from pgoutput_fast.apply.delta_place import DeltaPlace
+    from pgoutput_fast.apply.delta_table import LakeTable
     from pgoutput_fast.apply.delta_target import DeltaTarget
     from pgoutput_fast.apply.folding import NetChanges
     from pgoutput_fast.apply.targets import Alteration, ConflictError, Held
@@ -153,12 +153,12 @@ class SparkMerger:
     ----------
     spark : SparkSession
         With Delta's connector.
-    place : Place
+    place : DeltaPlace
         Of the target, in a file system.
     least_bytes : int
     """
 
-    def __init__(self, spark: SparkSession, place: Place, least_bytes: int) -> None:
+    def __init__(self, spark: SparkSession, place: DeltaPlace, least_bytes: int) -> None:
         self._spark = spark
         self._place = place
         self.least_bytes = least_bytes
@@ -265,7 +265,7 @@ def merge(merger: Merger, state: Any, net: NetFile) -> None:
     state.check_rows()  # of commits between the net changes and the statement
 
 
-def _have_on_disk(table: Table, version: int) -> None:
+def _have_on_disk(table: LakeTable, version: int) -> None:
     """Wait until what a table got since a version is on the local disk, as Spark does not."""
     if table.place.path is None:
         return

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pgoutput_fast.apply.delta_merge import Keys, may_hold, misfit, net_row, net_values
+from pgoutput_fast.apply.delta_merge import MergeKeys, may_hold, misfit, net_row, net_values
 from pgoutput_fast.apply.delta_place import directory_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pgoutput_fast.apply.delta_place import Place
+    from pgoutput_fast.apply.delta_place import DeltaPlace
     from pgoutput_fast.apply.folding import NetChanges
     from pgoutput_fast.apply.targets import Alteration, Held, IncompleteError
 
@@ -119,7 +119,7 @@ def is_for_spark(
     if not least_bytes:
         return True
     type_ = schema.field(net.key[0]).type
-    keys = Keys()
+    keys = MergeKeys()
     for rows in net.batches():
         keys.add([net_values(rows, net.key[0], type_)])
     found: int = sum(one.size for one in table.files() if may_hold(one, keys, net.key[0]))
@@ -220,13 +220,13 @@ def _staged_rows(
 
 
 def misfit_of(
-    place: Place, net: NetFile, numbers: Sequence[int], what: str, of: str
+    place: DeltaPlace, net: NetFile, numbers: Sequence[int], what: str, of: str
 ) -> IncompleteError:
     """The error for rows that do not fit what is there.
 
     Parameters
     ----------
-    place : Place
+    place : DeltaPlace
     net : NetFile
     numbers : sequence of int
         Of the rows.

@@ -21,7 +21,7 @@ from pgoutput_fast.protocol.messages import Relation
 from pgoutput_fast.segments import Segment, SegmentMetadata, SegmentReader
 from pgoutput_fast.segments.structure import ANNOUNCEMENTS, tags_of
 
-from ._executor import Target, change_batches, decoder_of
+from ._executor import ExecutorTarget, change_batches, decoder_of
 
 if TYPE_CHECKING:
     from pgoutput_fast.changelog.history import History
@@ -212,7 +212,9 @@ class Planned:
         return [] if plan is None else plan.of_table(relation_id)
 
 
-def read_batches(read: Read, metadata: SegmentMetadata, target: Target) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    read: Read, metadata: SegmentMetadata, target: ExecutorTarget
+) -> Iterator[pa.RecordBatch]:
     """Yield the changes of a read of one table and one file, on an executor."""
     follower = None
     if target.history is not None:

@@ -25,7 +25,7 @@ from pgoutput_fast.segments.folders import HISTORY, owner_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pgoutput_fast.apply.delta_place import Place
+    from pgoutput_fast.apply.delta_place import DeltaPlace
     from pgoutput_fast.changelog.read_plan import Read
 
 STAGED = "_staged"
@@ -37,12 +37,12 @@ _BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
-def staging(place: Place) -> Iterator[str]:
+def staging(place: DeltaPlace) -> Iterator[str]:
     """Have a directory of its own in a place, for as long as the block takes.
 
     Parameters
     ----------
-    place : Place
+    place : DeltaPlace
         Of the target.
 
     Yields
@@ -62,12 +62,12 @@ def staging(place: Place) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def staged(place: Place, directory: Path, reads: Iterable[Read]) -> Iterator[str]:
+def staged(place: DeltaPlace, directory: Path, reads: Iterable[Read]) -> Iterator[str]:
     """Have the files of reads in a place, for as long as the block takes.
 
     Parameters
     ----------
-    place : Place
+    place : DeltaPlace
         Of the target.
     directory : pathlib.Path
         Of the segments.
@@ -106,7 +106,7 @@ def staged(place: Place, directory: Path, reads: Iterable[Read]) -> Iterator[str
         yield prefix
 
 
-def clear(place: Place) -> None:
+def clear(place: DeltaPlace) -> None:
     """Delete what a driver has left that was killed.
 
     Raises
@@ -125,7 +125,7 @@ def _is_own(path: str) -> bool:
     )
 
 
-def _delete(place: Place, storage: Any, directory: str) -> None:
+def _delete(place: DeltaPlace, storage: Any, directory: str) -> None:
     with place.refusals(directory):
         if place.path is not None:
             delete_below(place.path / directory, lambda path: _is_own(f"{directory}/{path}"))
@@ -140,13 +140,13 @@ def _delete(place: Place, storage: Any, directory: str) -> None:
 
 @contextlib.contextmanager
 def taken(
-    place: Place, prefix: str, directory: str, reads: Sequence[tuple[int, Read]]
+    place: DeltaPlace, prefix: str, directory: str, reads: Sequence[tuple[int, Read]]
 ) -> Iterator[tuple[Path, list[tuple[int, Read]]]]:
     """Have files that are in a place on the own disk, for as long as the block takes.
 
     Parameters
     ----------
-    place : Place
+    place : DeltaPlace
     prefix : str
         What `staged` has given.
     directory : str

@@ -121,13 +121,13 @@ def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.Reco
     PgOutputError
         The changes do not go together, or do not tell a value; the row is named.
     """
-    rows = _Rows(state)
+    rows = _RowsSoFar(state)
     for batch in batches:
         rows.add(batch)
     yield from rows.result()
 
 
-class _Rows:
+class _RowsSoFar:
     """The rows of one task."""
 
     def __init__(self, state: State) -> None:

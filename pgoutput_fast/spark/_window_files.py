@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgoutput_fast.apply.delta_files import Writer, Written
-from pgoutput_fast.apply.delta_place import Place, directory_of
-from pgoutput_fast.apply.delta_table import Table
+from pgoutput_fast.apply.delta_files import DeltaFileWriter, Written
+from pgoutput_fast.apply.delta_place import DeltaPlace, directory_of
+from pgoutput_fast.apply.delta_table import LakeTable
 from pgoutput_fast.apply.delta_target import version_suffix
 from pgoutput_fast.apply.delta_types import conformed, merged_schema, stored_schema
 from pgoutput_fast.apply.evolution import turns_digits
@@ -25,7 +25,7 @@ from pgoutput_fast.apply.stored_changes import (
     check_copied_keys,
     stored_version,
 )
-from pgoutput_fast.apply.targets import DELETED_AT, Column
+from pgoutput_fast.apply.targets import DELETED_AT, StoredColumn
 from pgoutput_fast.apply.versions import Version
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import HistoryFollower, history_of
@@ -55,7 +55,7 @@ class Expected(NamedTuple):
         Its name there.
     version : int
         Of its change table.
-    columns : tuple of Column
+    columns : tuple of StoredColumn
         Of its state table.
     schema : pyarrow.Schema or None
         The columns of its change table; None: it has none, or they are not known.
@@ -65,7 +65,7 @@ class Expected(NamedTuple):
 
     stored: str
     version: int = 1
-    columns: tuple[Column, ...] = ()
+    columns: tuple[StoredColumn, ...] = ()
     schema: pa.Schema | None = None
     partition_by: tuple[str, ...] | None = None
 
@@ -135,7 +135,7 @@ class WriteTask(NamedTuple):
     partition_by : dict of str to list of str
     tables : dict of int to Expected
         By relation id.
-    change_tables : type of Table
+    change_tables : type of LakeTable
         What writes the files of change tables.
     has_state : bool
         Whether the target keeps state tables.
@@ -154,7 +154,7 @@ class WriteTask(NamedTuple):
     marker: str | None
     partition_by: Mapping[str, list[str]]
     tables: Mapping[int, Expected]
-    change_tables: type[Table]
+    change_tables: type[LakeTable]
     has_state: bool
     staged: str | None = None
 
@@ -162,7 +162,7 @@ class WriteTask(NamedTuple):
         return f"WriteTask({len(self.reads)} reads, {self.uri!r})"
 
 
-def followed(columns: Sequence[Column], version: Version) -> tuple[Column, ...]:
+def followed(columns: Sequence[StoredColumn], version: Version) -> tuple[StoredColumn, ...]:
     """The columns of a state table when its table has those of a version, if none was renamed."""
     names = {one.name for one in version.columns}
     made = [one for one in columns if one.name in names]
@@ -173,7 +173,7 @@ def followed(columns: Sequence[Column], version: Version) -> tuple[Column, ...]:
             made[at] = made[at]._replace(form=column.form)
         else:
             stored = free_column(column.name, made)
-            made.append(Column(column.name, stored, 0, -1, column.form))
+            made.append(StoredColumn(column.name, stored, 0, -1, column.form))
     return tuple(made)
 
 
@@ -201,10 +201,10 @@ class _FileRuns:
             number, merged = number + 1, wanted
         self.expected = expected._replace(version=number, columns=columns, schema=merged)
         name = expected.stored + version_suffix(number)
-        place = Place(task.uri, task.storage_options)
+        place = DeltaPlace(task.uri, task.storage_options)
         table = task.change_tables(place, f"changes/{directory_of(name)}", "", task.retention_hours)
-        self._changes = _Files(table, merged, ())
-        self._state: _Files | None = None
+        self._changes = _OpenFiles(table, merged, ())
+        self._state: _OpenFiles | None = None
         if is_copy and task.has_state:
             row = pa.schema(list(self.form.schema.field("after").type))
             if task.marker is not None:
@@ -216,8 +216,10 @@ class _FileRuns:
                 given = tuple(stored.get(one, one) for one in given)
             else:  # a column that the server dropped is no partition any more
                 given = tuple(one for one in given if one in row.names)
-            table = Table(place, f"state/{directory_of(expected.stored)}", "", task.retention_hours)
-            self._state = _Files(table, stored_schema(row), given)
+            table = LakeTable(
+                place, f"state/{directory_of(expected.stored)}", "", task.retention_hours
+            )
+            self._state = _OpenFiles(table, stored_schema(row), given)
         self._rows = 0
         self._first = self._last = self._time = 0
 
@@ -269,18 +271,18 @@ class _FileRuns:
             self._state.discard()
 
 
-class _Files:
+class _OpenFiles:
     """Files of one table that are being written."""
 
-    def __init__(self, table: Table, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+    def __init__(self, table: LakeTable, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
         self._table = table
         self._schema, self._partition_by = schema, partition_by
-        self._writer: Writer | None = None
+        self._writer: DeltaFileWriter | None = None
 
     def begin(self, prefix: str) -> None:
         """Begin the first file, by what its name begins with."""
         if self._writer is None:
-            self._writer = Writer(self._table, self._schema, self._partition_by, prefix)
+            self._writer = DeltaFileWriter(self._table, self._schema, self._partition_by, prefix)
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Write rows behind those before."""
@@ -329,7 +331,7 @@ def write_window(task: WriteTask) -> list[FileRun]:
     """
     if task.staged is None:
         return _write(task)
-    place = Place(task.uri, task.storage_options)
+    place = DeltaPlace(task.uri, task.storage_options)
     with taken(place, task.staged, task.directory, task.reads) as (directory, reads):
         return _write(task._replace(directory=str(directory), reads=reads))
 
@@ -340,7 +342,7 @@ def _write(task: WriteTask) -> list[FileRun]:
     decoding = dict(task.decoding)
     if follower is not None:
         decoding["registry"] = follower.registry
-    written = _Written(task)
+    written = _WindowWritten(task)
     try:
         reader = ChangeReader(decoding, follower)
         copying: Copy | None = None
@@ -359,7 +361,7 @@ def _write(task: WriteTask) -> list[FileRun]:
         raise
 
 
-class _Written:
+class _WindowWritten:
     """The runs of a task."""
 
     def __init__(self, task: WriteTask) -> None:
@@ -412,7 +414,7 @@ class _Written:
 
 def delete_run(task: WriteTask, run: FileRun) -> None:
     """Delete the files of a run, as far as that is possible."""
-    place = Place(task.uri, task.storage_options)
+    place = DeltaPlace(task.uri, task.storage_options)
     for files in (run.changes, run.state):
         if files is not None:
-            Table(place, files.directory, "", task.retention_hours).delete_files(files.files)
+            LakeTable(place, files.directory, "", task.retention_hours).delete_files(files.files)

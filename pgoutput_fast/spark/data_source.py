@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.changelog.view import View
     from pgoutput_fast.segments import SegmentMetadata
 
-    from ._executor import Target
+    from ._executor import ExecutorTarget
 
 _log = logging.getLogger(__name__)
 
@@ -163,14 +163,14 @@ class _Partition(InputPartition):
     ----------
     reads : list of Read
     metadata : SegmentMetadata
-    target : Target
+    target : ExecutorTarget
         The form in which the changes come, but for the history of types.
     directory : str
         Its history has the types; "": there is none.
     """
 
     def __init__(
-        self, reads: list[Read], metadata: SegmentMetadata, target: Target, directory: str
+        self, reads: list[Read], metadata: SegmentMetadata, target: ExecutorTarget, directory: str
     ) -> None:
         super().__init__(None)
         self.reads, self.metadata = reads, metadata

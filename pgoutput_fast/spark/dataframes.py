@@ -24,8 +24,8 @@ from pgoutput_fast.settings import Settings, make_settings
 
 from ._column_types import arrow_schema, explicit, parsed
 from ._executor import (
-    Target,
-    Version,
+    ExecutorTarget,
+    FixedVersion,
     change_batches,
     column_types,
     decoder_of,
@@ -266,7 +266,9 @@ class FoundTable(NamedTuple):
         may_lack : bool
             Whether nothing need be known of the table yet, of which `schema` has the columns.
         """
-        version = Version.of(self.plan.relation, newest=True) if self.plan is not None else None
+        version = (
+            FixedVersion.of(self.plan.relation, newest=True) if self.plan is not None else None
+        )
         changes, target = _target(
             self.name, schema or _struct(self.columns), settings=self.settings, version=version,
             by_id=True,
@@ -284,7 +286,7 @@ class ChosenTable(NamedTuple):
     ----------
     changes : StructType
         The columns of the DataFrame.
-    target : Target
+    target : ExecutorTarget
         The same for the executors.
     planned : Planned or None
     as_of : int
@@ -292,7 +294,7 @@ class ChosenTable(NamedTuple):
     """
 
     changes: T.StructType
-    target: Target
+    target: ExecutorTarget
     planned: Planned | None
     as_of: int
 
@@ -510,7 +512,7 @@ def frames_target(
     schema: T.StructType | str | None,
     settings: Settings,
     among: Callable[[], Iterable[bytes]],
-) -> tuple[T.StructType, Target]:
+) -> tuple[T.StructType, ExecutorTarget]:
     """The schema of a table's changes in frames, and what the executors need to know.
 
     Parameters
@@ -545,7 +547,7 @@ def frames_target(
                 table=table,
             )  # fmt: skip
         schema = _struct(column_types(plan, binary=False))
-    version = Version.of(plan.relation, newest=newest) if plan is not None else None
+    version = FixedVersion.of(plan.relation, newest=newest) if plan is not None else None
     return _target(
         table, schema, settings=settings, relations=known, version=version, by_id=bool(version)
     )
@@ -585,10 +587,10 @@ def _target(
     schema: T.StructType | str,
     *,
     settings: Settings,
-    version: Version | None,
+    version: FixedVersion | None,
     relations: tuple[bytes, ...] = (),
     by_id: bool = False,
-) -> tuple[T.StructType, Target]:
+) -> tuple[T.StructType, ExecutorTarget]:
     """The schema of the changes, and what the executors need to know."""
     columns = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(columns, T.StructType):
@@ -606,7 +608,7 @@ def _target(
     )
     if any("time(" in field.dataType.simpleString() for field in columns):
         _check_time(table)
-    target = Target(
+    target = ExecutorTarget(
         table=table,
         columns=tuple((field.name, field.dataType.simpleString()) for field in columns),
         schema=arrow_schema(changes),
@@ -672,7 +674,7 @@ def read_groups(reads: list[Read], count: int) -> list[list[Read]]:
     return groups
 
 
-def _check_known(target: Target, planned: Planned) -> None:
+def _check_known(target: ExecutorTarget, planned: Planned) -> None:
     """Refuse columns that no version of the table has: they would be null in every row."""
     version = target.version
     known = set() if version is None else set(version.columns)

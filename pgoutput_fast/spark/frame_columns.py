@@ -13,7 +13,7 @@ import pgoutput_fast as pf
 from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.protocol.messages import Relation, Truncate
 
-from ._executor import FrameReader, Version
+from ._executor import FixedVersion, FrameReader
 from ._told_errors import telling
 from .dataframes import check_session, frames_target, partition, settings_of
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.policies import Policies
     from pgoutput_fast.types import TypeRegistry
 
-    from ._executor import Target
+    from ._executor import ExecutorTarget
     from .dataframes import Relations
 
 _ROW_TAGS = [ord(tag) for tag in "IUD"]
@@ -113,13 +113,13 @@ class _Decoding:
 
     Parameters
     ----------
-    target : Target
+    target : ExecutorTarget
         Its `version` tells the table.
     returned : StructType
         The type of the column.
     """
 
-    def __init__(self, target: Target, returned: T.StructType) -> None:
+    def __init__(self, target: ExecutorTarget, returned: T.StructType) -> None:
         self._target = target
         self._returned = returned
         self._reader: FrameReader | None = None
@@ -163,7 +163,7 @@ class _Decoding:
         indices[found] = np.arange(len(found))
         return pa.concat_arrays(changes).take(pa.array(indices, mask=indices < 0))
 
-    def _check(self, data: bytes, version: Version, frame: int) -> None:
+    def _check(self, data: bytes, version: FixedVersion, frame: int) -> None:
         """Refuse a Relation of the table with other columns than the one that was given."""
         try:
             relation = pf.decode(data)
@@ -171,7 +171,7 @@ class _Decoding:
             return  # one from inside a stream chunk, whose columns can't be read alone
         if not isinstance(relation, Relation):
             return
-        if Version.of(relation, newest=True).columns != version.columns:
+        if FixedVersion.of(relation, newest=True).columns != version.columns:
             error = PgOutputError(
                 f"{self._target.table}: {partition()}, frame {frame} is a Relation of the table "
                 "with other columns than the one that was given: the table was altered",

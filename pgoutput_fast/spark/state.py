@@ -127,16 +127,16 @@ def current_state(
                 code="unfit_input",
                 table=qualified(table),
             )
-    seen = _look(changes, table, _Keys(changes, row, key))
+    seen = _look(changes, table, _StateKeys(changes, row, key))
     told = _Told(seen.relations, table, seen.truncated)
     told.check_columns(row.fieldNames())
     settings = Settings(policies or Policies(), registry=registry)
-    planned = _Planned(changes.sparkSession, table, row, told, settings, before)
+    planned = _StatePlan(changes.sparkSession, table, row, told, settings, before)
     state = planned.state(key, seen.lacking, rewritten)
     wanted = changes.select(*CHANGE).filter("op <> 'truncate'")
     if (behind := told.behind) is not None:
         wanted = wanted.filter(behind)
-    wanted = _placed(wanted, _Keys(changes, row, key), seen, partitions)
+    wanted = _placed(wanted, _StateKeys(changes, row, key), seen, partitions)
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with telling():
@@ -148,7 +148,7 @@ def current_state(
 # --- what the changes are ------------------------------------------------------------------------
 
 
-class _Keys:
+class _StateKeys:
     """The keys of changes, as columns of Spark's."""
 
     def __init__(self, changes: DataFrame, row: T.StructType, key: Sequence[str]) -> None:
@@ -201,7 +201,7 @@ def _is_opaque(data_type: T.DataType) -> bool:
     return isinstance(data_type, (T.MapType, T.VariantType))
 
 
-class _Seen(NamedTuple):
+class _SeenChanges(NamedTuple):
     """What the changes are, taken together.
 
     Fields: number (of changes), truncated (where the last Truncate is), relations (what is told
@@ -215,7 +215,7 @@ class _Seen(NamedTuple):
     moves: bool
 
 
-def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
+def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenChanges:
     """Go through the changes once.
 
     Raises
@@ -244,7 +244,7 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
             code="unfit_input",
             table=qualified(table),
         )
-    return _Seen(
+    return _SeenChanges(
         found.number,
         None if found.truncated is None else tuple(found.truncated),
         sorted(((one.commit_lsn, one.seq), one.relation) for one in found.relations),
@@ -253,7 +253,9 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _Keys) -> _Seen:
     )
 
 
-def _placed(changes: DataFrame, keys: _Keys, seen: _Seen, partitions: int | None) -> DataFrame:
+def _placed(
+    changes: DataFrame, keys: _StateKeys, seen: _SeenChanges, partitions: int | None
+) -> DataFrame:
     """The changes in stream order, those of a key in one partition."""
     count = partitions or max(1, -(-seen.number // _CHANGES_OF_A_TASK))
     if count == 1 or not keys.is_hashable:
@@ -274,7 +276,7 @@ def _placed(changes: DataFrame, keys: _Keys, seen: _Seen, partitions: int | None
 # --- what Relations tell -------------------------------------------------------------------------
 
 
-class _Since(NamedTuple):
+class _RelationSince(NamedTuple):
     """A version of the table, and from which change on it held."""
 
     position: Position
@@ -306,7 +308,7 @@ class _Told:
     ) -> None:
         self._table = table
         self._truncated = truncated
-        stretches = [_Since(place, _version(text)) for place, text in relations]
+        stretches = [_RelationSince(place, _version(text)) for place, text in relations]
         ids = {one.version.relation_id for one in stretches}
         if ids and table.relation_id not in ids:
             raise PgOutputError(
@@ -319,7 +321,7 @@ class _Told:
                 hint="Give one that was read after the last of the changes",
             )
         self._others = stretches if len(ids) > 1 else []
-        self.versions: list[_Since] = []
+        self.versions: list[_RelationSince] = []
         """Those that count, where they are new."""
         for one in stretches:
             if one.version.relation_id != table.relation_id:
@@ -511,7 +513,7 @@ def _is_at(place: Position) -> Column:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _StatePlan:
     """The columns of the result."""
 
     spark: SparkSession

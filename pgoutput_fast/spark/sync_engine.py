@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pgoutput_fast.apply import SyncProgress
-    from pgoutput_fast.apply.delta_place import Place
+    from pgoutput_fast.apply.delta_place import DeltaPlace
     from pgoutput_fast.apply.targets import Target
     from pgoutput_fast.changelog.read_plan import ReadPlan
 
@@ -126,7 +126,7 @@ class SparkEngine:
         # Not before the target is this sync's: another one may be at work with files of its own.
         clear(checked_target(target).place)
 
-    def _merger_for(self, place: Place) -> Merger | None:
+    def _merger_for(self, place: DeltaPlace) -> Merger | None:
         """What merges large state tables by Spark; None: nothing.
 
         Raises

@@ -34,17 +34,17 @@ from .frames import (
     update,
     xlog_data,
 )
-from .server import Change, Committed, Savepoint, Sent, Server, Transaction
+from .server import CommittedTransaction, MadeChange, MadeTransaction, Savepoint, Sent, Server
 from .tables import Table, UserType
 
 __all__ = [
-    "Change",
-    "Committed",
+    "CommittedTransaction",
+    "MadeChange",
+    "MadeTransaction",
     "Savepoint",
     "Sent",
     "Server",
     "Table",
-    "Transaction",
     "UserType",
     "begin",
     "begin_prepare",

@@ -39,7 +39,7 @@ class Sent(NamedTuple):
     seq: int | None = None
 
 
-class Change(NamedTuple):
+class MadeChange(NamedTuple):
     """A changed row, Truncate or transactional message of a committed transaction.
 
     Fields: frame (as from outside stream chunks, without xid), lsn (of its WAL record), seq (the
@@ -53,7 +53,7 @@ class Change(NamedTuple):
     subxid: int
 
 
-class Committed(NamedTuple):
+class CommittedTransaction(NamedTuple):
     """A committed transaction as a consumer must have received it, in whichever way it was sent.
 
     Fields: xid, commit_lsn, end_lsn, commit_time, origin (None or str), gid (None or str), changes.
@@ -65,7 +65,7 @@ class Committed(NamedTuple):
     commit_time: int
     origin: str | None
     gid: str | None
-    changes: tuple[Change, ...]
+    changes: tuple[MadeChange, ...]
 
 
 class Server:
@@ -95,7 +95,7 @@ class Server:
     ----------
     sent : list of Sent
         All frames that were sent.
-    committed : list of Committed
+    committed : list of CommittedTransaction
         All transactions that were committed, in the order of their commits: what a consumer must
         have received.
     lsn, time : int
@@ -115,12 +115,12 @@ class Server:
         self.lsn = lsn
         self.time = time
         self.sent: list[Sent] = []
-        self.committed: list[Committed] = []
+        self.committed: list[CommittedTransaction] = []
         self._next_xid = xid
         self._parallel = streaming == "parallel"
         self._sends_empty = version < 15
         self._announced: dict[int, list[bytes]] = {}
-        self._open: list[Transaction] = []
+        self._open: list[MadeTransaction] = []
 
     @property
     def frames(self) -> list[bytes]:
@@ -137,7 +137,7 @@ class Server:
         for sent in self.sent:
             yield frames.xlog_data(sent.frame, sent.lsn, send_time=self.time)
 
-    def begin(self, origin: str | None = None, origin_lsn: int = 0) -> Transaction:
+    def begin(self, origin: str | None = None, origin_lsn: int = 0) -> MadeTransaction:
         """Begin a transaction.
 
         Its methods end it. As a context manager it is committed, or aborted by an exception.
@@ -149,7 +149,7 @@ class Server:
         origin_lsn : int
             Its commit LSN there.
         """
-        transaction = Transaction(self, self._take_xid(), origin, origin_lsn)
+        transaction = MadeTransaction(self, self._take_xid(), origin, origin_lsn)
         self._open.append(transaction)
         return transaction
 
@@ -188,7 +188,7 @@ class Server:
         self.sent.append(Sent(lsn, frame, seq))
 
 
-class Transaction:
+class MadeTransaction:
     """A transaction of a :class:`Server`, open until it is committed, aborted or prepared.
 
     It is sent as a whole when it ends, unless :meth:`stream` was called before. Then it is a
@@ -213,8 +213,8 @@ class Transaction:
         self._prepare_end = 0
         self._prepare_time = 0
         self._savepoints: list[Savepoint] = []
-        self._waiting: list[Change] = []  # changes that were not yet sent
-        self._streamed: list[Change] = []  # changes sent in chunks and not rolled back
+        self._waiting: list[MadeChange] = []  # changes that were not yet sent
+        self._streamed: list[MadeChange] = []  # changes sent in chunks and not rolled back
         self._streamed_xids: list[int] = []  # their subxids, each once, in the order of the changes
         self._is_streamed = False
         self._announced: dict[int, list[bytes]] = {}  # tables announced in its stream chunks
@@ -263,7 +263,7 @@ class Transaction:
         self._server._write(_RECORD + len(content))
         lsn = self._server.lsn
         frame = frames.message(prefix, content, lsn, flags=1)
-        self._waiting.append(Change(frame, lsn, None, (), self._subxid))
+        self._waiting.append(MadeChange(frame, lsn, None, (), self._subxid))
 
     def savepoint(self) -> Savepoint:
         """Begin a subtransaction, to which all changes belong until it ends."""
@@ -325,7 +325,9 @@ class Transaction:
         self._end()
         changes = tuple(_numbered([*self._streamed, *self._waiting]))
         server.committed.append(
-            Committed(self.xid, commit_lsn, end_lsn, time, self.origin, self.gid, changes)
+            CommittedTransaction(
+                self.xid, commit_lsn, end_lsn, time, self.origin, self.gid, changes
+            )
         )
 
     def abort(self) -> None:
@@ -390,7 +392,7 @@ class Transaction:
     def _change(self, frame: bytes, tables: tuple[Table, ...]) -> None:
         self._must_be("open")
         lsn = self._server._write(_RECORD + len(frame))
-        self._waiting.append(Change(frame, lsn, None, tables, self._subxid))
+        self._waiting.append(MadeChange(frame, lsn, None, tables, self._subxid))
 
     def _announce(
         self, table: Table, known: dict[int, list[bytes]], xid: int | None = None
@@ -406,7 +408,7 @@ class Transaction:
         if self.origin is not None:
             self._server._send(lsn, frames.origin(self.origin, origin_lsn))
 
-    def _send_change(self, change: Change, frame: bytes) -> None:
+    def _send_change(self, change: MadeChange, frame: bytes) -> None:
         self._server._send(change.lsn, frame, self._rows if change.tables else None)
         self._rows += len(change.tables)
 
@@ -460,7 +462,7 @@ class Transaction:
 
 
 class Savepoint:
-    """A subtransaction of a :class:`Transaction`.
+    """A subtransaction of a :class:`MadeTransaction`.
 
     As a context manager it is released at the end, or rolled back by an exception.
 
@@ -469,7 +471,7 @@ class Savepoint:
     xid : int
     """
 
-    def __init__(self, transaction: Transaction, xid: int) -> None:
+    def __init__(self, transaction: MadeTransaction, xid: int) -> None:
         self.xid = xid
         self._transaction = transaction
         self._inside: list[int] = []  # xids of the subtransactions inside it
@@ -512,7 +514,7 @@ class Savepoint:
         self._transaction._roll_back(self)
 
 
-def _numbered(changes: Iterable[Change]) -> Iterator[Change]:
+def _numbered(changes: Iterable[MadeChange]) -> Iterator[MadeChange]:
     """The changes with `seq`, the position of their first row in the transaction."""
     seq = 0
     for change in changes:

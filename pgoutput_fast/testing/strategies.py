@@ -13,7 +13,7 @@ from ..errors import PgOutputError
 from ..objects import UNCHANGED
 from ..protocol.encode import encode_fields
 from ..protocol.wire import LAYOUTS, TAGS, Column
-from .server import Savepoint, Server, Transaction
+from .server import MadeTransaction, Savepoint, Server
 from .tables import Table, UserType
 
 try:
@@ -208,7 +208,7 @@ def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> 
         version=draw(st.sampled_from((14, 18))),
     )
     known = [draw(tables(16385 + i)) for i in range(draw(st.integers(1, 3)))]
-    run = _History(draw, server, known)
+    run = _DrawnHistory(draw, server, known)
     steps = [run.begin, run.change, run.change, run.change, run.savepoint, run.end_savepoint]
     steps += [run.end, run.outside]
     steps += [run.stream, run.stream] if streaming else []
@@ -220,18 +220,18 @@ def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> 
     return server
 
 
-class _History:
+class _DrawnHistory:
     """What happens on a server, step by step."""
 
     def __init__(self, draw: DrawFn, server: Server, known: list[Table]) -> None:
         self.draw = draw
         self.server = server
         self.tables = known
-        self.open: list[Transaction] = []
-        self.prepared: list[Transaction] = []
+        self.open: list[MadeTransaction] = []
+        self.prepared: list[MadeTransaction] = []
         self.savepoints: dict[int, list[Savepoint]] = {}
 
-    def one(self) -> Transaction:
+    def one(self) -> MadeTransaction:
         """One of the open transactions, or a new one if none is open."""
         if not self.open:
             self.begin()

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from ..apply.delta_place import Place, require_deltalake
+from ..apply.delta_place import DeltaPlace, require_deltalake
 from ..errors import PgOutputError
 from .databases import Database
 from .states import STATE_ROWS, DeltaStates, StateRows, TargetTables
@@ -104,7 +104,7 @@ def ask_rows(task: StateTask) -> Any:
     PgOutputError
         The files can't be read.
     """
-    place = Place(task.of.uri, task.of.options)
+    place = DeltaPlace(task.of.uri, task.of.options)
     path = place.path or Path(place.uri)
     # Other tasks have the other cores.
     with (
@@ -123,7 +123,7 @@ def ask_rows(task: StateTask) -> Any:
         return found if isinstance(found, dict) else list(found)
 
 
-def _dataset(of: StateFiles, place: Place) -> Any:
+def _dataset(of: StateFiles, place: DeltaPlace) -> Any:
     """The rows of some files of a table."""
     table = require_deltalake().DeltaTable(
         place.uri, version=of.version, storage_options=place.options
@@ -211,7 +211,7 @@ class DistributedStates(DeltaStates):
     engine : Engine
     """
 
-    def __init__(self, place: Place, segments: Path | None, engine: VerifyEngine) -> None:
+    def __init__(self, place: DeltaPlace, segments: Path | None, engine: VerifyEngine) -> None:
         self._engine = engine
         self._options = place.options
         self._table_read: Any = None

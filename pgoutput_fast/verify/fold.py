@@ -39,7 +39,7 @@ class HistoryError(Exception):
     """The changes do not say what the table holds; the message says why."""
 
 
-class RowStore:
+class FoldedRowStore:
     """The rows of tables, in a file that is deleted with its directory.
 
     Parameters
@@ -70,7 +70,7 @@ class FoldedRows:
         The places of the key's columns, in the key's order; empty for a multiset.
     """
 
-    def __init__(self, store: RowStore, table: str, key: Sequence[int]) -> None:
+    def __init__(self, store: FoldedRowStore, table: str, key: Sequence[int]) -> None:
         self._run = store.connection.execute
         self._many = store.connection.executemany
         self._table, self._key = table, list(key)

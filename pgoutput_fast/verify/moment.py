@@ -273,7 +273,8 @@ class Moment:
             The connection is lost, or the server sends nothing.
         """
         collectors = {
-            relation_id: _Collector(table, rows) for relation_id, (table, rows) in tables.items()
+            relation_id: _ChangeCollector(table, rows)
+            for relation_id, (table, rows) in tables.items()
         }
         if until <= self.lsn:
             return {relation_id: one.result() for relation_id, one in collectors.items()}
@@ -317,7 +318,7 @@ class Moment:
             receiver.ask_for_keepalive()
 
 
-class _Collector:
+class _ChangeCollector:
     """Collects the names of a table's rows that changed."""
 
     def __init__(self, table: ServerTable, rows: ServerRows) -> None:

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..apply.delta_place import Place
+from ..apply.delta_place import DeltaPlace
 from ..apply.duckdb_file import SUFFIXES
 from ..apply.targets import PARQUET
 from ..changelog.remote import refuse_secrets
@@ -101,7 +101,7 @@ def _opened(
         raise without_rows(given)
     if "://" in given and not given.startswith("file://"):
         known = None if segments is None else _segments_of(Path(), segments)
-        return _delta(Place(given, storage_options), known, engine)
+        return _delta(DeltaPlace(given, storage_options), known, engine)
     path = Path(given.removeprefix("file://"))
     if path.is_file() or given.endswith(SUFFIXES):
         raise PgOutputError(
@@ -116,7 +116,7 @@ def _opened(
             f"there is no directory {path}", code="missing_path", parameter="target", path=str(path)
         )
     if (path / "_progress" / "_delta_log").is_dir():
-        return _delta(Place(str(path)), _segments_of(path.absolute(), segments), engine)
+        return _delta(DeltaPlace(str(path)), _segments_of(path.absolute(), segments), engine)
     if segments is not None:
         raise PgOutputError(
             f"segments were given, and {path} is no target that a sync keeps",
@@ -141,7 +141,7 @@ def _opened(
     )
 
 
-def _delta(place: Place, segments: Path | None, engine: VerifyEngine | None) -> VerifiedTarget:
+def _delta(place: DeltaPlace, segments: Path | None, engine: VerifyEngine | None) -> VerifiedTarget:
     if engine is None:
         return DeltaStates(place, segments)
     return DistributedStates(place, segments, engine)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..apply.delta_place import Place, directory_of, require_deltalake
+from ..apply.delta_place import DeltaPlace, directory_of, require_deltalake
 from ..apply.naming import free_name, stored_table
 from ..apply.progress_rows import held_tables
 from ..apply.stored_changes import NO_COLUMN
@@ -322,7 +322,7 @@ class DeltaStates(States):
     has written a table further, and `_progress` not yet, at an older version.
     """
 
-    def __init__(self, place: Place, segments: Path | None) -> None:
+    def __init__(self, place: DeltaPlace, segments: Path | None) -> None:
         self._deltalake = require_deltalake()
         self._place = place
         super().__init__(place.path or Path(place.uri), segments)

@@ -14,7 +14,7 @@ from ..lsn import format_lsn
 from ..policies import Policies
 from ..segments.listing import contents, metadata_of
 from .databases import Database, types_of
-from .fold import FoldedRows, HistoryError, KeyChange, RowStore
+from .fold import FoldedRows, FoldedRowStore, HistoryError, KeyChange
 from .parquet_changes import ChangeFiles
 from .texts import UNKNOWN, NotComparable, Texts, TextsOf, ValueStorage, literal, part, quoted
 
@@ -170,7 +170,7 @@ class DirectoryTarget:
         self._held = contextlib.ExitStack()
         self._database = self._held.enter_context(contextlib.closing(Database(path)))
         self._store = self._held.enter_context(
-            contextlib.closing(RowStore(self._database.directory / "rows"))
+            contextlib.closing(FoldedRowStore(self._database.directory / "rows"))
         )
         # Relation id → what was compared and folded, up to which LSN, and of how many changes.
         self._folded: dict[int, tuple[TargetTable, int, int]] = {}

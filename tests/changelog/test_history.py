@@ -33,11 +33,11 @@ from support.changelogs.read_changes import batches_of, changes_of
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing
-from pgoutput_fast.changelog.history import History, HistoryFollower, Place
+from pgoutput_fast.changelog.history import History, HistoryFollower, HistoryPlace
 from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.changelog.schema_history import (
     DDL_PREFIX,
-    Entry,
+    HistoryEntry,
     HistoryWriter,
     change_lsns,
     entries,
@@ -50,14 +50,14 @@ from pgoutput_fast.segments import folders
 from pgoutput_fast.transactions.runs import runs_of
 
 
-def place(history: History, lsn: int, commit_lsn: int) -> Place:
+def place(history: History, lsn: int, commit_lsn: int) -> HistoryPlace:
     found = history.places(np.array([lsn], np.uint64), np.array([commit_lsn], np.uint64))
-    return Place(*found[:, 0].tolist())
+    return HistoryPlace(*found[:, 0].tolist())
 
 
 def test_an_equal_read_extends_an_entry(tmp_path: Path) -> None:
     written(tmp_path, read(100, 110), read(200, 210), read(300, 310))
-    assert entries(tmp_path) == [Entry(0, 110)]
+    assert entries(tmp_path) == [HistoryEntry(0, 110)]
     history = History(tmp_path)
     for lsn in (110, 200, 299):
         found = history.registry_at(lsn)
@@ -70,7 +70,7 @@ def test_an_equal_read_extends_an_entry(tmp_path: Path) -> None:
 
 def test_between_two_different_reads_either_may_hold(tmp_path: Path) -> None:
     written(tmp_path, read(100, 110), read(200, 210), read(300, 310, NEW), read(400, 410, NEW))
-    assert entries(tmp_path) == [Entry(0, 110), Entry(200, 310)]
+    assert entries(tmp_path) == [HistoryEntry(0, 110), HistoryEntry(200, 310)]
     history = History(tmp_path)
     # LSN of the change, that of its commit → the oldest and the newest entry that are possible.
     expected = {
@@ -88,7 +88,11 @@ def test_between_two_different_reads_either_may_hold(tmp_path: Path) -> None:
 def test_a_state_that_was_read_once_is_never_certain(tmp_path: Path) -> None:
     third = registry(composite(PAIR, "z"))
     written(tmp_path, read(100, 110), read(200, 210, NEW), read(300, 310, third))
-    assert entries(tmp_path) == [Entry(0, 110), Entry(100, 210), Entry(200, 310)]
+    assert entries(tmp_path) == [
+        HistoryEntry(0, 110),
+        HistoryEntry(100, 210),
+        HistoryEntry(200, 310),
+    ]
     found = {lsn: place(History(tmp_path), lsn, lsn)[:2] for lsn in (205, 210, 250, 310)}
     assert found == {205: (1, 3), 210: (2, 3), 250: (2, 3), 310: (3, 4)}
 
@@ -113,7 +117,7 @@ def test_a_commit_in_the_log_that_was_not_seen_yet(
         tmp_path, read(100, 110), read(200, 210, unsure={7}), read(300, 310, unsure={7, 8}),
         read(400, 410, NEW, running=running),
     )  # fmt: skip
-    assert entries(tmp_path)[-1] == Entry(lower, 410)
+    assert entries(tmp_path)[-1] == HistoryEntry(lower, 410)
 
 
 def test_what_is_unsure_confirms_nothing(tmp_path: Path) -> None:
@@ -126,7 +130,7 @@ def test_what_is_unsure_confirms_nothing(tmp_path: Path) -> None:
 
 def test_a_server_that_lags_tells_nothing(tmp_path: Path) -> None:
     written(tmp_path, read(200, 210), read(100, 110, NEW))
-    assert entries(tmp_path) == [Entry(0, 210)]
+    assert entries(tmp_path) == [HistoryEntry(0, 210)]
 
 
 class KilledError(BaseException):
@@ -378,9 +382,9 @@ def test_frames_of_any_length_have_tags(tmp_path: Path) -> None:
         ("seen.json", '{"format_version": 2}', "not_supported"),
         ("seen.json", '{"format_version": 1, "entry": 7}', "damaged"),
         ("seen.json", "[]", "damaged"),
-        (Entry(0, 110).name, '{"format_version": 1}', "damaged"),
+        (HistoryEntry(0, 110).name, '{"format_version": 1}', "damaged"),
         ("seen.json", "{}", "not_supported"),
-        (Entry(0, 110).name, "{}", "not_supported"),
+        (HistoryEntry(0, 110).name, "{}", "not_supported"),
     ],
 )
 def test_damaged_files(tmp_path: Path, name: str, content: str, code: str) -> None:
@@ -419,7 +423,7 @@ def test_a_kill_before_it_is_written_how_long_an_entry_was_seen(tmp_path: Path) 
     written(tmp_path, read(300, 310, NEW))
     (tmp_path / "history/seen.json").write_bytes(before)
     written(tmp_path, read(400, 410))
-    assert entries(tmp_path)[-1] == Entry(300, 410)
+    assert entries(tmp_path)[-1] == HistoryEntry(300, 410)
 
 
 def test_retention_deletes_what_concerns_only_deleted_segments(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.changelog import remote as remote_module
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.changelog.merging import FAN, delete_covered, merge
-from pgoutput_fast.changelog.remote import Place, Remote, RemoteError, parse_place
+from pgoutput_fast.changelog.remote import Remote, RemoteError, RemotePlace, parse_place
 from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.changelog.uploading import Upload, download
 from pgoutput_fast.changelog.view import view_of
@@ -399,7 +399,7 @@ def test_wrong_places_are_refused(url: str, endpoint: str | None) -> None:
 def test_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
-    assert parse_place("s3://bucket/a/b/") == Place("bucket", "a/b", None)
+    assert parse_place("s3://bucket/a/b/") == RemotePlace("bucket", "a/b", None)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://a:1/")
     assert parse_place("s3://bucket/a").endpoint == "http://a:1"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://b")

@@ -95,11 +95,11 @@ class Tables:
 
     def do(self, name: str, do: Callable[[], Any]) -> Any:
         """Do one of them."""
-        from pgoutput_fast.apply.delta_table import Table
+        from pgoutput_fast.apply.delta_table import LakeTable
 
         # Tables of Iceberg have a commit of their own.
         kinds: list[Any] = [
-            one for one in (Table, *Table.__subclasses__()) if "commit" in vars(one)
+            one for one in (LakeTable, *LakeTable.__subclasses__()) if "commit" in vars(one)
         ]
         own = [one.commit for one in kinds]
         commits = []

@@ -11,7 +11,7 @@ import pytest
 
 from pgoutput_fast.apply.syncing import SyncProgress
 from pgoutput_fast.apply.targets import Held
-from pgoutput_fast.cli._sync_report import SyncReport, TableEvent, Written, make_report
+from pgoutput_fast.cli._sync_report import ReportedEvent, SyncReport, Written, make_report
 from pgoutput_fast.watching.sync_figures import SyncFigures
 
 CHROMIUM = shutil.which("chromium")
@@ -47,7 +47,7 @@ def page() -> str:
         SyncReport(
             "database shop of db.example", "duckdb:/srv/warehouse/shop.duckdb", 1_764_000_000.0,
             1_764_000_100.0, SyncFigures(progress, 123_456_789, 1234.5, None),
-            [TableEvent(1_764_000_000.0, f"public.{NAMES[2]}", "copied again")],
+            [ReportedEvent(1_764_000_000.0, f"public.{NAMES[2]}", "copied again")],
             [Written(1_764_000_000.0, 5, 0.1)], is_over=True,
         )
     )  # fmt: skip

@@ -30,7 +30,7 @@ from support.waiting import wait_until
 import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.apply.continuity import copied_name
-from pgoutput_fast.apply.targets import Column, Held
+from pgoutput_fast.apply.targets import Held, StoredColumn
 from pgoutput_fast.changelog.consumers import consumers
 from pgoutput_fast.changelog.copies import Copy
 from pgoutput_fast.cli import _position, main
@@ -828,7 +828,7 @@ def having(*tables: Held) -> apply.SyncProgress:
 
 
 def test_what_happens_to_tables() -> None:
-    column = Column("a", "a", 23, -1, "int32", number=1)
+    column = StoredColumn("a", "a", 23, -1, "int32", number=1)
     old = Held(1, "public", "t", "public.t", lsn=5, columns=(column,))
     for new, texts in [
         (old, []),

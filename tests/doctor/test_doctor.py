@@ -25,7 +25,7 @@ from pgoutput_fast.replication import ReplicationConnection, connect, snapshot
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pgoutput_fast.doctor import Finding, Report
+    from pgoutput_fast.doctor import DoctorReport, Finding
 
 pytestmark = pytest.mark.server
 
@@ -103,11 +103,11 @@ def dsn18(newest: EmbeddedServer) -> str:
     return cleaned(newest)
 
 
-def found(report: Report, kind: str) -> list[Finding]:
+def found(report: DoctorReport, kind: str) -> list[Finding]:
     return [finding for finding in report.findings if finding.id == kind]
 
 
-def the(report: Report, kind: str) -> Finding:
+def the(report: DoctorReport, kind: str) -> Finding:
     (finding,) = found(report, kind)
     return finding
 

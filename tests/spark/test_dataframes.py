@@ -50,7 +50,7 @@ from pgoutput_fast.names import shown_table
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.spark import decode_frames, error_of, read_segments
 from pgoutput_fast.spark._column_types import arrow_schema
-from pgoutput_fast.spark._executor import Target, change_batches, column_types
+from pgoutput_fast.spark._executor import ExecutorTarget, change_batches, column_types
 
 pytestmark = pytest.mark.spark
 
@@ -454,7 +454,7 @@ def target_of(spark, columns, *, policies=None, registry=None, encoding="utf-8",
     """The target of a table public.t, whose columns are given as DDL."""
     settings = Settings(policies or pf.Policies(), encoding, registry)
     schema = decode_frames(spark.createDataFrame([], "data binary"), "public.t", (), columns).schema
-    return Target(
+    return ExecutorTarget(
         table="public.t",
         columns=tuple(
             (field.name, field.dataType.simpleString()) for field in schema["after"].dataType

@@ -39,7 +39,7 @@ from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.settings import Settings
 from pgoutput_fast.spark import current_state, decode_frames, read_segments
 from pgoutput_fast.spark._column_types import arrow_schema
-from pgoutput_fast.spark._executor import Target, change_batches
+from pgoutput_fast.spark._executor import ExecutorTarget, change_batches
 
 pytestmark = pytest.mark.spark
 
@@ -316,7 +316,7 @@ def test_policies(spark, type_, text, chosen, ddl, expected):
     schema = decode_frames(landed, "public.t", frames[:1], policies=policies).schema
     assert schema["after"].dataType.simpleString() == f"struct<v:{ddl}>"
     # What the executors do, without a job for each value.
-    target = Target(
+    target = ExecutorTarget(
         table="public.t",
         columns=(("v", ddl),),
         schema=arrow_schema(schema),

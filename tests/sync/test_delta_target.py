@@ -31,16 +31,16 @@ from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.targets import (
     CHANGED,
     RENAMED,
-    Added,
+    AddedColumn,
     Alteration,
-    Column,
     Held,
     IncompleteError,
-    Origin,
     Removed,
     Renamed,
     Retyped,
     Stored,
+    StoredColumn,
+    TargetOrigin,
     window,
 )
 
@@ -57,7 +57,7 @@ from pgoutput_fast.apply import (  # noqa: E402
 from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaState, DeltaTarget  # noqa: E402
 from pgoutput_fast.verify.opening import open_target  # noqa: E402
 
-ORIGIN = Origin("7000000000000000001", "shop")
+ORIGIN = TargetOrigin("7000000000000000001", "shop")
 THINGS = t.Table("things", {"id": "int4", "name": "text", "note": "text"})
 UNSENT = pf.UNCHANGED
 
@@ -334,7 +334,7 @@ def check_history(path: Path, chance: random.Random, windows: int = 5) -> None:
             continue
         columns = row_schema(pending)
         before = known or set(row_schema(pending[:1]).names)
-        added = [Added(field.name, pa.nulls(1, field.type))
+        added = [AddedColumn(field.name, pa.nulls(1, field.type))
                  for field in columns if field.name not in before]  # fmt: skip
         crash = chance.choice([None, None, "changes", "state"])
         arguments: dict[str, Any] = {"alterations": added, "key": key}
@@ -541,9 +541,9 @@ def test_columns_are_added_with_values_and_without(synced: Synced) -> None:
     more = t.Table("things", {"id": "int4", "name": "text", "note": "text", "n": "int4",
                               "at": "timestamp", "u": "uuid"})  # fmt: skip
     alterations = [
-        Added("n", pa.array([7], pa.int32())),
-        Added("at", pa.nulls(1, pa.timestamp("us"))),
-        Added("u", pa.nulls(1, pa.string())),
+        AddedColumn("n", pa.array([7], pa.int32())),
+        AddedColumn("at", pa.nulls(1, pa.timestamp("us"))),
+        AddedColumn("u", pa.nulls(1, pa.string())),
     ]
     net = wide(
         0x200,
@@ -561,7 +561,7 @@ def test_columns_are_added_with_values_and_without(synced: Synced) -> None:
     files = {path.name for path in (synced.path / "state" / "public.things").glob("*.parquet")}
     last = t.Table("things", {"id": "int4", "z": "text"})
     net = wide(0x300, t.insert(last, [4, "z"]), table=last)
-    synced.apply(net, 0x301, [Added("z", pa.nulls(1, pa.string()))])
+    synced.apply(net, 0x301, [AddedColumn("z", pa.nulls(1, pa.string()))])
     assert len({*(synced.path / "state" / "public.things").glob("*.parquet")}) == len(files) + 1
     assert synced.rows()[-1] == {"id": 4, "name": None, "note": None, "n": None, "at": None,
                                  "u": None, "z": "z"}  # fmt: skip
@@ -579,7 +579,7 @@ def test_a_row_that_is_new_has_the_default_of_a_column_that_came_after_it(synced
         place, born.schema.field(place), pa.nulls(2, born.schema.field(place).type)
     )
     synced.apply(
-        net._replace(batches=born.to_batches), 0x201, [Added("n", pa.array([7], pa.int32()))]
+        net._replace(batches=born.to_batches), 0x201, [AddedColumn("n", pa.array([7], pa.int32()))]
     )
     assert [tuple(row.values()) for row in synced.rows()] == [(5, "b", "c", 7)]
 
@@ -591,7 +591,7 @@ def test_columns_are_retyped_and_removed_in_the_same_commit_as_the_rows(synced: 
     alterations = [
         Retyped("id", pa.int64()),
         Removed("name"),
-        Added("name", pa.array([5], pa.int32())),
+        AddedColumn("name", pa.array([5], pa.int32())),
     ]
     net = wide(0x200, t.update(other, [2, "6", UNSENT]), t.insert(other, [1 << 40, "7", None]),
                table=other)  # fmt: skip
@@ -633,7 +633,7 @@ def test_columns_are_renamed_also_in_a_circle(synced: Synced) -> None:
 def test_alterations_that_a_crash_left_done_are_not_done_again(synced: Synced) -> None:
     begun(synced, [1, "a", "x"])
     other = t.Table("things", {"id": "int4", "note": "text", "name": "text"})
-    alterations = [Removed("name"), Added("name", pa.array(["5"]))]
+    alterations = [Removed("name"), AddedColumn("name", pa.array(["5"]))]
     changes = batches(0x200, t.insert(other, [2, "y", "6"]), table=other)
     with pytest.raises(Crash):
         synced.write(changes, 0x201, alterations=alterations, crash="state")
@@ -653,8 +653,9 @@ def test_alterations_that_a_crash_left_done_are_not_done_again(synced: Synced) -
 def test_change_tables_get_columns_and_new_versions(synced: Synced) -> None:
     begun(synced, [1, "a", "x"])
     more = t.Table("things", {"id": "int4", "name": "text", "note": "text", "n": "timestamp"})
+    added = AddedColumn("n", pa.nulls(1, pa.timestamp("us")))
     synced.write(batches(0x200, t.insert(more, [2, "b", "y", "2024-01-01 00:00:00"]), table=more),
-                 0x201, alterations=[Added("n", pa.nulls(1, pa.timestamp("us")))])  # fmt: skip
+                 0x201, alterations=[added])  # fmt: skip
     found = synced.read("changes").sort_by("commit_lsn").column("after").to_pylist()
     assert found == [
         {"id": 1, "name": "a", "note": "x", "n": None},
@@ -855,7 +856,7 @@ WINDOWS: dict[str, Any] = {
     "adds a file": ((), lambda: [t.insert(THINGS, [5, "e", "v"])]),
     "replaces all": ((), lambda: [t.truncate([THINGS]), t.insert(THINGS, [9, "i", "s"])]),
     "alters": (
-        (Added("n", pa.array([7], pa.int32())),),
+        (AddedColumn("n", pa.array([7], pa.int32())),),
         lambda: [t.delete(THINGS, {"id": 2}), t.insert(THINGS, [6, "f", "u"])],
     ),
 }
@@ -1200,7 +1201,7 @@ def test_a_column_of_partitions_that_is_dropped(
     changes = batches(0x200, t.insert(narrow, [3, "z"]), table=narrow)
     with pytest.raises(IncompleteError):
         synced.write(changes, 0x201, alterations=[Removed("name")])
-    left = tuple(Column(name, name, 25, -1, "text") for name in ("id", "note"))
+    left = tuple(StoredColumn(name, name, 25, -1, "text") for name in ("id", "note"))
     held = synced.held._replace(stale="a column was dropped", columns=left)
     for lsn in (0x300, 0x400):
         with window(synced.target):
@@ -1312,7 +1313,7 @@ def test_columns_are_added_while_files_are_joined(
     assert waiting.begun.wait(60)
     wider = t.Table("things", {"id": "int4", "name": "text", "note": "text", "more": "int4"})
     changes = batches(0xA00, t.insert(wider, [10, "a", "b", 7]), table=wider)
-    added = [Added("more", pa.array([None], pa.int32()))]
+    added = [AddedColumn("more", pa.array([None], pa.int32()))]
     synced.write(changes, 0xA01, alterations=added)
     waiting.goes_on.set()
     synced.target._joins.wait()  # which has no error
@@ -1436,7 +1437,7 @@ def test_polars_and_duckdb_read_it(synced: Synced) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"])
     more = t.Table("things", {"id": "int4", "name": "text", "note": "text", "n": "int4"})
     changes = batches(0x200, t.update(more, [2, "c", UNSENT, "5"]), table=more)
-    synced.write(changes, 0x201, alterations=[Added("n", pa.nulls(1, pa.int32()))])
+    synced.write(changes, 0x201, alterations=[AddedColumn("n", pa.nulls(1, pa.int32()))])
     path = str(synced.path / "state" / "public.things")
     found = polars.read_delta(path).sort("id").rows()
     assert found == [(1, "a", "x", None), (2, "c", "y", 5)]
@@ -1452,7 +1453,7 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         commit_time=5,
         stale="why",
         copy_lsn=0x50,
-        columns=(Column("id", "id_", 23, -1, "int32", 1),),
+        columns=(StoredColumn("id", "id_", 23, -1, "int32", 1),),
     )
     other = held._replace(relation_id=1 << 31, stored="public.other")
     stored = Stored(0x900, {held.relation_id: held, 1 << 31: other})

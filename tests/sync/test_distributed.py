@@ -16,7 +16,7 @@ from support.targets.synced_tables import DeltaTables
 
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_target
-from pgoutput_fast.apply.delta_place import Place
+from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
 from pgoutput_fast.changelog.read_plan import Read
 from pgoutput_fast.changelog.schema_history import HistoryWriter
@@ -276,7 +276,7 @@ def test_a_refused_frame_is_named_as_the_driver_has_it(
 
 
 def test_what_a_killed_driver_has_staged_is_deleted(tmp_path: Path) -> None:
-    place = Place(str(tmp_path))
+    place = DeltaPlace(str(tmp_path))
     left = tmp_path / STAGED / ("a" * 32) / "history"
     left.mkdir(parents=True)
     (left / "seen.json").touch()

@@ -16,8 +16,8 @@ from support.expected_errors import expect_error
 from support.targets.synced_tables import IcebergTables
 
 from pgoutput_fast import apply, testing
-from pgoutput_fast.apply.delta_files import Added
-from pgoutput_fast.apply.delta_place import Place
+from pgoutput_fast.apply.delta_files import AddedFile
+from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.apply.iceberg_table import IcebergCatalog, IcebergTable
 from pgoutput_fast.apply.targets import ConflictError
 from pgoutput_fast.errors import Argument
@@ -72,7 +72,7 @@ def test_a_target_keeps_to_its_kind(made: MadeDirectory, tmp_path: Path) -> None
     # Also a single one that was put there.
     catalog = IcebergCatalog(tables.catalog)
     one = IcebergTable(
-        Place(tables.target), "changes/public.things", "app", 6, catalog, "public.things"
+        DeltaPlace(tables.target), "changes/public.things", "app", 6, catalog, "public.things"
     )
     with expect_error(code="bad_option", parameter="iceberg"):
         one.load()
@@ -89,8 +89,8 @@ def test_a_table_of_another_database(made: MadeDirectory, tmp_path: Path) -> Non
     sync(made, tables)
     catalog = IcebergCatalog(tables.catalog)
     other = IcebergTable(
-        Place(str(tmp_path / "lake")), "changes/public.things", "pgoutput_fast/other", 6, catalog,
-        "public.things",
+        DeltaPlace(str(tmp_path / "lake")), "changes/public.things", "pgoutput_fast/other", 6,
+        catalog, "public.things",
     )  # fmt: skip
     with expect_error(code="not_ours"):
         other.load()
@@ -101,7 +101,7 @@ def test_another_program_that_writes_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = IcebergCatalog(IcebergTables(tmp_path).catalog)
-    place = Place(str(tmp_path / "lake"))
+    place = DeltaPlace(str(tmp_path / "lake"))
     one, other = (IcebergTable(place, "changes/t", "app", 6, catalog, "t") for _ in range(2))
     one.load()
     one.create(pa.schema({"id": pa.int32()}), (0, 0))
@@ -118,12 +118,12 @@ def test_another_program_that_writes_at_the_same_time(
         pq.write_table(pa.table({"id": pa.array([1], pa.int32())}),
                        tmp_path / "lake" / "changes" / "t" / name)  # fmt: skip
     one.load()
-    one.commit([Added("a", 1, {}, "")], [], (7, 0))
+    one.commit([AddedFile("a", 1, {}, "")], [], (7, 0))
     kind, looks = type(other._table), [lambda self: self]
     refresh = kind.refresh
     monkeypatch.setattr(kind, "refresh", lambda self: (looks.pop() if looks else refresh)(self))
     with expect_error(ConflictError, code="conflict"):
-        other.commit([Added("b", 1, {}, "")], [], (7, 0))
+        other.commit([AddedFile("b", 1, {}, "")], [], (7, 0))
     monkeypatch.undo()
     other.load()
     assert (other.position, other._table.scan().to_arrow().num_rows) == ((7, 0), 1)

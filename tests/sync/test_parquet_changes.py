@@ -28,8 +28,8 @@ from support.targets.synced_tables import ParquetTables
 
 from pgoutput_fast import UNCHANGED, apply, testing
 from pgoutput_fast.apply import parquet_table, window_writer
-from pgoutput_fast.apply.delta_files import Added
-from pgoutput_fast.apply.delta_place import Place
+from pgoutput_fast.apply.delta_files import AddedFile
+from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.apply.parquet_table import ParquetTable
 from pgoutput_fast.apply.targets import ConflictError
 from pgoutput_fast.changelog.schema_history import HistoryWriter
@@ -371,7 +371,7 @@ def test_another_log_that_goes_on_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in object storage, where nothing is locked."""
-    place = Place(str(tmp_path / "lake"))
+    place = DeltaPlace(str(tmp_path / "lake"))
     one, other = (ParquetTable(place, "changes/t", "app", 6) for _ in range(2))
     schema = pa.schema({"commit_lsn": pa.int64()})
     one.load()
@@ -382,9 +382,9 @@ def test_another_log_that_goes_on_at_the_same_time(
         path = tmp_path / "lake" / "changes" / "t" / "_uncommitted" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"commit_lsn": pa.array([3, 4], pa.int64())}), path)
-    one.commit([Added("_uncommitted/a.parquet", 1, {}, statistics)], [], (5, 0))
+    one.commit([AddedFile("_uncommitted/a.parquet", 1, {}, statistics)], [], (5, 0))
     assert (one.position, other.position) == ((5, 0), (0, 0))
-    file = Added("_uncommitted/b.parquet", 1, {}, statistics)
+    file = AddedFile("_uncommitted/b.parquet", 1, {}, statistics)
     # Between the look at the log and the entry.
     with monkeypatch.context() as patch:
         patch.setattr(other, "_versions", lambda: [1])
@@ -405,12 +405,12 @@ def test_another_log_that_goes_on_at_the_same_time(
 
 
 def test_what_is_something_elses(made: MadeDirectory, tables: ParquetTables) -> None:
-    given = Place(str(tables.path)), "changes/public.things"
+    given = DeltaPlace(str(tables.path)), "changes/public.things"
     foreign = ParquetTable(*given, "pgoutput_fast/other", 6)
     with expect_error(code="not_ours"):
         foreign.load()
     assert not foreign.is_its_own()
-    letters = ParquetTable(Place(str(tables.path)), "changes/public.letters", "app", 6)
+    letters = ParquetTable(DeltaPlace(str(tables.path)), "changes/public.letters", "app", 6)
     letters.load()
     assert not letters.is_its_own()
     assert not (tables.path / "changes" / "public.letters").exists()
@@ -487,7 +487,7 @@ class StoredTables(ParquetTables):
         self.target = self.given["target"] = "parquet:s3://bucket/lake"
         options = {**ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
         self.given["storage_options"] = options
-        self.place = Place("s3://bucket/lake", options)
+        self.place = DeltaPlace("s3://bucket/lake", options)
 
     def names(self, where: str = "") -> list[str]:
         """Of all files of change tables, or in a directory."""

@@ -16,18 +16,18 @@ from support.targets.synced_tables import ALL_KINDS, TABLES, DeltaTables, Duckdb
 import pgoutput_fast as pf
 from pgoutput_fast import apply, cli, testing
 from pgoutput_fast.apply import snapshot_requests, syncing
-from pgoutput_fast.apply.delta_table import Table
+from pgoutput_fast.apply.delta_table import LakeTable
 from pgoutput_fast.apply.delta_target import DeltaState
-from pgoutput_fast.apply.duckdb_target import _State as DuckdbState
+from pgoutput_fast.apply.duckdb_target import _DuckdbState as DuckdbState
 from pgoutput_fast.changelog.requests import forget_request, requested
 from pgoutput_fast.changelog.schema_history import HistoryWriter
 
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
-DAYS = testing.Table("days", {"id": "int4", "day": "date"}, 16390, key=["id"])
-KEYS = testing.Table("keys", {"day": "date", "note": "text"}, 16391, key=["day"])
-OTHER = testing.Table("other", {"id": "int4", "note": "text"}, 16392, key=["id"])
+DAYS = testing.LakeTable("days", {"id": "int4", "day": "date"}, 16390, key=["id"])
+KEYS = testing.LakeTable("keys", {"day": "date", "note": "text"}, 16391, key=["day"])
+OTHER = testing.LakeTable("other", {"id": "int4", "note": "text"}, 16392, key=["id"])
 NULL: dict[str, Any] = {"policies": pf.Policies(infinity="null"), "change_policies": True}
 CLAMP: dict[str, Any] = {"policies": pf.Policies(infinity="clamp"), "change_policies": True}
 
@@ -62,13 +62,13 @@ def changes(tables: Tables, stored: str) -> list[tuple[int, int]]:
     return sorted((row["commit_lsn"], row["seq"]) for row in found)
 
 
-def begin(made: MadeDirectory, table: testing.Table, *first: list[Any]) -> None:
+def begin(made: MadeDirectory, table: testing.LakeTable, *first: list[Any]) -> None:
     for one in (table, OTHER):
         made.wait(one, 1000)
         made.copy(one, 1100, list(first) if one is table else [])
 
 
-def both(made: MadeDirectory, lsn: int, table: testing.Table, row: list[Any]) -> None:
+def both(made: MadeDirectory, lsn: int, table: testing.LakeTable, row: list[Any]) -> None:
     """A transaction of the table and of the other one."""
     made.commit(
         lsn, table.relation(), OTHER.relation(),
@@ -219,15 +219,15 @@ def a_file_in_the_way(kind: str, tables: Tables, patch: pytest.MonkeyPatch) -> C
 def a_failing_commit(kind: str, tables: Tables, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """The commit of one table fails."""
     del tables
-    original: Any = Table.commit
+    original: Any = LakeTable.commit
 
     def failing(self: Any, *args: Any, **keywords: Any) -> Any:
         if self.directory == f"{kind}/public.days":
             raise pf.PgOutputError(f"{self.directory}: permission denied")
         return original(self, *args, **keywords)
 
-    patch.setattr(Table, "commit", failing)
-    return lambda: patch.setattr(Table, "commit", original)
+    patch.setattr(LakeTable, "commit", failing)
+    return lambda: patch.setattr(LakeTable, "commit", original)
 
 
 def a_constraint(kind: str, tables: Tables, patch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -335,7 +335,7 @@ def test_a_table_that_cant_follow_the_catalogue(
         original(self, alterations, net, held)
 
     wider = [
-        testing.Table(one.name, {**columns, "n": "int4"}, one.relation_id, key=["id"])
+        testing.LakeTable(one.name, {**columns, "n": "int4"}, one.relation_id, key=["id"])
         for one, columns in (
             (DAYS, {"id": "int4", "day": "date"}), (OTHER, {"id": "int4", "note": "text"}),
         )
@@ -470,7 +470,7 @@ def test_a_table_that_cannot_be_read(made: MadeDirectory, lake: DeltaTables, kin
 
 
 def test_a_rename_that_fails(made: MadeDirectory, lake: DeltaTables) -> None:
-    renamed = testing.Table("weeks", {"id": "int4", "day": "date"}, 16390, key=["id"])
+    renamed = testing.LakeTable("weeks", {"id": "int4", "day": "date"}, 16390, key=["id"])
     begin(made, DAYS)
     both(made, 2000, DAYS, [1, "2020-01-01"])
     sync(made, lake)

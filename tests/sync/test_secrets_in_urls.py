@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pgoutput_fast import PgOutputError, apply
-from pgoutput_fast.apply.delta_place import Place
+from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.changelog.remote import refuse_secrets
 from pgoutput_fast.cli import main
 from pgoutput_fast.verify import verify
@@ -46,7 +46,7 @@ def test_a_url_with_secrets_is_refused_by_all_that_take_one(url: str, tmp_path: 
     for call in (
         lambda: apply.sync("host=/nowhere", target=url, **options),
         lambda: verify("host=/nowhere", publications=["p"], target=url),
-        lambda: Place(url),
+        lambda: DeltaPlace(url),
     ):
         text = told(call)
         assert "AWS_SECRET_ACCESS_KEY" in text
@@ -86,9 +86,9 @@ def test_an_endpoint_with_secrets_is_refused(name: str, monkeypatch: pytest.Monk
     text = told(lambda: apply.sync(target="s3://bucket/x", storage_options={name: endpoint}))
     assert f"the endpoint {name} of the object storage has a user or password" in text
     monkeypatch.setenv(name.upper(), endpoint)
-    for call in (lambda: Place("s3://bucket/x"), lambda: refuse_secrets("s3://bucket/x")):
+    for call in (lambda: DeltaPlace("s3://bucket/x"), lambda: refuse_secrets("s3://bucket/x")):
         assert f"{name.upper()} of the object storage has a user or password" in told(call)
-    assert Place("/a").uri == "/a"  # which no endpoint concerns
+    assert DeltaPlace("/a").uri == "/a"  # which no endpoint concerns
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_an_endpoint_with_secrets_is_refused(name: str, monkeypatch: pytest.Monk
 )
 def test_names_without_secrets_are_taken(url: str) -> None:
     refuse_secrets(url)
-    assert Place(url).uri in {url, url.removeprefix("file://")}
+    assert DeltaPlace(url).uri in {url, url.removeprefix("file://")}

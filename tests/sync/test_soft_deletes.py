@@ -26,7 +26,7 @@ from pgoutput_fast.apply.folding import Folding
 from pgoutput_fast.apply.options import TargetOptions
 from pgoutput_fast.apply.stored_changes import Form
 from pgoutput_fast.apply.synchronize import open_target
-from pgoutput_fast.apply.targets import Held, Origin, Stored, window
+from pgoutput_fast.apply.targets import Held, Stored, TargetOrigin, window
 from pgoutput_fast.cli import main
 from pgoutput_fast.errors import Argument
 
@@ -34,7 +34,7 @@ pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
 MARK = "gone at"
-ORIGIN = Origin("7000000000000000001", "shop")
+ORIGIN = TargetOrigin("7000000000000000001", "shop")
 HELD = Held(16390, "public", "things", "public.things")
 _TYPED: dict[str, Any] = {"int4": int, "text": str, "numeric(12,2)": Decimal, "uuid": str}
 _2000 = 946_684_800_000_000  # in microseconds since 1970

@@ -27,7 +27,7 @@ from pgoutput_fast.apply import stored_changes, syncing, window_writer
 from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.duckdb_target import DuckdbTarget
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
-from pgoutput_fast.apply.targets import Column, Held, Kept
+from pgoutput_fast.apply.targets import Held, Kept, StoredColumn
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.requests import requested
 from pgoutput_fast.changelog.retention import Keep, retain
@@ -817,7 +817,7 @@ def test_a_target_keeps_to_its_policies(made: MadeDirectory, tables: Tables) -> 
 def test_what_other_policies_concern(
     type_id: int, modifier: int, made: Any, now: Any, concerned: bool
 ) -> None:
-    one = Held(1, "s", "t", "s.t", columns=(Column("c", "c", type_id, modifier, ""),))
+    one = Held(1, "s", "t", "s.t", columns=(StoredColumn("c", "c", type_id, modifier, ""),))
     kept = Kept(policies=pf.Policies(**now))
     assert (kept.concerned(pf.Policies(**made), one) is not None) == concerned
 

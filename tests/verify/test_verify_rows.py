@@ -17,8 +17,8 @@ from pgoutput_fast import testing
 from pgoutput_fast.types import BUILTIN_TYPES, EXTENSION_TYPES, ColumnType
 from pgoutput_fast.verify import compare
 from pgoutput_fast.verify.compare import compare_all, compare_named, differences
-from pgoutput_fast.verify.fold import FoldedRows, HistoryError, KeyChange, RowStore
-from pgoutput_fast.verify.moment import _Collector
+from pgoutput_fast.verify.fold import FoldedRows, FoldedRowStore, HistoryError, KeyChange
+from pgoutput_fast.verify.moment import _ChangeCollector
 from pgoutput_fast.verify.sums import Sum, halves, md5
 from pgoutput_fast.verify.texts import described, plain, split
 
@@ -26,8 +26,8 @@ TEXT = ColumnType("base", 25, entry=next(one for one in BUILTIN_TYPES if one.nam
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[RowStore]:
-    made = RowStore(tmp_path / "rows")
+def store(tmp_path: Path) -> Iterator[FoldedRowStore]:
+    made = FoldedRowStore(tmp_path / "rows")
     yield made
     made.close()
 
@@ -59,7 +59,7 @@ def held(rows: FoldedRows) -> dict[str, int]:
     return {parts: times for _, parts, times in rows.parts(names)}
 
 
-def test_the_rows_of_a_table_with_a_key(store: RowStore) -> None:
+def test_the_rows_of_a_table_with_a_key(store: FoldedRowStore) -> None:
     rows = FoldedRows(store, "t", [0])
     rows.apply([
         insert("1", "a", "big"), insert("2", "b", "large"), insert("3", None, "x"),
@@ -83,7 +83,7 @@ def test_the_rows_of_a_table_with_a_key(store: RowStore) -> None:
     assert held(rows) == {"7,r,,": 1}
 
 
-def test_a_row_that_is_inserted_twice_is_there_twice(store: RowStore) -> None:
+def test_a_row_that_is_inserted_twice_is_there_twice(store: FoldedRowStore) -> None:
     rows = FoldedRows(store, "t", [0])
     rows.apply([insert("1", "a"), insert("1", "a"), update(["1", "b"])])
     assert held(rows) == {"1,b,": 2}
@@ -91,7 +91,7 @@ def test_a_row_that_is_inserted_twice_is_there_twice(store: RowStore) -> None:
     assert held(rows) == {}
 
 
-def test_the_rows_of_a_multiset(store: RowStore) -> None:
+def test_the_rows_of_a_multiset(store: FoldedRowStore) -> None:
     rows = FoldedRows(store, "t", [])
     rows.apply([
         insert("1", "a"), insert("1", "a"), insert("1", None), insert("2", "b"),
@@ -107,13 +107,13 @@ def test_the_rows_of_a_multiset(store: RowStore) -> None:
     KeyChange("delete", "K", row("1", None), row("1", None)),
     KeyChange("update", None, row("1", "x"), row(None, None)),
 ])  # fmt: skip
-def test_a_multiset_needs_whole_old_rows(store: RowStore, change: KeyChange) -> None:
+def test_a_multiset_needs_whole_old_rows(store: FoldedRowStore, change: KeyChange) -> None:
     rows = FoldedRows(store, "t", [])
     with pytest.raises(HistoryError):
         rows.apply([change])
 
 
-def test_keys_are_needed(store: RowStore) -> None:
+def test_keys_are_needed(store: FoldedRowStore) -> None:
     rows = FoldedRows(store, "t", [0])
     with pytest.raises(HistoryError):
         rows.apply([update([SENT_NOT, "x"])])
@@ -250,7 +250,7 @@ def test_a_row_that_changed_is_told_by_an_old_row_that_is_whole(
         table=SimpleNamespace(columns=columns), columns=("id", "note"), key=()
     )
     named: Any = SimpleNamespace(names_of=lambda _, rows: map(repr, rows))
-    collector = _Collector(table, named)
+    collector = _ChangeCollector(table, named)
     for message in decoded:
         collector.take(message)
     names, why = collector.result()

@@ -19,8 +19,8 @@ from support.values.type_values import TYPES, VALUES
 import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.apply import delta_table
-from pgoutput_fast.apply.delta_place import Place
-from pgoutput_fast.apply.delta_table import Table
+from pgoutput_fast.apply.delta_place import DeltaPlace
+from pgoutput_fast.apply.delta_table import LakeTable
 
 for _name in ("deltalake", "polars", "duckdb"):
     pytest.importorskip(_name)
@@ -126,7 +126,7 @@ def test_filters_of_joined_files(
     monkeypatch.setattr(delta_table, "_PER_TIER", 2)
     log = (one.read_text() for one in (path / "_delta_log").glob("*.json"))
     apps = {json.loads(f'"{one}"') for text in log for one in re.findall(r'"appId":"(.*?)"', text)}
-    table = Table(Place(str(lake.path)), f"{kind}/public.t", min(apps, key=len), 6)
+    table = LakeTable(DeltaPlace(str(lake.path)), f"{kind}/public.t", min(apps, key=len), 6)
     table.load()
     count = len(table.delta.file_uris())
     table.compact()

@@ -26,7 +26,7 @@ from support.commands.option_files import config
 from support.waiting import wait_until
 
 from pgoutput_fast import cli, testing
-from pgoutput_fast.apply.delta_place import Place
+from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.cli import _spark_engine
 from pgoutput_fast.cli.sync import command as sync
 from pgoutput_fast.embedded import EmbeddedServer
@@ -400,7 +400,7 @@ def test_a_cluster_and_object_storage(
         assert "120,000 changes in 1 window" in ended.stderr
         report = verify(database.dsn, publications=["p"], **target, storage_options=keys)
         # Where executors found the segments: it was there, and nothing has been left.
-        assert list(Place("s3://bucket/lake", keys).filesystem().get_file_info(
+        assert list(DeltaPlace("s3://bucket/lake", keys).filesystem().get_file_info(
             fs.FileSelector(STAGED, recursive=True, allow_not_found=True)
         )) == []  # fmt: skip
         assert [(one.state, one.rows) for one in report.tables] == [("equal", 240_000)]
