@@ -20,12 +20,14 @@ from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
 from ..changelog.view import view_of
 from ..errors import PgOutputError
+from ..lsn import format_lsn
 from ..names import shown_name
 from ..segments.listing import has_begun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from ..changelog.copies import TableState
     from ..changelog.read_plan import Position
     from ..policies import Policies
     from ..types import TypeRegistry
@@ -117,6 +119,7 @@ class ChangeFiles:
             "max_bytes": 16 << 20,
         }  # fmt: skip
         self.position: Position | None = None
+        self._states: Mapping[int, TableState] = {}
         self._known: dict[tuple[int, pa.DataType, bytes], ChangeVersion] = {}
         self._count = 0  # of files
         self._pending_bytes = 0
@@ -124,10 +127,19 @@ class ChangeFiles:
         self.versions: dict[int, list[ChangeVersion]] = {}
         directory.mkdir()
 
-    @property
-    def waiting(self) -> Mapping[int, int]:
-        """The same LSN, by relation id, of tables that wait for a snapshot."""
-        return {} if self.position is None else self.position.tables
+    def why_not(self, relation_id: int) -> str | None:
+        """Return why a table's rows are not known yet; None: they are.
+
+        A change log without first snapshots has all changes of each table, which began empty.
+        """
+        state = self._states.get(relation_id)
+        newest = None if state is None else state.copies[-1]
+        if newest is None or newest.state == "gone":
+            begin_empty = not any(one.copies[0].first for one in self._states.values())
+            return None if begin_empty else "the change log has no snapshot of it yet"
+        if newest.state == "waiting" or self.position is None or newest.lsn > self.position.lsn:
+            return f"it waits for its snapshot since {format_lsn(newest.lsn)}"
+        return None
 
     def read(self, tell: Callable[[int], None]) -> None:
         """Write what the change log has got since the last call.
@@ -145,6 +157,7 @@ class ChangeFiles:
         if not has_begun(self._path):
             return
         view = view_of(self._path)
+        self._states = view.states
         position = view.first_position() if self.position is None else self.position
         reader, rows = self._reader(), 0
         with self._refusals():

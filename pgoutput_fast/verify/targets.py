@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..changelog.history import history_of
-from ..lsn import format_lsn
 from ..policies import Policies
 from ..segments.listing import contents, metadata_of
 from .databases import Database, types_of
@@ -232,10 +231,9 @@ class DirectoryTarget:
 
     def table(self, table: ServerTable) -> TargetTable:
         """See `VerifiedTarget`."""
-        waiting = {} if self._files is None else self._files.waiting
-        waits = waiting.get(table.table.relation_id)
-        if waits is not None:
-            raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
+        why = None if self._files is None else self._files.why_not(table.table.relation_id)
+        if why is not None:
+            raise NotComparable(why)
         versions = self._versions(table.table.relation_id)
         held: dict[str, ValueStorage] = {}
         names: dict[str, str] = {}

@@ -104,12 +104,12 @@ def run(dsn: str, *statements: str) -> None:
             connection.execute(one.encode())
 
 
-def land(dsn: str, directory: Path, slot: str = "verified") -> None:
+def land(dsn: str, directory: Path, slot: str = "verified", **options: Any) -> None:
     with psycopg.connect(dsn) as connection:
         (end,) = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ("",)
     capture(
         dsn, slot=slot, publications=["p"], directory=directory, create_slot=True,
-        until_lsn=pf.parse_lsn(end),
+        until_lsn=pf.parse_lsn(end), **options,
     )  # fmt: skip
 
 
@@ -358,12 +358,34 @@ def test_a_table_that_waits_for_its_snapshot(made: Made, tmp_path: Path) -> None
     shutil.copytree(made.segments, tmp_path / "segments")
     with psycopg.connect(made.dsn) as connection:
         (oid,) = connection.execute("SELECT 'a'::regclass::oid::int8").fetchone() or (0,)
-    Tables(tmp_path / "segments").wait(oid, 0x10, {"table": "public.a"}, first=True)
+    Tables(tmp_path / "segments").wait(oid, 0x10, {"table": "public.a"}, first=False)
     report = verify(made.dsn, publications=["p"], target=str(tmp_path / "segments"))
     found = {one.name: one for one in report.tables}
     assert (found["a"].state, found["m"].state) == ("not compared", "equal")
     assert found["a"].why == "it waits for its snapshot since 0/10"
     assert report.exit_code == 2
+
+
+def test_a_table_that_the_capture_has_not_seen(
+    pg16: EmbeddedServer, make_database: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The slot has moved behind where the table was published, as nothing was sent meanwhile."""
+    database = make_database(pg16)
+    database.execute(
+        *(f"CREATE TABLE {one} (id int PRIMARY KEY)" for one in "ab"),
+        *(f"INSERT INTO {one} VALUES (1)" for one in "ab"),
+        "CREATE PUBLICATION p FOR TABLE a",
+    )
+    land(database.dsn, tmp_path / "segments", "seen", snapshot="initial")
+    database.execute(
+        "ALTER PUBLICATION p ADD TABLE b",
+        "SELECT pg_replication_slot_advance('seen', pg_current_wal_lsn())",
+    )
+    report = verify(database.dsn, publications=["p"], target=str(tmp_path / "segments"))
+    assert {one.name: (one.state, one.why) for one in report.tables} == {
+        "a": ("equal", ""),
+        "b": ("not compared", "the change log has no snapshot of it yet"),
+    }
 
 
 def test_a_snapshot_and_nothing_else(
