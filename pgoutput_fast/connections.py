@@ -405,9 +405,11 @@ class ConnectionParameters:
         if parameters is None:
             # Raised here, as libpq's error, which shows the string, would be its context else.
             raise PgOutputError(
-                f"the connection string can't be read{why}; write it as 'host=… dbname=…' or "
-                f"'postgresql://user@host/dbname', special characters in a URL as %XX",
+                f"the connection string can't be read{why}",
                 code="bad_option",
+                parameter="dsn",
+                hint="Write it as 'host=… dbname=…' or 'postgresql://user@host/dbname', special "
+                "characters in a URL as %XX",
             )
         _check_shown(dsn or "", parameters)
         # Secrets are removed from messages. Very short ones are not, as they are parts of ordinary

@@ -101,9 +101,10 @@ def python_encoding(name: str) -> str:
         usable = False
     if not usable:
         raise PgOutputError(
-            f"encoding {name[:40]!r} is unknown; expected the client_encoding of the session, "
-            "such as 'UTF8' or 'LATIN1'",
+            f"{name[:40]!r} is unknown; expected the client_encoding of the session, such as "
+            "'UTF8' or 'LATIN1'",
             code="bad_option",
+            parameter="encoding",
         )
     if found in _OTHER_MAPS:
         raise PgOutputError(

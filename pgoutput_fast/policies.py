@@ -133,7 +133,9 @@ def policies_of(given: Iterable[str]) -> Policies:
         if not equals or name not in Policies.__dataclass_fields__:
             names = ", ".join(Policies.__dataclass_fields__)
             raise PgOutputError(
-                f"{one!r} is not NAME=VALUE with a NAME of {names}", code="bad_option"
+                f"{one!r} is not NAME=VALUE with a NAME of {names}",
+                code="bad_option",
+                parameter="policies",
             )
         chosen[name] = _value(name, value)
     return Policies(**chosen)

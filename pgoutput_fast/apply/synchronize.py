@@ -222,7 +222,11 @@ def _begun(
 def _required(slot: str | None, publications: Sequence[str] | None) -> tuple[str, Sequence[str]]:
     """The slot and the publications of a capture, which have to be given."""
     if slot is None or publications is None:
-        raise PgOutputError("give slot and publications, or segments", code="bad_option")
+        raise PgOutputError(
+            "nothing says what is synced", code="bad_option",
+            hint=("Give ", Argument("slot"), " and ", Argument("publications"), ", or ",
+                  Argument("segments")),
+        )  # fmt: skip
     return slot, publications
 
 
@@ -275,9 +279,10 @@ class OpenedTarget(NamedTuple):
             return Path(given)
         if self.path is None:
             raise PgOutputError(
-                f"{self.name} is not in this file system",
+                f"nothing says where the slot is captured, as {self.name} is not in this file "
+                "system",
                 code="bad_option",
-                hint=("Give ", Argument("directory"), ", where the slot is captured"),
+                parameter="directory",
             )
         return self.path.with_name(f"{self.path.name}.segments")
 

@@ -64,7 +64,7 @@ def _check_position(
         check_lsn("start_lsn", start_lsn)
         if temporary:
             raise PgOutputError(
-                "a temporary slot begins now: start_lsn can't be given with it", code="bad_option"
+                "a temporary slot begins now", code="bad_option", parameter="start_lsn"
             )
     if on_idle is not None and not callable(on_idle):
         raise TypeError(f"on_idle must be callable, not {type(on_idle).__name__}")

@@ -131,11 +131,13 @@ def advance(server: Server, name: str, lsn: int) -> int:
                 f"slot {name!r} is at {format_lsn(state.confirmed_flush_lsn or 0)}, beyond "
                 f"{format_lsn(lsn)}, and can't be moved back",
                 code="bad_option",
+                parameter="lsn",
             )
         end = connection.current_lsn()
         if lsn > end:
             raise PgOutputError(
                 f"the server's log ends at {format_lsn(end)}, before {format_lsn(lsn)}",
                 code="bad_option",
+                parameter="lsn",
             )
         return connection.advance_slot(name, lsn)

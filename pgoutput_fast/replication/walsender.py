@@ -786,6 +786,7 @@ def check_slot_name(name: str) -> None:
         raise PgOutputError(
             f"{name!r} is no name of a slot: 1 to 63 lower-case letters, digits and underscores",
             code="bad_option",
+            parameter="slot",
         )
 
 

@@ -353,8 +353,9 @@ def checked_target(target: Any) -> DeltaTarget:
     """
     if not isinstance(target, DeltaTarget):
         raise PgOutputError(
-            f"{target!r} is a file that one process writes: Spark's engine keeps Delta tables, so "
-            "give a directory or a URL as target",
+            f"{target!r} is a file that one process writes, and Spark's engine keeps Delta tables",
             code="bad_option",
+            parameter="target",
+            hint="Give a directory or a URL",
         )
     return target

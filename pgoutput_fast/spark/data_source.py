@@ -285,8 +285,9 @@ def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> Ch
             return chosen
     raise PgOutputError(
         "a schema of the source pgoutput has all columns of a change, of which before and after "
-        "have those of the table; leave .schema() out to get it",
+        "have those of the table",
         code="bad_option",
+        hint="Leave .schema() out to get it",
     )
 
 
@@ -577,9 +578,10 @@ class _Planner:
             position = view.position_at(self._options.starting_lsn)
             if position.lsn > view.end:
                 raise PgOutputError(
-                    f"the option startingLsn is {format_lsn(position.lsn)}, and "
-                    f"{self._options.directory} ends at {format_lsn(view.end)}",
+                    f"{format_lsn(position.lsn)} lies beyond {self._options.directory}, which ends "
+                    f"at {format_lsn(view.end)}",
                     code="bad_option",
+                    parameter="starting_lsn",
                     path=str(self._options.directory),
                 )
         else:

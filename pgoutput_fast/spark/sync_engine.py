@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pgoutput_fast.apply import sync as sync_with
 from pgoutput_fast.apply.window_writer import WindowWriter
 from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.options import byte_count, choice, flag
 
 from ._distributed import DistributedWindow, checked_target
 from ._jobs import SparkJobs
@@ -79,19 +80,10 @@ class SparkEngine:
         merge_by: MergeBy = "auto",
     ) -> None:
         if driver_bytes is not None:
-            if type(driver_bytes) is not int:
-                raise TypeError(f"driver_bytes must be an int, not {type(driver_bytes).__name__}")
-            if driver_bytes < 0:
-                raise PgOutputError(
-                    f"driver_bytes must be 0 at least, not {driver_bytes}", code="bad_option"
-                )
-        if stage is not None and type(stage) is not bool:
-            raise TypeError(f"stage must be a bool, not {type(stage).__name__}")
-        if merge_by not in MERGE_BY:
-            raise PgOutputError(
-                f"merge_by must be one of {', '.join(MERGE_BY)}, not {merge_by!r}",
-                code="bad_option",
-            )
+            byte_count().check("driver_bytes", driver_bytes)
+        if stage is not None:
+            flag().check("stage", stage)
+        choice(*MERGE_BY).check("merge_by", merge_by)
         self._spark = spark
         self._stage = stage
         self._merge_by = merge_by

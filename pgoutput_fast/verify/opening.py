@@ -119,8 +119,9 @@ def _opened(
         return _delta(DeltaPlace(str(path)), _segments_of(path.absolute(), segments), engine)
     if segments is not None:
         raise PgOutputError(
-            f"segments were given, and {path} is no target that a sync keeps",
+            f"{path} is no target that a sync keeps",
             code="bad_option",
+            parameter="segments",
             path=str(path),
         )
     if has_begun(path):

@@ -344,3 +344,14 @@ def test_one_name_is_one_test() -> None:
     )
     assert len(functions) > 500
     assert [name for name, count in (files + functions).items() if count > 1] == []
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    """But for twins, of which one is in Cython."""
+    names = collections.Counter(
+        node.name.lstrip("_")
+        for path in (ROOT / "pgoutput_fast").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, number in names.items() if number > 1} == set()
