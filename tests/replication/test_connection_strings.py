@@ -24,9 +24,8 @@ from pgoutput_fast.errors import PgOutputError
 def test_a_parameter_that_is_unknown_is_named(dsn: str, said: str) -> None:
     with pytest.raises(PgOutputError) as caught:
         ConnectionParameters(dsn)
-    expected = f"the connection string can't be read: {said}; write it as "
-    assert caught.value.code == "bad_option"
-    assert str(caught.value).startswith(expected)
+    assert (caught.value.code, caught.value.parameter) == ("bad_option", "dsn")
+    assert caught.value.message == f"the connection string can't be read: {said}"
     assert "s3cret" not in str(caught.value)
 
 
