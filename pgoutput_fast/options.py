@@ -170,7 +170,7 @@ def option(
 
     Parameters
     ----------
-    kind : Kind
+    kind : OptionKind
     default : object
         None: the option need not have a value.
     help : str
@@ -196,7 +196,7 @@ class OptionField:
     Attributes
     ----------
     name : str
-    kind : Kind
+    kind : OptionKind
     default : object
     help : str
     has_flag : bool

@@ -449,7 +449,7 @@ class Publications:
 
         Parameters
         ----------
-        published : Published
+        published : PublishedRelation
         columns : mapping of int to sequence of Generated
             As of `read_generated`.
 

@@ -205,7 +205,7 @@ def shown(
 
     Parameters
     ----------
-    formatter : Formatter
+    formatter : RecordFormatter
         Makes the lines of the log.
     kind : {"text", "json"}
         JSON is never beside a live line.

@@ -40,7 +40,7 @@ class Value(click.ParamType[Any]):
 
     Parameters
     ----------
-    kind : Kind
+    kind : OptionKind
     """
 
     name = "value"

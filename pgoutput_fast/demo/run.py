@@ -153,7 +153,7 @@ def run(
         ``tables.duckdb``.
     engine : {'spark', 'local'}
         Spark writes Delta tables; without Spark, the tables are in DuckDB.
-    progress : Progress, optional
+    progress : DemoProgress, optional
         Is told how far the run has come.
 
     Returns

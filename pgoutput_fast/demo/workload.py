@@ -280,11 +280,11 @@ class Workload:
 
     Attributes
     ----------
-    first : list of Step
+    first : list of WorkloadStep
         Rows that are there before anybody reads: they come by the snapshot.
-    live : list of Step
+    live : list of WorkloadStep
         Changes that are followed: a truncate and new columns among them.
-    backlog : Step
+    backlog : WorkloadStep
         Changes that are made while nobody reads, with all rows of pgbench's largest table.
     scale : int
         That of pgbench: so many times 100,000 accounts.

@@ -102,7 +102,7 @@ class ExaminedPublication:
         "insert", "update", "delete" and, where the server has it, "truncate" → whether published.
     generated : str or None
         pubgencols: "n" or "s"; None before PostgreSQL 18.
-    entries : dict of int to Entry
+    entries : dict of int to PublicationEntry
         OID of each table that it names → how it publishes it.
     members : set of int
         OIDs of all its tables: partitions of its tables too, and those that are not sent, as they
