@@ -448,9 +448,13 @@ class Looks:
         self.equal = 0
         """How many tables were found equal."""
 
+    def is_due(self, faults: int) -> bool:
+        """Whether it is time for a look."""
+        return faults >= self._next
+
     def take(self, faults: int) -> None:
         """Look, behind every twentieth fault."""
-        if faults < self._next:
+        if not self.is_due(faults):
             return
         try:
             report = verified(self._server, self._tables, rounds=3, timeout=LOOK)
@@ -524,7 +528,7 @@ def take_part(syncer: Syncer, tables: AnyTables, looks: Looks, kills: int) -> st
     for number in range(kills):
         syncer.live()
         syncer.kill()
-        syncer.start()
+        syncer.start(is_waited_for=looks.is_due(number + 1))
         looks.take(number + 1)
     return f"{kills} faults"
 

@@ -31,9 +31,12 @@ class Syncer(Consumer):
     chance: random.Random
     script = "syncer.py"
 
-    def start(self) -> None:
-        """Start it, with windows of another size than before."""
-        self.options["window_bytes"] = self._window_bytes()
+    def start(self, *, is_waited_for: bool = False) -> None:
+        """Start it, with windows of another size than before.
+
+        With small ones it may take longer than `LOOK` to come to where the server is.
+        """
+        self.options["window_bytes"] = WINDOWS[-1] if is_waited_for else self._window_bytes()
         self._begin = os.fstat(self.log.fileno()).st_size
         super().start()
 
