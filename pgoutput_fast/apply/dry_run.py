@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.consumers import consumers
-from ..changelog.history import HistoryFollower, history_of
+from ..changelog.history import history_of
 from ..changelog.read_frames import chunks
 from ..changelog.read_plan import Position, first_position
 from ..changelog.view import View, view_of
@@ -286,10 +286,6 @@ def _count(
         "policies": policies, "target": decode_for, "tables": options.tables,
         "on_error": "raise", "max_bytes": 16 << 20,
     }  # fmt: skip
-    history = history_of([directory])
-    follower = None if history is None else HistoryFollower(history, options.history)
-    if follower is not None:
-        decoding["registry"] = follower.registry
 
     def pause(_: Chunk, refusals: list[Refusal]) -> None:
         for one in refusals:
@@ -299,7 +295,8 @@ def _count(
                 found[relation_id] = plan_of._replace(refused=str(one.error))
 
     stops = options.on_error == "stop"
-    reader = ChangeReader(decoding, follower, refused=None if stops else pause)
+    history = history_of([directory])
+    reader = ChangeReader(decoding, history, options.history, refused=None if stops else pause)
     for read in plan.reads:
         copy = read.snapshot
         for chunk in chunks(read, view.metadata):

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.commits import newest_commit
-from ..changelog.history import HistoryFollower
 from ..changelog.known import how_to_copy
 from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
@@ -120,11 +119,9 @@ class WindowWriter:
         self._paused: dict[int, Paused] = {}
         self._states = log.view().states
         self._history = log.history()
-        self._follower: HistoryFollower | None = None
-        if self._history is not None:
-            self._follower = HistoryFollower(self._history, options.history)
-            decoding = {**decoding, "registry": self._follower.registry}
-        self._decoding = decoding
+        refused = None if options.on_error == "stop" else self._pause_refused
+        self._reader = ChangeReader(decoding, self._history, options.history, refused=refused)
+        self._decoding = self._reader.decoding
         self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
         self._spill_file = SpillFile()
         self.counts: dict[str, int] = {}
@@ -232,13 +229,10 @@ class WindowWriter:
 
     def _take_all(self, view: View, plan: ReadPlan) -> None:
         """Give all changes of a plan to their tables."""
-        stops = self._options.on_error == "stop"
-        refused = None if stops else self._pause_refused
-        reader = ChangeReader(self._decoding, self._follower, refused=refused)
         for copy, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
             for read in reads:
                 for chunk in chunks(read, view.metadata):
-                    self._take(reader, chunk, copy)
+                    self._take(chunk, copy)
                     self._tell()
             self._end_copy(copy)
 
@@ -328,8 +322,8 @@ class WindowWriter:
             one.commit_state(end)
         self.seconds[qualified(one.held)] = time.perf_counter() - begin
 
-    def _take(self, reader: ChangeReader, chunk: Chunk, copy: Copy | None) -> None:
-        for changes, decoded in reader.changes(chunk):
+    def _take(self, chunk: Chunk, copy: Copy | None) -> None:
+        for changes, decoded in self._reader.changes(chunk):
             if changes.relation.relation_id in self._paused:
                 continue
             lsn = decoded.column("commit_lsn")[0].as_py()
@@ -498,8 +492,8 @@ class WindowWriter:
 
     def _foretold(self, view: View, table: CatalogTable, lsn: int) -> tuple[pa.Schema, Any]:
         """The schema of a change that would come of a table at an LSN, and its Relation."""
-        if self._follower is not None:
-            self._follower.go_to(lsn)
+        if self._reader.follower is not None:
+            self._reader.follower.go_to(lsn)
         decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
         nothing = [None for one in table.columns if one.is_published]
         frames = [

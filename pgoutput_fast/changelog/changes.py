@@ -9,12 +9,13 @@ from ..columnar.decoder import ColumnarDecoder
 from ..errors import VALUE_CODES, DecodeError, PgOutputError
 from ..lsn import format_lsn
 from ..protocol.wire import relation_id_of
+from .history import HistoryFollower
 from .ranges import counted, frame_counts, given_lsns
 
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
-    from .history import HistoryFollower
+    from .history import History, HistoryPolicy
     from .read_frames import Chunk
 
 
@@ -41,22 +42,34 @@ class ChangeReader:
     ----------
     decoding : dict
         Arguments of :class:`ColumnarDecoder`.
-    follower : Follower, optional
-        It gives the registry the types of each part's time.
+    history : History, optional
+        It has the types of each part's time, unless `decoding` has a registry.
+    policy : {"newer", "older", "error"}
+        Which of two forms an altered type has, where nothing tells.
     refused : callable, optional
         Called where values are refused that count, in place of raising an error: with the chunk,
         or the part of it, and the refusals. The decoder goes on behind the frames. It is called
         before the batch is given out that has the rows of these tables behind them.
+
+    Attributes
+    ----------
+    decoding : dict
+        With the registry that follows the history.
+    follower : HistoryFollower or None
     """
 
     def __init__(
         self,
         decoding: dict[str, Any],
-        follower: HistoryFollower | None = None,
+        history: History | None = None,
+        policy: HistoryPolicy = "newer",
         refused: Callable[[Chunk, list[Refusal]], None] | None = None,
     ) -> None:
-        self._decoding = decoding
-        self._follower = follower
+        self.follower: HistoryFollower | None = None
+        if history is not None and decoding.get("registry") is None:
+            self.follower = HistoryFollower(history, policy)
+            decoding = {**decoding, "registry": self.follower.registry}
+        self.decoding = decoding
         self._refused = refused
         self._decoder: ColumnarDecoder | None = None
         self._encoding = ""
@@ -71,11 +84,11 @@ class ChangeReader:
             says before or after.
         """
         try:
-            if self._follower is None:
+            if self.follower is None:
                 yield from self._part(chunk)
                 return
             commit_lsns = chunk.beside.column("commit_lsn")
-            parts = self._follower.parts(
+            parts = self.follower.parts(
                 chunk.frames, chunk.lsns, commit_lsns, chunk.path, chunk.encoding
             )
             for begin, end in parts:
@@ -103,9 +116,9 @@ class ChangeReader:
             batch = counted(changes, chunk)
             if not len(batch):
                 continue
-            if self._follower is not None:
+            if self.follower is not None:
                 try:
-                    self._follower.check_batch(changes.layout, batch, chunk.path)
+                    self.follower.check_batch(changes.layout, batch, chunk.path)
                 except PgOutputError as error:
                     if self._refused is None:
                         raise
@@ -130,10 +143,10 @@ class ChangeReader:
         bad.error.frame = bad.frame
         relation = None if bad.plan is None else bad.plan.relation
         try:
-            if self._follower is not None and bad.data[:1] in (b"I", b"U", b"D"):
+            if self.follower is not None and bad.data[:1] in (b"I", b"U", b"D"):
                 relation_id = relation_id_of(bad.data, in_stream=False)
                 if relation_id is not None:
-                    self._follower.check(relation_id, chunk.path)
+                    self.follower.check(relation_id, chunk.path)
         except PgOutputError as error:
             if self._refused is None or relation is None:
                 raise
@@ -146,7 +159,7 @@ class ChangeReader:
         """The decoder for the next frames. What it is made with may differ from unit to unit."""
         if self._decoder is None or self._encoding != chunk.encoding:
             # Errors are collected, as a frame that does not count may be refused.
-            arguments = {**self._decoding, "on_error": "collect", "encoding": chunk.encoding}
+            arguments = {**self.decoding, "on_error": "collect", "encoding": chunk.encoding}
             self._decoder, self._encoding = ColumnarDecoder(**arguments), chunk.encoding
         return self._decoder
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from .._disk import claim_directory, read_json_file, write_whole
 from .._forms import MALFORMED, of_form, unreadable
 from ..errors import PgOutputError, counted
-from ..lsn import format_lsn, parse_lsn
 from ..options import OptionKind
 from ..segments.folders import CONSUMERS
 from ..segments.listing import has_begun, not_begun
@@ -131,10 +130,7 @@ def _read(path: Path) -> ConsumerState:
         form = {"position": str, "tables": dict[str, str], "seen": float}
         for key, kind in form.items():
             of_form(fields[key], kind, key)
-        tables = {int(key): parse_lsn(lsn) for key, lsn in fields["tables"].items()}
-        return ConsumerState(
-            path.stem, Position(parse_lsn(fields["position"]), tables), fields["seen"]
-        )
+        return ConsumerState(path.stem, Position.of_fields(fields), fields["seen"])
     except (OSError, *MALFORMED) as error:
         raise unreadable(
             path,
@@ -217,11 +213,7 @@ class Consumer:
         self.position = position
 
     def _store(self, position: Position) -> None:
-        fields = {
-            "position": format_lsn(position.lsn),
-            "tables": {str(key): format_lsn(lsn) for key, lsn in position.tables.items()},
-            "seen": time.time(),
-        }
+        fields = {**position.fields(), "seen": time.time()}
         try:
             write_whole(self._path, [json.dumps(fields)])
         except OSError as error:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from ..segments.folders import HISTORY, SEGMENTS, SNAPSHOTS, TABLES
 from .history import history_of
+from .log_consumer import LogConsumer
 from .view import view_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .._disk import Folder
-    from .history import History
+    from ..policies import Policies
+    from .history import History, HistoryPolicy
+    from .read_plan import Position
     from .view import View
 
 _T = TypeVar("_T")
@@ -63,6 +66,44 @@ class ChangeLog:
             It can't be read, or is damaged.
         """
         return self._history.get()
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        position: Position | None = None,
+        tables: Sequence[str] | None = None,
+        policies: Policies | None = None,
+        target: Literal["arrow", "portable", "spark"] = "arrow",
+        history: HistoryPolicy = "newer",
+    ) -> LogConsumer:
+        """Return a consumer that reads what is there and what comes.
+
+        Parameters
+        ----------
+        name : str
+            Letters, digits, ``_``, ``-`` and dots. A consumer of this name goes on where it was; a
+            new one begins with the newest snapshot of each table.
+        position : Position, optional
+            Where to go on instead: the one that was stored with the last changes.
+        tables : sequence of str, optional
+            Patterns of the tables, as ``schema.name``; by default all.
+        policies : Policies, optional
+        target : {"arrow", "portable", "spark"}
+            The types of columns: see docs/reference/types.md.
+        history : {"newer", "older", "error"}
+            As of `SyncOptions`.
+
+        Raises
+        ------
+        PgOutputError
+            The name is not allowed, another process reads under it, the change log can't be read,
+            or what a new consumer needs is deleted.
+        """
+        return LogConsumer(
+            self.directory, name, self.view, self.history, position=position, tables=tables,
+            policies=policies, target=target, policy=history,
+        )  # fmt: skip
 
 
 class _Cached(Generic[_T]):

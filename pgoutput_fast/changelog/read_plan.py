@@ -6,7 +6,12 @@ that are elsewhere: a table that waits for a snapshot is held back where it bega
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._forms import MALFORMED
+from ..errors import PgOutputError
+from ..lsn import format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +46,35 @@ class Position(NamedTuple):
     def least(self) -> int:
         """The least LSN of all: what is before it is not read again."""
         return min(self.lsn, *self.tables.values()) if self.tables else self.lsn
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as an object of JSON."""
+        tables = {str(key): format_lsn(lsn) for key, lsn in self.tables.items()}
+        return {"position": format_lsn(self.lsn), "tables": tables}
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> Position:
+        """Return the position that `fields` gave; errors are those of Python's, of another form."""
+        tables = {int(key): parse_lsn(lsn) for key, lsn in fields["tables"].items()}
+        return cls(parse_lsn(fields["position"]), tables)
+
+    def to_json(self) -> str:
+        """Return it as text, to be stored."""
+        return json.dumps(self.fields())
+
+    @classmethod
+    def from_json(cls, text: str) -> Position:
+        """Return the position of a text that `to_json` made.
+
+        Raises
+        ------
+        PgOutputError
+            The text is of another form.
+        """
+        try:
+            return cls.of_fields(json.loads(text))
+        except MALFORMED as error:
+            raise PgOutputError(f"this is no position: {error}", code="unfit_input") from error
 
 
 class Stretch(NamedTuple):

@@ -21,7 +21,7 @@ from pgoutput_fast.apply.delta_statistics import bounded_leaves, repeating
 from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.stored_changes import Form, with_a_column
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
+from pgoutput_fast.changelog.history import HistoryPolicy, history_of
 from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.changelog.remote import refuse_secrets
 from pgoutput_fast.errors import PgOutputError
@@ -179,15 +179,11 @@ def write_changes(
         raise PgOutputError(
             f"can't write into {output}: {error}", code="io_failed", path=str(output)
         ) from error
-    known = history_of([directory])
-    follower = None if known is None or known.is_empty else HistoryFollower(known, history)
     decoding: dict[str, Any] = {
         "policies": policies, "target": "spark", "tables": tables, "on_error": "raise",
         "max_bytes": 16 << 20,
     }  # fmt: skip
-    if follower is not None:
-        decoding["registry"] = follower.registry
-    reader = ChangeReader(decoding, follower)
+    reader = ChangeReader(decoding, history_of([directory]), history)
     made: dict[tuple[int, pa.Schema], tuple[_ChangeFile, Form]] = {}
     try:
         for read in reads:

@@ -258,8 +258,8 @@ class DistributedWindow(WindowWriter):
 
     def _known(self, relation: Any, lsn: int) -> Known:
         """See `WindowWriter`; no frame that was read here has told the types of that time."""
-        if self._follower is not None:
-            self._follower.go_to(lsn)
+        if self._reader.follower is not None:
+            self._reader.follower.go_to(lsn)
         return super()._known(relation, lsn)
 
     # --- the second job: state tables ------------------------------------------------------------

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pgoutput_fast._version import __version__
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
+from pgoutput_fast.changelog.history import HistoryPolicy, history_of
 from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.errors import PgOutputError
 
@@ -112,13 +112,10 @@ def envelopes(
         A frame is refused, or a record is too large.
     """
     known = history_of([directory])
-    follower = None if known is None or known.is_empty else HistoryFollower(known, history)
     decoding: dict[str, Any] = {
         "policies": policies, "target": "spark", "tables": tables, "on_error": "raise",
         "max_bytes": 16 << 20, "fill_unchanged": True,
     }  # fmt: skip
-    if follower is not None:
-        decoding["registry"] = follower.registry
     refused: dict[int, list[pa.RecordBatch]] = {}
 
     def made(
@@ -130,11 +127,11 @@ def envelopes(
     def refuse(chunk: Chunk, refusals: list[Refusal]) -> None:
         for first in range(0, len(refusals), _REFUSED_ROWS):
             some = refusals[first : first + _REFUSED_ROWS]
-            for relation, batch, errors in refused_rows(chunk, some, decoding, explain):
+            for relation, batch, errors in refused_rows(chunk, some, reader.decoding, explain):
                 waiting = refused.setdefault(relation.relation_id, [])
                 waiting.append(made(relation, batch, errors))
 
-    reader = ChangeReader(decoding, follower, refused=refuse)
+    reader = ChangeReader(decoding, known, history, refused=refuse)
     for read in reads:
         for chunk in chunks(read, metadata):
             for found, batch in reader.changes(chunk):

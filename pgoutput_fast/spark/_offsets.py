@@ -68,10 +68,10 @@ def position_of(offset: Mapping[str, Any], view: View) -> Position:
     """
     try:
         of = {name: offset[name] for name in _IDENTITY}
-        tables = {int(key): parse_lsn(lsn) for key, lsn in offset["tables"].items()}
+        position = Position.of_fields(offset)
         if view.relation_id is not None:
-            tables = {key: lsn for key, lsn in tables.items() if key == view.relation_id}
-        position = Position(parse_lsn(offset["position"]), tables)
+            tables = {key: lsn for key, lsn in position.tables.items() if key == view.relation_id}
+            position = position._replace(tables=tables)
     except (KeyError, ValueError, TypeError, AttributeError, PgOutputError):
         raise is_no_offset(offset) from None
     for name, value in of.items():

@@ -28,7 +28,7 @@ from pgoutput_fast.apply.stored_changes import (
 from pgoutput_fast.apply.targets import DELETED_AT, StoredColumn
 from pgoutput_fast.apply.versions import Version
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.history import HistoryFollower, history_of
+from pgoutput_fast.changelog.history import history_of
 from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.errors import PgOutputError
 
@@ -337,14 +337,9 @@ def write_window(task: WriteTask) -> list[FileRun]:
 
 
 def _write(task: WriteTask) -> list[FileRun]:
-    known = history_of([task.directory])
-    follower = None if known is None or known.is_empty else HistoryFollower(known, task.history)
-    decoding = dict(task.decoding)
-    if follower is not None:
-        decoding["registry"] = follower.registry
     written = _WindowWritten(task)
     try:
-        reader = ChangeReader(decoding, follower)
+        reader = ChangeReader(task.decoding, history_of([task.directory]), task.history)
         copying: Copy | None = None
         for number, read in task.reads:
             copy = read.snapshot

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..changelog.changes import ChangeReader
-from ..changelog.history import HistoryFollower, history_of
+from ..changelog.history import history_of
 from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
 from ..changelog.view import view_of
@@ -159,7 +159,8 @@ class ChangeFiles:
         view = view_of(self._path)
         self._states = view.states
         position = view.first_position() if self.position is None else self.position
-        reader, rows = self._reader(), 0
+        # What may have been altered is compared with what the server has now.
+        reader, rows = ChangeReader(self._decoding, history_of([self._path]), "newer"), 0
         with self._refusals():
             while (plan := view.plan(position, _PART_BYTES)) is not None:
                 for read in plan.reads:
@@ -172,15 +173,6 @@ class ChangeFiles:
             for version in self._known.values():
                 self._flush(version)
         self.position = position
-
-    def _reader(self) -> ChangeReader:
-        decoding, follower = self._decoding, None
-        history = history_of([self._path])
-        if decoding["registry"] is None and history is not None:
-            # What may have been altered is compared with what the server has now.
-            follower = HistoryFollower(history, "newer")
-            decoding = {**decoding, "registry": follower.registry}
-        return ChangeReader(decoding, follower)
 
     def _take(self, relation: Any, batch: pa.RecordBatch) -> None:
         relation_id = relation.relation_id

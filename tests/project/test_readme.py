@@ -111,12 +111,14 @@ def test_a_stream_of_spark_of_the_readme(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.server
 def test_capture_and_inspect(tmp_path: Path) -> None:
-    capture, _, _, decode = python_blocks(CHANGE_LOG)
+    capture, own, _, _, decode = python_blocks(CHANGE_LOG)
     (commands,) = blocks("sh", LOOK)
     (printed,) = blocks("", LOOK)
     with fresh_server() as server:
         ran = run_python("-W", "error", "-c", on(server, capture), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    ran = run_python("-W", "error", "-c", own, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "accounts 3\n", "")
     shown, typed, stats = (
         run_python("-m", "pgoutput_fast", *shlex.split(command)[1:], cwd=tmp_path)
         for command in commands.splitlines()
@@ -168,7 +170,7 @@ def test_a_consumer_acknowledges_by_events() -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_capture_and_spark(tmp_path: Path) -> None:
-    capture, spark, typed, _ = python_blocks(CHANGE_LOG)
+    capture, _, spark, typed, _ = python_blocks(CHANGE_LOG)
     with fresh_server() as server:
         ran = run_python("-c", on(server, capture), cwd=tmp_path)
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import pgoutput_fast as pf
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.history import HistoryFollower, HistoryPolicy, history_of
+from pgoutput_fast.changelog.history import HistoryPolicy, history_of
 from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.changelog.read_plan import Position
 from pgoutput_fast.changelog.view import view_of
@@ -34,11 +34,7 @@ def batches_of(
     if plan is None:
         return
     decoding = {"policies": pf.Policies(), "target": "portable", **decoding}
-    known, follower = history_of([directory]), None
-    if known is not None and "registry" not in decoding:
-        follower = HistoryFollower(known, history)
-        decoding["registry"] = follower.registry
-    reader = ChangeReader(decoding, follower)
+    reader = ChangeReader(decoding, history_of([directory]), history)
     for read in plan.reads:
         for chunk in chunks(read, view.metadata):
             for changes, batch in reader.changes(chunk):
