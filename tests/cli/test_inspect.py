@@ -254,7 +254,7 @@ def test_files_that_do_not_go_together_are_refused(
 
 def test_an_empty_directory_is_said(run: Run, tmp_path: Path) -> None:
     assert run("inspect", tmp_path, code=1) == []
-    assert run.error.endswith(f" {tmp_path} [missing_path]\n")
+    assert run.error.endswith(f" {str(tmp_path)!r} [missing_path]\n")
 
 
 def test_nothing_found_among_many_tables_or_none(run: Run, tmp_path: Path) -> None:
