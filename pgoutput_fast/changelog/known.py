@@ -36,11 +36,11 @@ def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
         if last.state != "gone" and name:
             found[relation_id] = (name[0], name[1])
     for segment in contents(directory).segments[-1:]:
-        found.update(_announced(segment.path))
+        found.update(announced_tables(segment.path))
     return found
 
 
-def _announced(path: Path) -> dict[int, tuple[str, str]]:
+def announced_tables(path: Path) -> dict[int, tuple[str, str]]:
     """Return the tables that a segment announces."""
     found: dict[int, tuple[str, str]] = {}
     with SegmentReader(path) as reader:

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.history import HistoryFollower
-from pgoutput_fast.changelog.known import known_tables
+from pgoutput_fast.changelog.known import announced_tables, known_tables
 from pgoutput_fast.changelog.view import check_file, view_of
 from pgoutput_fast.names import shown_name, shown_table
-from pgoutput_fast.protocol.messages import Relation
+from pgoutput_fast.protocol.messages import decode_rare
 from pgoutput_fast.segments import Segment, SegmentMetadata, SegmentReader
 from pgoutput_fast.segments.structure import ANNOUNCEMENTS, tags_of
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pgoutput_fast.changelog.history import History
     from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.decoding.plan import RelationPlan
+    from pgoutput_fast.protocol.messages import Relation
+    from pgoutput_fast.segments.layout_index import Span
     from pgoutput_fast.settings import Settings
 
 _Path = str | os.PathLike[str]
@@ -78,28 +80,17 @@ class Planned:
         relation_id = self._relation_id(table, settings, kept)
         if relation_id is None:
             return None
-        plan = None
-        for segment in reversed(self._view.segments):
-            plan = _announced(segment.path, relation_id, settings)
-            if plan is not None:
-                break
+        newest = next(self._plans(relation_id, settings), None)
         state = self._view.states.get(relation_id)
         copy = state.snapshots[-1] if state is not None and state.snapshots else None
         paths = self._view.files.get((relation_id, copy.generation)) if copy is not None else None
         if copy is None or not paths:
-            return plan
-        copied = _announced(paths[0], relation_id, settings)
-        if plan is None or copied is None or plan.relation.frame == copied.relation.frame:
-            return plan or copied
-        # The server announces a table before its first change, so that its newest version is the
-        # snapshot's unless another one was announced since.
-        for segment in reversed(self._view.segments):
-            if segment.end_lsn <= copy.lsn:
-                break
-            plan = _announced(segment.path, relation_id, settings, since=copy.lsn)
-            if plan is not None:
-                return plan
-        return copied
+            return newest
+        copied = _plan_of(_spans(paths[0])[-1], settings)
+        if newest is None or newest.relation.frame == copied.relation.frame:
+            return copied
+        # Changes behind the snapshot have its layout, or a newer one.
+        return next(self._plans(relation_id, settings, since=copy.lsn), copied)
 
     def as_of(self, relation_id: int) -> int:
         """The LSN of which the newest version of a table is known.
@@ -113,13 +104,8 @@ class Planned:
 
     def _relation_id(self, table: str, settings: Settings, kept: History | None) -> int | None:
         """The relation id of the table that has a name, or had it last."""
-        announced: int | None = None
-        for segment in reversed(self._view.segments):
-            for _, message in _relations(segment.path, settings):
-                if shown_table(message) == table:
-                    announced = message.relation_id
-            if announced is not None:
-                break
+        named = (span for span in self._spans() if _name_of(span, settings) == table)
+        announced = next((span.relation_id for span in named), None)
         copied = {}
         if self._directory is not None and self._view.states:
             tables = Tables(self._directory)
@@ -142,22 +128,13 @@ class Planned:
         settings: Settings,
         kept: History | None,
     ) -> bool:
-        """Whether one table got a name that another one had when it was copied, at an LSN.
-
-        A file begins with what was announced at any time before it, which tells nothing of when.
-        """
+        """Whether one table got a name that another one had when it was copied, at an LSN."""
         other, lsn = copied
-        for segment in reversed(self._view.segments):
-            if segment.end_lsn <= lsn:
-                break
-            for commit, message in reversed([*_relations(segment.path, settings)]):
-                has_name = shown_table(message) == table
-                if commit is None or commit < lsn:
-                    continue
-                if message.relation_id == announced and has_name:
-                    return True
-                if message.relation_id == other:
-                    return not has_name
+        for span in self._spans(since=lsn):
+            if span.relation_id == announced and _name_of(span, settings) == table:
+                return True
+            if span.relation_id == other:
+                return _name_of(span, settings) != table
         if kept is None or kept.is_empty or kept.newest_start <= lsn:
             return False
         return any(
@@ -165,25 +142,43 @@ class Planned:
             for one in kept.newest_tables.tables
         )
 
-    def tables(self, settings: Settings) -> set[str]:
+    def tables(self) -> set[str]:
         """The names of the tables that the newest segment announces, and of those with copies."""
-        segments = self._view.segments
-        found = {shown_table(one) for _, one in _relations(segments[-1].path, settings)} if (
-            segments
-        ) else set()  # fmt: skip
         if self._directory is not None:
             known = known_tables(self._directory)
-            found |= {shown_name(".".join(name)) for name in known.values()}
-        return found
+        else:
+            known = announced_tables(self._view.segments[-1].path)
+        return {shown_name(".".join(name)) for name in known.values()}
 
     def relations(self, relation_id: int, settings: Settings) -> Iterator[Relation]:
         """All versions of a table that files have, newest first, most of them several times."""
-        paths = [one.path for one in reversed(self._view.segments)]
-        paths += [files[0] for key, files in self._view.files.items() if key[0] == relation_id]
-        for path in paths:
-            for _, message in _relations(path, settings):
-                if message.relation_id == relation_id:
-                    yield message
+        yield from (plan.relation for plan in self._plans(relation_id, settings))
+        for key, files in self._view.files.items():
+            if key[0] == relation_id:
+                yield _plan_of(_spans(files[0])[-1], settings).relation
+
+    def _spans(self, relation_id: int | None = None, *, since: int = 0) -> Iterator[Span]:
+        """The spans of segments, of one table or all, newest first.
+
+        With `since`, those with a transaction that was committed there or later.
+        """
+        for segment in reversed(self._view.segments):
+            if segment.end_lsn <= since:
+                return
+            if relation_id is not None and (
+                relation_id not in self._view.gathered.relation_ids(segment.path)
+            ):
+                continue
+            for span in reversed(_spans(segment.path)):
+                if relation_id in (None, span.relation_id) and span.last_commit_lsn >= since:
+                    yield span
+
+    def _plans(
+        self, relation_id: int, settings: Settings, *, since: int = 0
+    ) -> Iterator[RelationPlan]:
+        """The plans of a table's layouts, newest first."""
+        for span in self._spans(relation_id, since=since):
+            yield _plan_of(span, settings)
 
     def reads(
         self, relation_id: int | None, start: int | None = None, end: int | None = None
@@ -266,39 +261,23 @@ def _announces(batch: pa.RecordBatch) -> pa.BooleanArray:
     return pa.array(np.isin(tags_of(batch.column("data")), ANNOUNCEMENTS))
 
 
-def _relation_batches(path: Path) -> Iterator[Any]:
-    """The Types and Relations of a file, with the LSN of the commit beside each."""
+def _spans(path: Path) -> list[Span]:
+    """The layout index of a file."""
     with SegmentReader(path) as reader:
-        for batch in reader:
-            yield batch.filter(_announces(batch))
+        return reader.index
 
 
-def _relations(path: Path, settings: Settings) -> Iterator[tuple[int | None, Relation]]:
-    """The Relations of a file in their order, and the commit LSN of each that was sent there."""
+def _plan_of(span: Span, settings: Settings) -> RelationPlan:
+    """The plan of a span's layout."""
     decoder = decoder_of(settings)
-    for batch in _relation_batches(path):
-        commits = batch.column("commit_lsn").to_pylist()
-        for commit, frame in zip(commits, batch.column("data").to_pylist(), strict=True):
-            message = decoder.decode(frame)
-            if isinstance(message, Relation):
-                yield commit, message
-
-
-def _announced(
-    path: Path, relation_id: int, settings: Settings, *, since: int = 0
-) -> RelationPlan | None:
-    """The plan of a table's last Relation in a file.
-
-    With `since`, only of one that a transaction has sent which committed there or later.
-    """
-    decoder = decoder_of(settings)
-    plan = None
-    for batch in _relation_batches(path):
-        commits = batch.column("commit_lsn").to_pylist()
-        for commit, frame in zip(commits, batch.column("data").to_pylist(), strict=True):
-            message = decoder.decode(frame)
-            if not isinstance(message, Relation) or message.relation_id != relation_id:
-                continue
-            if not since or (commit is not None and commit >= since):
-                plan = decoder.state.plan(relation_id)
+    for frame in (*span.types, span.relation):
+        decoder.decode(frame)
+    plan = decoder.state.plan(span.relation_id)
+    assert plan is not None  # noqa: S101 - its Relation was decoded
     return plan
+
+
+def _name_of(span: Span, settings: Settings) -> str:
+    """The name of a span's table, as users give it."""
+    relation: Any = decode_rare(span.relation, in_stream=False, encoding=settings.encoding)
+    return shown_table(relation)

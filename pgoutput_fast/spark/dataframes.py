@@ -249,7 +249,7 @@ class FoundTable(NamedTuple):
 
     def others(self) -> list[str]:
         """The names of the tables that are there."""
-        found = set() if self.planned is None else self.planned.tables(self.settings)
+        found = set() if self.planned is None else self.planned.tables()
         if self.history is not None and not self.history.is_empty:
             found |= {shown_table(one) for one in self.history.newest_tables.tables}
         return sorted(found)
