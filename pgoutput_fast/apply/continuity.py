@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..changelog.consumers import consumers
 from ..changelog.copies import Tables
-from ..changelog.history import history_of
 from ..changelog.known import how_to_copy
 from ..changelog.read_plan import first_position, lacking
-from ..changelog.view import view_of
 from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from ..names import qualified
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..changelog.copies import Copy, TableState
+    from ..changelog.log import ChangeLog
     from ..changelog.read_plan import Position
     from ..changelog.view import View
     from .options import Uncopied
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_position(
-    directory: Path, name: str, stored: Stored, position: Position, uncopied: Uncopied
+    log: ChangeLog, name: str, stored: Stored, position: Position, uncopied: Uncopied
 ) -> list[int]:
     """Refuse a directory that lacks changes which the target has not.
 
@@ -38,7 +37,7 @@ def check_position(
 
     Parameters
     ----------
-    directory : pathlib.Path
+    log : ChangeLog
     name : str
         What errors call the target.
     stored : Stored
@@ -47,6 +46,7 @@ def check_position(
         Where the directory goes on for it.
     uncopied : {"error", "empty", "changes"}
     """
+    directory = log.directory
     if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
         raise PgOutputError(
             f"the first segments of {directory} are deleted, so tables without a snapshot do not "
@@ -56,9 +56,8 @@ def check_position(
             parameter="uncopied",
             hint=("Have them copied, or give ", Argument("uncopied", "changes")),
         )
-    states = view_of(directory).states
-    lacks = _behind(states, stored, position)
-    gone = departed(history_of([directory]), lacks)
+    lacks = _behind(log.view().states, stored, position)
+    gone = departed(log.history(), lacks)
     behind = [one for one in lacks if one not in gone]
     if behind:
         one = stored.tables[behind[0]]
@@ -89,13 +88,13 @@ def _behind(states: Mapping[int, TableState], stored: Stored, position: Position
     return found
 
 
-def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
+def lost_tables(log: ChangeLog, stored: Stored, consumer: str) -> list[int]:
     """Tables of which the directory lacks changes that the target has not, by relation id.
 
     They have to be copied again before a sync can begin.
     """
-    view = view_of(directory)
-    known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
+    view = log.view()
+    known = {one.name: one.position for one in consumers(log.directory)} if stored.lsn else {}
     position = known.get(consumer)
     lost: set[int] = set()
     if position is None:
@@ -103,7 +102,7 @@ def lost_tables(directory: Path, stored: Stored, consumer: str) -> list[int]:
         position = first_position(view.states, begin)
         lost.update(lacking(position, view.states, begin))
     behind = _behind(view.states, stored, position)
-    gone = departed(history_of([directory]), behind)
+    gone = departed(log.history(), behind)
     return sorted(lost.union(one for one in behind if one not in gone))
 
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.consumers import consumers
-from ..changelog.history import history_of
+from ..changelog.log import ChangeLog
 from ..changelog.read_frames import chunks
 from ..changelog.read_plan import Position, first_position
-from ..changelog.view import View, view_of
 from ..names import qualified, shown_name
 from ..policies import Policies
-from ..segments.listing import has_begun, not_begun
+from ..segments.listing import not_begun
 from .continuity import check_position, copied_name, lost_tables, origin_of
 from .departures import check_tables, mistaken
 from .embedded_capture import check_slot
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..changelog.read_frames import Chunk
+    from ..changelog.view import View
     from ..connections import ConnectionParameters
 
 
@@ -178,7 +178,8 @@ def plan_sync(
     """
     slot = None if asked is None else asked.slot
     published = {} if asked is None else asked.published
-    view = view_of(directory) if has_begun(directory) else None
+    log = ChangeLog(directory)
+    view = log.view() if log.has_begun else None
     if view is None:
         if asked is None:
             raise not_begun(directory)
@@ -195,7 +196,7 @@ def plan_sync(
         check_tables(options.tables, [*map(shown_name, published.values())], directory)
     lost: list[int] = []
     if asked is not None and options.on_error == "pause":
-        lost = lost_tables(directory, stored, consumer)
+        lost = lost_tables(log, stored, consumer)
     known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
     if consumer in known:
         position = known[consumer]
@@ -207,9 +208,9 @@ def plan_sync(
         ends = dict.fromkeys(lost, view.end)
         position = Position(position.lsn, {**position.tables, **ends})
     else:
-        check_position(directory, str(name), stored, position, options.uncopied)
+        check_position(log, str(name), stored, position, options.uncopied)
     counted = _count(
-        view, directory, position, decode_for, options, target.kept.policies or Policies(), stored
+        log, view, position, decode_for, options, target.kept.policies or Policies(), stored
     )
     states = view.states
     names = {**_copied_names(directory, view), **published}
@@ -269,8 +270,8 @@ def _copied_names(directory: Path, view: View) -> dict[int, str]:
 
 
 def _count(
+    log: ChangeLog,
     view: View,
-    directory: Path,
     position: Any,
     decode_for: str,
     options: SyncOptions,
@@ -295,8 +296,8 @@ def _count(
                 found[relation_id] = plan_of._replace(refused=str(one.error))
 
     stops = options.on_error == "stop"
-    history = history_of([directory])
-    reader = ChangeReader(decoding, history, options.history, refused=None if stops else pause)
+    refused = None if stops else pause
+    reader = ChangeReader(decoding, log.history(), options.history, refused)
     for read in plan.reads:
         copy = read.snapshot
         for chunk in chunks(read, view.metadata):

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from .._disk import claim_directory
 from ..capture_options import CaptureOptions
 from ..changelog.consumers import claim_consumer
-from ..changelog.history import history_of
 from ..changelog.known import known_tables
+from ..changelog.log import ChangeLog
 from ..changelog.remote import refuse_secrets
 from ..changelog.requests import request_copy
-from ..changelog.view import view_of
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import check_lsn
 from ..names import shown_table
 from ..options import arguments_of, near, options_of
-from ..segments.listing import contents, has_begun, not_begun
 from .continuity import consumer_name, lost_tables, origin_of
 from .departures import check_partitions, check_tables
 from .duckdb_file import SUFFIXES
@@ -149,31 +147,32 @@ def sync(
                         "it does not go together with segments", code="bad_option", parameter=one,
                         hint=near(one, _arguments()) if one not in _arguments() else (),
                     )  # fmt: skip
-            where = _begun(Path(segments), opened.target, target_options.partition_by)
+            log = ChangeLog(segments)
+            _check_by_history(opened.target, log, target_options.partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
-            until_lsn, captured = (contents(where).end if until == "now" else until), None
+            until_lsn, captured = (log.view().end if until == "now" else until), None
         else:
             slot, publications = _required(slot, publications)
-            where = opened.directory(directory)
-            lost = _Lost(where, opened.target, name, asks=options.on_error == "pause")
+            log = ChangeLog(opened.directory(directory))
+            lost = _Lost(log, opened.target, name, asks=options.on_error == "pause")
             from ..connections import ConnectionParameters
 
             parameters = ConnectionParameters.of(dsn, keywords, _arguments())
             stored = _claim_target(
-                opened.target, where, slot, parameters, capture_options.retry_for, stop
+                opened.target, log, slot, parameters, capture_options.retry_for, stop
             )
-            _check_by_server(parameters, publications, where, stored, target_options, options)
+            _check_by_server(parameters, publications, log, stored, target_options, options)
             lost.ask()  # what is asked for now, the capture sees when it begins
             run = EmbeddedCapture(
-                parameters, where, stop, until, slot, publications, capture_options
+                parameters, log.directory, stop, until, slot, publications, capture_options
             )
             held.callback(run.end)
             run.start()
             lost.wait(run.is_over)
             is_over, until_lsn, captured = run.is_over, None, run.latest
-        held.enter_context(_claimed(where, name))
+        held.enter_context(_claimed(log.directory, name))
         found = Syncing(
-            where, opened.target, str(target), opened.decode_for, options, name, progress, captured,
+            log, opened.target, str(target), opened.decode_for, options, name, progress, captured,
             engine, opened.file,
         ).run(until_lsn, is_over, stop.is_set)  # fmt: skip
         if segments is None:
@@ -207,16 +206,6 @@ def _closing(opened: OpenedTarget, stop: threading.Event) -> Iterator[None]:
         raise
     finally:
         opened.target.close()
-
-
-def _begun(
-    directory: Path, target: Target, partition_by: Mapping[str, Sequence[str]] | None
-) -> Path:
-    """The directory, in which a capture has begun that knows the columns of partitions."""
-    if not has_begun(directory):
-        raise not_begun(directory)
-    _check_by_history(target, directory, partition_by)
-    return directory
 
 
 def _required(slot: str | None, publications: Sequence[str] | None) -> tuple[str, Sequence[str]]:
@@ -414,7 +403,7 @@ def _open_directory(
 
 def _claim_target(
     target: Target,
-    directory: Path,
+    log: ChangeLog,
     slot: str,
     parameters: ConnectionParameters,
     retry_for: float | None,
@@ -431,6 +420,7 @@ def _claim_target(
     from ..replication.server_position import check_target
     from ..replication.walsender import ReplicationConnection
 
+    directory = log.directory
     check_slot(directory, slot)
 
     end: tuple[int, bool] | None = None
@@ -441,7 +431,7 @@ def _claim_target(
             end = connection.current_lsn(), connection.in_recovery
             return TargetOrigin(connection.system_identifier, connection.database)
 
-    view = view_of(directory) if has_begun(directory) else None
+    view = log.view() if log.has_begun else None
     if view is not None:
         origin = origin_of(view)
         with contextlib.suppress(RetryableError):  # the capture tries again, and looks itself
@@ -462,7 +452,7 @@ def _claim_target(
             max((one.lsn for one in stored.tables.values()), default=0), end[0], in_recovery=end[1]
         )
     target.claim()
-    if has_begun(directory):
+    if log.has_begun:
         # The capture claims it for good, later: by then its tables would be in the target.
         os.close(claim_directory(directory, "capture", "segments"))
     return stored
@@ -471,7 +461,7 @@ def _claim_target(
 def _check_by_server(
     parameters: ConnectionParameters,
     publications: Sequence[str],
-    directory: Path,
+    log: ChangeLog,
     stored: Stored,
     target_options: TargetOptions,
     options: SyncOptions,
@@ -490,24 +480,21 @@ def _check_by_server(
     try:
         published = published_tables(parameters, publications)
     except RetryableError:
-        if partition_by or not has_begun(directory):
+        if partition_by or not log.has_begun:
             raise
         return  # the slot is there, and the capture tries again
     if partition_by:
         check_partitions(partition_by, published, stored.tables.values())
     if is_new:
-        check_tables(tables, [*map(shown_table, published)], directory)
+        check_tables(tables, [*map(shown_table, published)], log.directory)
 
 
 def _check_by_history(
-    target: Target, directory: Path, partition_by: Mapping[str, Sequence[str]] | None
+    target: Target, log: ChangeLog, partition_by: Mapping[str, Sequence[str]] | None
 ) -> None:
-    """Refuse partitions by what the newest catalogue of a directory has not."""
-    history = history_of([directory]) if partition_by else None
-    view = view_of(directory) if has_begun(directory) else None
-    if not partition_by or history is None or history.is_empty:
-        return
-    if view is not None:
+    """Refuse partitions by what the newest catalogue of a change log has not."""
+    view, history = log.view(), log.history()
+    if partition_by and history is not None:
         held = target.peek(origin_of(view)).tables.values()
         check_partitions(partition_by, history.newest_tables.tables, held)
 
@@ -563,24 +550,24 @@ class _Lost:
     The capture has to know that they are to be copied before the target can go on.
     """
 
-    def __init__(self, directory: Path, target: Target, consumer: str, *, asks: bool) -> None:
-        self._directory = directory
+    def __init__(self, log: ChangeLog, target: Target, consumer: str, *, asks: bool) -> None:
+        self._log, self._directory = log, log.directory
         self._target = target
         self._consumer = consumer
         self._asks = asks
         self._asked: set[int] = set()
 
     def _has_tables(self) -> bool:
-        if not has_begun(self._directory):
+        if not self._log.has_begun:
             return False
-        return bool(self._target.peek(origin_of(view_of(self._directory))).tables)
+        return bool(self._target.peek(origin_of(self._log.view())).tables)
 
     def ask(self) -> bool:
         """Ask for copies, if that is to be done; whether there are such tables."""
-        if not self._asks or not has_begun(self._directory):
+        if not self._asks or not self._log.has_begun:
             return False
-        stored = self._target.peek(origin_of(view_of(self._directory)))
-        lost = lost_tables(self._directory, stored, self._consumer)
+        stored = self._target.peek(origin_of(self._log.view()))
+        lost = lost_tables(self._log, stored, self._consumer)
         names = known_tables(self._directory) if lost else {}
         for relation_id in {*lost} - self._asked:
             self._asked.add(relation_id)
@@ -600,7 +587,7 @@ class _Lost:
         # Only the catalogue says which tables can be copied.
         end = time.monotonic() + _CATALOG_TIMEOUT
         while (
-            history_of([self._directory]) is None
+            self._log.history() is None
             and not is_over()
             and time.monotonic() < end
             and self._has_tables()

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..changelog.commits import has_commit
@@ -156,8 +155,7 @@ class Syncing:
 
     Parameters
     ----------
-    directory : pathlib.Path
-        The segments.
+    log : ChangeLog
     target : Target
     name : str
         What errors call the target.
@@ -181,7 +179,7 @@ class Syncing:
 
     def __init__(
         self,
-        directory: Path,
+        log: ChangeLog,
         target: Target,
         name: str,
         decode_for: str,
@@ -192,7 +190,7 @@ class Syncing:
         engine: Engine | None = None,
         file: DuckdbFile | None = None,
     ) -> None:
-        self._directory = directory
+        self._log, self._directory = log, log.directory
         self._engine = engine
         self._target = target
         self._name = name
@@ -202,7 +200,6 @@ class Syncing:
         self._progress = progress
         self._captured = captured
         self._next_told = 0.0
-        self._log = ChangeLog(directory)
         view = self._log.view()
         self._stored = target.open(origin_of(view))
         # The encoding is of values that are not in frames, as of columns added with a default.
@@ -211,13 +208,11 @@ class Syncing:
             "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
             "encoding": view.metadata.encoding,
         }  # fmt: skip
-        self._is_known = consumer in {one.name for one in consumers(directory)}
+        self._is_known = consumer in {one.name for one in consumers(log.directory)}
         if not self._stored.lsn and self._is_known:
             self._begin_anew(consumer)
-        self._consumer = Consumer(directory, consumer)
-        cut_off = check_position(
-            directory, name, self._stored, self._consumer.position, options.uncopied
-        )
+        self._consumer = Consumer(log.directory, consumer)
+        cut_off = check_position(log, name, self._stored, self._consumer.position, options.uncopied)
         for relation_id in cut_off:
             held = self._stored.tables[relation_id]
             self._stored.tables[relation_id] = held._replace(stale=CUT_OFF)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from ..segments.folders import HISTORY, SEGMENTS, SNAPSHOTS, TABLES
+from ..segments.listing import has_begun
 from .history import history_of
 from .log_consumer import LogConsumer
 from .view import view_of
@@ -45,6 +46,11 @@ class ChangeLog:
         self.directory = Path(directory)
         self._view = _Cached(self.directory, (SEGMENTS, TABLES, SNAPSHOTS), view_of)
         self._history = _Cached(self.directory, (SEGMENTS, HISTORY), _history_of)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a capture has begun there."""
+        return has_begun(self.directory)
 
     def view(self) -> View:
         """Return what there is to read now.

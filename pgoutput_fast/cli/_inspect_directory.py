@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..changelog.consumers import consumers
 from ..changelog.copies import Tables, TableState
-from ..changelog.view import View, view_of
+from ..changelog.log import ChangeLog
 from ..encodings import python_encoding
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ..changelog.view import View
     from ..segments.layout_index import Span
 
 
@@ -46,7 +47,7 @@ def files_of(view: View) -> list[Path]:
 
 def described(directory: Path) -> dict[str, Any]:
     """What a directory has, and who reads it, for JSON."""
-    view = view_of(directory)
+    view = ChangeLog(directory).view()
     tables = Tables(directory)
     readers = consumers(directory)
     positions = described_positions(directory, [one.position for one in readers])

@@ -22,13 +22,12 @@ from .. import (
 )
 from .._disk import read_json_file
 from ..changelog.history import POLICIES, HistoryFollower, HistoryPolicy, history_of
-from ..changelog.view import view_of
+from ..changelog.log import ChangeLog
 from ..columnar.arrays import OPERATIONS, READ
 from ..errors import PgOutputError, counted, printable
 from ..protocol.copydata import Keepalive
 from ..protocol.wire import TAGS, relation_id_of
 from ..segments import SegmentReader, list_segments
-from ..segments.listing import has_begun
 from ..segments.reader import is_segment
 from ..segments.recordings import Frame, Recording
 from ..types import TypeRegistry
@@ -59,8 +58,8 @@ def _files(paths: tuple[Path, ...]) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             files.append(path)
-        elif has_begun(path):
-            files += files_of(view_of(path))
+        elif (log := ChangeLog(path)).has_begun:
+            files += files_of(log.view())
     if len(paths) == 1:
         return files
     segments: list[Path] = []

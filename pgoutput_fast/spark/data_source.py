@@ -53,15 +53,15 @@ from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE, EmbeddedCaptur
 from pgoutput_fast.changelog.commits import has_commit, newest_commit
 from pgoutput_fast.changelog.consumers import Consumer, claim_consumer
 from pgoutput_fast.changelog.history import history_of
+from pgoutput_fast.changelog.log import ChangeLog
 from pgoutput_fast.changelog.read_plan import Position
-from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.encodings import python_encoding
 from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.lsn import format_lsn, parse_lsn
 from pgoutput_fast.names import shown_table
 from pgoutput_fast.protocol.messages import decode_rare
 from pgoutput_fast.segments import Segment, SegmentReader
-from pgoutput_fast.segments.listing import contents, has_begun, not_begun
+from pgoutput_fast.segments.listing import has_begun, not_begun
 from pgoutput_fast.values import EPOCH_UTC
 
 from ._change_files import DDL, write_changes
@@ -291,9 +291,9 @@ def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> Ch
     )
 
 
-def _tell_mistaken(options: SourceOptions) -> bool:
+def _tell_mistaken(options: SourceOptions, log: ChangeLog) -> bool:
     """Warn of patterns that match no published table; False if the catalogue is not known yet."""
-    history = history_of([options.directory]) if options.tables else None
+    history = log.history() if options.tables else None
     if history is None:
         return not options.tables
     published = [*map(shown_table, history.newest_tables.tables)]
@@ -334,8 +334,9 @@ class _BatchReader(DataSourceReader):
         return _partitions(reads, chosen, self._options, self._schema)
 
     def _read_partitions(self) -> list[InputPartition]:
-        view = view_of(self._options.directory)
-        _tell_mistaken(self._options)
+        log = ChangeLog(self._options.directory)
+        view = log.view()
+        _tell_mistaken(self._options, log)
         if self._end is not None:
             view = view.before(self._end)
         start = self._start
@@ -507,7 +508,8 @@ class _Planner:
         self._committed: datetime.datetime | None = None
         self._has_told = False
         self._is_compared = False
-        is_new = not has_begun(options.directory)
+        self._log = ChangeLog(options.directory)
+        is_new = not self._log.has_begun
         if is_new and not options.is_embedded:
             raise not_begun(options.directory)
         if not is_new:
@@ -538,7 +540,7 @@ class _Planner:
             while not self._capture.is_over():
                 time.sleep(_WAIT)
             self._capture.result()
-        return contents(self._options.directory).end
+        return self._log.view().end
 
     def close(self) -> None:
         """End the capture, and let another query read in this one's place."""
@@ -566,7 +568,7 @@ class _Planner:
 
     def _view(self, relation_id: int | None = None) -> View:
         """What there is to read; of one table alone, once it is known."""
-        view = view_of(self._options.directory)
+        view = self._log.view()
         return view if relation_id is None else view.of_table(relation_id)
 
     def begin(self) -> dict[str, Any]:
@@ -603,7 +605,7 @@ class _Planner:
         if self._until is not None:
             view = view.before(self._until)
         plan = view.plan(position, most)
-        self._has_told = self._has_told or _tell_mistaken(self._options)
+        self._has_told = self._has_told or _tell_mistaken(self._options, self._log)
         if plan is None:
             return start
         newest = newest_commit(plan.reads)

@@ -15,14 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..changelog.changes import ChangeReader
-from ..changelog.history import history_of
+from ..changelog.log import ChangeLog
 from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
-from ..changelog.view import view_of
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..names import shown_name
-from ..segments.listing import has_begun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -113,7 +111,7 @@ class ChangeFiles:
     def __init__(
         self, path: Path, directory: Path, policies: Policies, registry: TypeRegistry | None
     ) -> None:
-        self._path, self._directory = path, directory
+        self._log, self._directory = ChangeLog(path), directory
         self._decoding: dict[str, Any] = {
             "policies": policies, "target": "portable", "registry": registry, "on_error": "raise",
             "max_bytes": 16 << 20,
@@ -154,13 +152,13 @@ class ChangeFiles:
         PgOutputError
             The change log can't be read, lacks changes, or a file can't be written.
         """
-        if not has_begun(self._path):
+        if not self._log.has_begun:
             return
-        view = view_of(self._path)
+        view = self._log.view()
         self._states = view.states
         position = view.first_position() if self.position is None else self.position
         # What may have been altered is compared with what the server has now.
-        reader, rows = ChangeReader(self._decoding, history_of([self._path]), "newer"), 0
+        reader, rows = ChangeReader(self._decoding, self._log.history(), "newer"), 0
         with self._refusals():
             while (plan := view.plan(position, _PART_BYTES)) is not None:
                 for read in plan.reads:
