@@ -990,14 +990,14 @@ def test_files_are_joined_beside_other_programs(
                      0x100 * number + 0x101)  # fmt: skip
     table = synced.target.changes(synced.held).table
     path = str(synced.path / "changes" / "public.things")
-    replace, left = delta_table.Table._replace, []
+    replace, left = delta_table.LakeTable._replace, []
 
     def replaced(self: Any, *given: Any) -> None:
         if left:
             FOREIGN[left.pop()](path)
         replace(self, *given)
 
-    monkeypatch.setattr(delta_table.Table, "_replace", replaced)
+    monkeypatch.setattr(delta_table.LakeTable, "_replace", replaced)
     for foreign, files in (("append", 2), ("compact", 1)):
         before = synced.read("changes").num_rows
         left.append(foreign)
@@ -1009,7 +1009,7 @@ def test_files_are_joined_beside_other_programs(
 
 
 def test_a_full_disk_says_that_nothing_is_lost(tmp_path: Path) -> None:
-    place = delta_place.Place(str(tmp_path))
+    place = delta_place.DeltaPlace(str(tmp_path))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with (
         expect_error(code="disk_full"),
@@ -1258,10 +1258,10 @@ class Waiting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.goes_on = threading.Event(), threading.Event()
         self.found: list[int] = []
-        commit = delta_table.Table.commit
+        commit = delta_table.LakeTable.commit
 
         def slow(
-            table: delta_table.Table, files: Any, removed: Any, position: Any, **more: Any
+            table: delta_table.LakeTable, files: Any, removed: Any, position: Any, **more: Any
         ) -> None:
             if position is None and table.directory.startswith("changes/"):
                 self.begun.set()
@@ -1269,7 +1269,7 @@ class Waiting:
                 self.found.append(len(removed))
             commit(table, files, removed, position, **more)
 
-        monkeypatch.setattr(delta_table.Table, "commit", slow)
+        monkeypatch.setattr(delta_table.LakeTable, "commit", slow)
         monkeypatch.setattr(delta_table, "_MAINTAINED", 8)
 
 
@@ -1365,7 +1365,7 @@ def test_commits_are_on_disk_with_the_joins_beside_them(
     def join() -> None:
         joined.append(when)
         own = synced.target._tables["changes/public.things"]
-        beside = delta_table.Table(own.place, own.directory, own.app, 6)
+        beside = delta_table.LakeTable(own.place, own.directory, own.app, 6)
         beside.load()
         beside.compact()
         on_disk.clear()  # what only the other one has waited for

@@ -79,7 +79,7 @@ def test_a_task_that_goes_on_while_another_one_does_the_same(
     """Both fold and write; one commits, the other one finds that nothing is left."""
     folded: list[list[Folded]] = []
     commits = []
-    commit = delta_target.Table.commit
+    commit = delta_target.LakeTable.commit
 
     def late(self: Any, *given: Any, **more: Any) -> None:
         if self.directory.startswith("state") and not folded:
@@ -96,7 +96,7 @@ def test_a_task_that_goes_on_while_another_one_does_the_same(
         return fold(tasks)
 
     task: Any = None
-    monkeypatch.setattr(delta_target.Table, "commit", late)
+    monkeypatch.setattr(delta_target.LakeTable, "commit", late)
     monkeypatch.setattr("pgoutput_fast.spark._distributed.fold_tables", seen)
     ended = sync(made, tables, InProcessEngine())
     assert (ended.stale, ended.changes) == ({}, 2)
@@ -126,7 +126,7 @@ def test_a_table_that_others_write_all_the_time(
 ) -> None:
     """That passes, once tasks of a sync that was killed have ended: the next call goes on."""
     attempts = []
-    commit = delta_target.Table.commit
+    commit = delta_target.LakeTable.commit
 
     def refused(self: Any, *given: Any, **more: Any) -> None:
         if self.directory.startswith("state"):
@@ -135,7 +135,7 @@ def test_a_table_that_others_write_all_the_time(
         commit(self, *given, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(delta_target.Table, "commit", refused)
+        patch.setattr(delta_target.LakeTable, "commit", refused)
         with expect_error(RetryableError, code="conflict"):
             sync(made, tables, InProcessEngine())
     assert len(attempts) == _folds._ATTEMPTS

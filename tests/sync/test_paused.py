@@ -25,9 +25,9 @@ from pgoutput_fast.changelog.schema_history import HistoryWriter
 pytest.importorskip("duckdb")
 pytest.importorskip("deltalake")
 
-DAYS = testing.LakeTable("days", {"id": "int4", "day": "date"}, 16390, key=["id"])
-KEYS = testing.LakeTable("keys", {"day": "date", "note": "text"}, 16391, key=["day"])
-OTHER = testing.LakeTable("other", {"id": "int4", "note": "text"}, 16392, key=["id"])
+DAYS = testing.Table("days", {"id": "int4", "day": "date"}, 16390, key=["id"])
+KEYS = testing.Table("keys", {"day": "date", "note": "text"}, 16391, key=["day"])
+OTHER = testing.Table("other", {"id": "int4", "note": "text"}, 16392, key=["id"])
 NULL: dict[str, Any] = {"policies": pf.Policies(infinity="null"), "change_policies": True}
 CLAMP: dict[str, Any] = {"policies": pf.Policies(infinity="clamp"), "change_policies": True}
 
@@ -62,13 +62,13 @@ def changes(tables: Tables, stored: str) -> list[tuple[int, int]]:
     return sorted((row["commit_lsn"], row["seq"]) for row in found)
 
 
-def begin(made: MadeDirectory, table: testing.LakeTable, *first: list[Any]) -> None:
+def begin(made: MadeDirectory, table: testing.Table, *first: list[Any]) -> None:
     for one in (table, OTHER):
         made.wait(one, 1000)
         made.copy(one, 1100, list(first) if one is table else [])
 
 
-def both(made: MadeDirectory, lsn: int, table: testing.LakeTable, row: list[Any]) -> None:
+def both(made: MadeDirectory, lsn: int, table: testing.Table, row: list[Any]) -> None:
     """A transaction of the table and of the other one."""
     made.commit(
         lsn, table.relation(), OTHER.relation(),
@@ -335,7 +335,7 @@ def test_a_table_that_cant_follow_the_catalogue(
         original(self, alterations, net, held)
 
     wider = [
-        testing.LakeTable(one.name, {**columns, "n": "int4"}, one.relation_id, key=["id"])
+        testing.Table(one.name, {**columns, "n": "int4"}, one.relation_id, key=["id"])
         for one, columns in (
             (DAYS, {"id": "int4", "day": "date"}), (OTHER, {"id": "int4", "note": "text"}),
         )
@@ -470,7 +470,7 @@ def test_a_table_that_cannot_be_read(made: MadeDirectory, lake: DeltaTables, kin
 
 
 def test_a_rename_that_fails(made: MadeDirectory, lake: DeltaTables) -> None:
-    renamed = testing.LakeTable("weeks", {"id": "int4", "day": "date"}, 16390, key=["id"])
+    renamed = testing.Table("weeks", {"id": "int4", "day": "date"}, 16390, key=["id"])
     begin(made, DAYS)
     both(made, 2000, DAYS, [1, "2020-01-01"])
     sync(made, lake)

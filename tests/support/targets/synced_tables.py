@@ -84,9 +84,9 @@ class DuckdbTables(Places):
 
     steps = (
         (duckdb_target.DuckdbTarget, "commit"),
-        (duckdb_target._State, "apply"),
-        (duckdb_target._State, "append"),
-        (duckdb_target._Changes, "flush"),
+        (duckdb_target._DuckdbState, "apply"),
+        (duckdb_target._DuckdbState, "append"),
+        (duckdb_target._DuckdbChanges, "flush"),
     )
     """Where a process may be killed."""
 
@@ -136,7 +136,7 @@ class DeltaTables(Places):
         (delta_target.DeltaState, "append"),
         (delta_target.DeltaState, "loaded"),
         (delta_target.DeltaChanges, "commit"),
-        (delta_target.Table, "commit"),
+        (delta_target.LakeTable, "commit"),
     )
 
     def __init__(self, root: Path) -> None:

@@ -303,7 +303,7 @@ def test_a_jvm_that_ends_while_it_is_stopped(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pgoutput_fast")
-    output = _spark_engine._Output()
+    output = _spark_engine._JavaOutput()
     java = os.dup(output.file)  # which goes on with it
     os.write(java, b"Setting default log level\n26/11/24 03:50:57 WARN NativeCodeLoader: none\n")
     end = time.monotonic() + 30
@@ -327,7 +327,7 @@ def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_what_spark_prints_before_it_fails(caplog: pytest.LogCaptureFixture) -> None:
-    output = _spark_engine._Output()
+    output = _spark_engine._JavaOutput()
     os.write(output.file, b"no such package\nat line 2\n")
     output.has_begun(well=False)
     (one,) = caplog.records
