@@ -104,8 +104,7 @@ class Planned:
 
     def _relation_id(self, table: str, settings: Settings, kept: History | None) -> int | None:
         """The relation id of the table that has a name, or had it last."""
-        named = (span for span in self._spans() if _name_of(span, settings) == table)
-        announced = next((span.relation_id for span in named), None)
+        announced = self._announced(table, settings)
         copied = {}
         if self._directory is not None and self._view.states:
             tables = Tables(self._directory)
@@ -119,6 +118,16 @@ class Planned:
             return announced if last is None else last
         is_later = self._got_name(table, announced, (last, copied[last]), settings, kept)
         return announced if is_later else last
+
+    def _announced(self, table: str, settings: Settings) -> int | None:
+        """The relation id of the table that had a name last, by segments."""
+        # A capture goes on announcing in each segment what it has announced before.
+        for segment in self._view.segments[-1:]:
+            for relation_id, name in announced_tables(segment.path).items():
+                if shown_name(".".join(name)) == table:
+                    return relation_id
+        named = (span for span in self._spans() if _name_of(span, settings) == table)
+        return next((span.relation_id for span in named), None)
 
     def _got_name(
         self,
