@@ -231,6 +231,9 @@ class Syncing:
         self._is_behind_told = False
         self._is_compared = False  # whether the directory has the history that the target has
         self._looked = 0  # up to where there was nothing to write
+        self._seen: View | None = None
+        # Of which nothing is to be read: a view, a position in it, and tables that are left out.
+        self._read: tuple[View, Position, frozenset[int]] | None = None
         self._waiting: tuple[str, ...] = ()
         self._held_back: set[int] = set()
         self._table_seconds: dict[str, float] = {}
@@ -438,9 +441,23 @@ class Syncing:
         """What is written next, and where."""
         return view.plan(self._consumer.position, self._window_bytes, **options)
 
+    def _next(self, view: View) -> ReadPlan | None:
+        """What is written next of all tables but those that are read apart.
+
+        With a thousand tables it takes a while to find out that there is nothing: that is done once
+        for a view.
+        """
+        read = view, self._consumer.position, frozenset(self._apart.tables)
+        if self._read is not None and self._read[0] is view and self._read[1:] == read[1:]:
+            return None
+        plan = self._plan(view, paused=self._apart.tables)
+        if plan is None:
+            self._read = read
+        return plan
+
     def _go_on(self, view: View) -> bool:
         """Write a window of all tables but those that are read apart; False if there is nothing."""
-        while (plan := self._plan(view, paused=self._apart.tables)) is not None:
+        while (plan := self._next(view)) is not None:
             self._window = time.monotonic(), plan.size
             if self._attempt(view, plan, self._stored):
                 return True
@@ -685,6 +702,9 @@ class Syncing:
 
     def _see(self, view: View) -> None:
         """Note where the directory ends, and which tables wait in it."""
+        if view is self._seen:
+            return
+        self._seen = view
         self._end_lsn = view.end
         names = []
         self._held_back = {

@@ -10,7 +10,7 @@ from ..segments.folders import HISTORY, SEGMENTS, SNAPSHOTS, TABLES
 from ..segments.listing import has_begun
 from .history import history_of
 from .log_consumer import LogConsumer
-from .view import view_of
+from .view import find_snapshots, view_of
 
 if TYPE_CHECKING:
     import os
@@ -44,8 +44,12 @@ class ChangeLog:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        self._view = _Cached(self.directory, (SEGMENTS, TABLES, SNAPSHOTS), view_of)
+        self._snapshots = _Cached(self.directory, (TABLES, SNAPSHOTS), find_snapshots)
+        self._view = _Cached(self.directory, (SEGMENTS, TABLES, SNAPSHOTS), self._view_of)
         self._history = _Cached(self.directory, (SEGMENTS, HISTORY), _history_of)
+
+    def _view_of(self, directory: Path) -> View:
+        return view_of(directory, lambda _: self._snapshots.get())
 
     @property
     def has_begun(self) -> bool:

@@ -31,7 +31,7 @@ from .read_plan import (
 from .snapshots import snapshot_files, snapshot_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from ..segments import SegmentMetadata
     from .read_plan import Reading
@@ -293,8 +293,51 @@ class View(NamedTuple):
         )
 
 
-def view_of(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> View:
+class SnapshotsFound(NamedTuple):
+    """The states of a change log's tables, and the files of its snapshots: fields as of `View`."""
+
+    states: Mapping[int, TableState]
+    files: Mapping[tuple[int, int], list[Path]]
+
+
+def find_snapshots(directory: Path) -> SnapshotsFound:
+    """Return what a change log has of snapshots now.
+
+    Raises
+    ------
+    PgOutputError
+        It can't be read.
+    """
+    states = Tables(directory).read()
+    try:
+        copies = snapshot_files(directory)
+    except OSError as error:
+        raise PgOutputError(
+            f"can't read snapshots of {directory}: {error.strerror}",
+            code="io_failed",
+            path=str(directory),
+        ) from error
+    # Of a snapshot that is deleted the Truncate goes first.
+    begins = {
+        (copy.relation_id, copy.generation): snapshot_path(directory, copy, 0)
+        for state in states.values()
+        for copy in state.snapshots
+    }
+    whole = {key: paths for key, paths in copies.items() if paths[0] == begins.get(key)}
+    return SnapshotsFound(states, whole)
+
+
+def view_of(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    find: Callable[[Path], SnapshotsFound] = find_snapshots,
+) -> View:
     """Return what a change log has now, or what consecutive files of segments have.
+
+    Parameters
+    ----------
+    path : path or iterable of paths
+    find : callable
+        Gives what a directory has of snapshots at the moment of the call.
 
     Raises
     ------
@@ -302,7 +345,7 @@ def view_of(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
         No capture has begun there, or something can't be read, is damaged, or does not go together.
     """
     if isinstance(path, (str, os.PathLike)) and Path(path).is_dir():
-        return _view_of_directory(Path(path))
+        return _view_of_directory(Path(path), find)
     segments = list_segments(path)
     if not segments:
         raise PgOutputError("no file of segments was given", code="bad_option")
@@ -312,28 +355,13 @@ def view_of(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
     return View("the segments", metadata, found, {}, {}, Gathered(None))
 
 
-def _view_of_directory(directory: Path) -> View:
+def _view_of_directory(directory: Path, find: Callable[[Path], SnapshotsFound]) -> View:
     while True:
         found = contents(directory)
-        states = Tables(directory).read()  # behind the end, as `next_reading` says
-        try:
-            copies = snapshot_files(directory)
-        except OSError as error:
-            raise PgOutputError(
-                f"can't read snapshots of {directory}: {error.strerror}",
-                code="io_failed",
-                path=str(directory),
-            ) from error
-        # Of a snapshot that is deleted the Truncate goes first.
-        begins = {
-            (copy.relation_id, copy.generation): snapshot_path(directory, copy, 0)
-            for state in states.values()
-            for copy in state.snapshots
-        }
-        whole = {key: paths for key, paths in copies.items() if paths[0] == begins.get(key)}
+        snapshots = find(directory)  # behind the end, as `next_reading` says
         metadata = _newest_metadata(directory, found)
         if metadata is not None:
-            return View(str(directory), metadata, found, states, whole, Gathered(directory))
+            return View(str(directory), metadata, found, *snapshots, Gathered(directory))
 
 
 def _newest_metadata(directory: Path, found: Contents) -> SegmentMetadata | None:
