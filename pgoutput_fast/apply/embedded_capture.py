@@ -61,9 +61,11 @@ class EmbeddedCapture:
         self._until = until
         self._stop = stop
         self._own = threading.Event()
+        self._news = threading.Event()
         self._options = options
         self._progress: CaptureProgress | None = None
         self._error: BaseException | None = None
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name="pgoutput_fast-capture")
         self._watch = threading.Thread(target=self._pass_on, daemon=True)
 
@@ -72,7 +74,7 @@ class EmbeddedCapture:
         self._thread.start()
         self._watch.start()
         while not has_begun(self._directory):
-            if not self._thread.is_alive():
+            if self._is_over:
                 self.result()
                 raise PgOutputError(
                     f"the capture into {self._directory} ended before it began",
@@ -84,6 +86,7 @@ class EmbeddedCapture:
     def _pass_on(self) -> None:
         self._stop.wait()
         self._own.set()
+        self._news.set()
 
     def _run(self) -> None:
         from ..replication import capture
@@ -100,9 +103,20 @@ class EmbeddedCapture:
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
             self._error = error
+        finally:
+            self._is_over = True
+            self._news.set()
 
     def _note(self, progress: CaptureProgress) -> None:
-        self._progress = progress
+        before, self._progress = self._progress, progress
+        if before is None or before.durable_lsn != progress.durable_lsn:
+            self._news.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until more is in the directory, it is over or to be stopped; false: nothing is."""
+        is_set = self._news.wait(seconds)
+        self._news.clear()
+        return is_set
 
     def latest(self) -> CaptureProgress | None:
         """How far it is; None before the stream has begun."""
@@ -110,7 +124,7 @@ class EmbeddedCapture:
 
     def is_over(self) -> bool:
         """Whether nothing more comes."""
-        return not self._thread.is_alive()
+        return self._is_over
 
     def result(self) -> None:
         """Raise the error with which it ended."""

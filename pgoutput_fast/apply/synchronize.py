@@ -151,6 +151,7 @@ def sync(
             _check_by_history(opened.target, log, target_options.partition_by)
             is_over = stop.is_set if until != "now" else lambda: True
             until_lsn, captured = (log.view().end if until == "now" else until), None
+            wait: Callable[[float], bool] = stop.wait
         else:
             slot, publications = _required(slot, publications)
             log = ChangeLog(opened.directory(directory))
@@ -169,12 +170,12 @@ def sync(
             held.callback(run.end)
             run.start()
             lost.wait(run.is_over)
-            is_over, until_lsn, captured = run.is_over, None, run.latest
+            is_over, until_lsn, captured, wait = run.is_over, None, run.latest, run.wait
         held.enter_context(_claimed(log.directory, name))
         found = Syncing(
             log, opened.target, str(target), opened.decode_for, options, name, progress, captured,
             engine, opened.file,
-        ).run(until_lsn, is_over, stop.is_set)  # fmt: skip
+        ).run(until_lsn, is_over, stop.is_set, wait)  # fmt: skip
         if segments is None:
             run.result()
         return found

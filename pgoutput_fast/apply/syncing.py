@@ -359,7 +359,8 @@ class Syncing:
         self,
         until_lsn: int | None,
         is_over: Callable[[], bool],
-        is_stopped: Callable[[], bool] = lambda: False,
+        is_stopped: Callable[[], bool],
+        wait: Callable[[float], bool],
     ) -> SyncProgress:
         """Write window after window.
 
@@ -371,6 +372,8 @@ class Syncing:
             Whether nothing more comes; asked before it is looked at what is there.
         is_stopped : callable
             Whether to end though there may be more.
+        wait : callable
+            Waits for so many seconds, or until there may be more, or a reason to end: then true.
         """
 
         def is_enough() -> bool:
@@ -381,9 +384,10 @@ class Syncing:
             self._engine.begin(self._target)
         self._tell()
         while True:
-            begin = time.monotonic()
+            begin, is_idle = time.monotonic(), True
             ends = is_over()
             while not is_stopped() and self._step():
+                is_idle = False
                 if is_enough() and not (until_lsn and self._is_behind(until_lsn)):
                     break
                 self._gather(lambda: is_over() or is_stopped())
@@ -395,9 +399,11 @@ class Syncing:
             self._tell()
             # The next window begins an interval after the last one did.
             end = begin + self._options.interval
-            while time.monotonic() < end and not (is_over() or is_stopped()):
-                time.sleep(min(_POLL, max(0.0, end - time.monotonic())))
+            while (left := end - time.monotonic()) > 0 and not (is_over() or is_stopped()):
+                has_more = wait(min(left, _TOLD))
                 self._tell()
+                if has_more and is_idle:
+                    break
 
     def _gather(self, is_ended: Callable[[], bool]) -> None:
         """While much comes, have the next window wait for more, until `is_ended`."""
