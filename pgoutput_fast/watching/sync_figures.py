@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..lsn import format_lsn
 from .figures import Figures, Lag
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..apply import SyncProgress
     from ..replication.server_position import ServerPosition
+
+_Number = TypeVar("_Number", int, float)
+_SHOWN = 10  # tables
 
 
 class SyncFigures(NamedTuple):
@@ -44,8 +50,10 @@ class SyncFigures(NamedTuple):
             "change_seconds": round(progress.change_seconds, 3),
             "state_seconds": round(progress.state_seconds, 3),
             "lsn": format_lsn(progress.lsn),
-            "tables": dict(progress.tables),
-            "table_seconds": {name: round(one, 3) for name, one in progress.seconds.items()},
+            "tables": _busiest(progress.tables),
+            "table_seconds": {
+                name: round(one, 3) for name, one in _busiest(progress.seconds).items()
+            },
             "stale": dict(progress.stale),
             "paused": dict(progress.paused),
             "waiting": list(progress.waiting),
@@ -54,6 +62,11 @@ class SyncFigures(NamedTuple):
         if capture is not None:
             numbers["capture"] = capture.as_dict()
         return numbers
+
+
+def _busiest(tables: Mapping[str, _Number]) -> dict[str, _Number]:
+    """The tables with the largest numbers: a line of the log is not as long as there are tables."""
+    return dict(heapq.nlargest(_SHOWN, tables.items(), key=lambda one: one[1]))
 
 
 def _rounded(seconds: float | None) -> float | None:

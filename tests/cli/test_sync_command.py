@@ -795,6 +795,14 @@ def test_the_lines_of_a_terminal() -> None:
     ]  # fmt: skip
 
 
+def test_a_line_of_the_log_has_the_busiest_tables() -> None:
+    tables = {f"t{number}": number for number in range(1000)}
+    progress = having()._replace(tables=tables, seconds=dict.fromkeys(tables, 0.5))
+    told = SyncFigures(progress, None, None, None).as_dict()
+    assert told["tables"] == {f"t{number}": number for number in range(990, 1000)}
+    assert len(told["table_seconds"]) == 10
+
+
 @pytest.mark.parametrize(
     ("stale", "asked", "waiting", "text"),
     [
