@@ -62,6 +62,7 @@ class ServiceOptions(Options):
     metrics_host: str = option(
         text(), "127.0.0.1",
         "Address of the metrics, which have no password.",
+        flag=True,
     )  # fmt: skip
     log_format: LogFormat = option(
         choice("text", "json"), "text", "Format of the log on standard error.", flag=True

@@ -99,7 +99,7 @@ class _CaptureWatcher:
     groups={
         "Server": "dsn dsn_file slot publications adopt_slot",
         "What to capture": "directory snapshot until upload",
-        "Output": "metrics_port log_format",
+        "Output": "metrics_port metrics_host log_format",
     },
     examples=(
         "pgoutput-fast capture --slot shop --publication shop --out captured --snapshot initial",

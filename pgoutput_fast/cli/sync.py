@@ -61,7 +61,7 @@ _GROUPS = {
     "Target": "target soft_deletes partition_by duckdb_memory",
     "Spark": "engine master conf",
     "Limits": "interval until on_error",
-    "Output": "dry_run report metrics_port log_format",
+    "Output": "dry_run report metrics_port metrics_host log_format",
 }
 _EXAMPLES = (
     "pgoutput-fast sync --dsn postgresql:///shop --slot s --publication p --to duckdb:shop.duckdb",
