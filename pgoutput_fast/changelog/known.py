@@ -41,7 +41,7 @@ def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
 
 
 def announced_tables(path: Path) -> dict[int, tuple[str, str]]:
-    """Return the tables that a segment announces."""
+    """Return the tables that a segment announces, in the order of their last announcements."""
     found: dict[int, tuple[str, str]] = {}
     with SegmentReader(path) as reader:
         encoding = python_encoding(reader.metadata.encoding)
@@ -51,6 +51,7 @@ def announced_tables(path: Path) -> dict[int, tuple[str, str]]:
                 frame = data[index].as_py()
                 relation: Any = decode_rare(frame, in_stream=False, encoding=encoding)
                 name = (relation.namespace or "pg_catalog", relation.name)
+                found.pop(relation.relation_id, None)
                 found[relation.relation_id] = name
     return found
 

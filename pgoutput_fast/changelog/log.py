@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from ..segments.folders import HISTORY, SEGMENTS, SNAPSHOTS, TABLES
-from ..segments.listing import has_begun
+from ..segments.format import require_pyarrow
+from ..segments.listing import has_begun, not_begun
 from .history import history_of
-from .log_consumer import LogConsumer
 from .view import find_snapshots, view_of
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .._disk import Folder
     from ..policies import Policies
     from .history import History, HistoryPolicy
+    from .log_consumer import LogConsumer
     from .read_plan import Position
     from .view import View
 
@@ -49,6 +50,8 @@ class ChangeLog:
         self._history = _Cached(self.directory, (SEGMENTS, HISTORY), _history_of)
 
     def _view_of(self, directory: Path) -> View:
+        if not self.has_begun:
+            raise not_begun(directory)
         return view_of(directory, lambda _: self._snapshots.get())
 
     @property
@@ -110,6 +113,9 @@ class ChangeLog:
             The name is not allowed, another process reads under it, the change log can't be read,
             or what a new consumer needs is deleted.
         """
+        require_pyarrow()
+        from .log_consumer import LogConsumer
+
         return LogConsumer(
             self.directory, name, self.view, self.history, position=position, tables=tables,
             policies=policies, target=target, policy=history,

@@ -123,7 +123,7 @@ class Planned:
         """The relation id of the table that had a name last, by segments."""
         # A capture goes on announcing in each segment what it has announced before.
         for segment in self._view.segments[-1:]:
-            for relation_id, name in announced_tables(segment.path).items():
+            for relation_id, name in reversed(announced_tables(segment.path).items()):
                 if shown_name(".".join(name)) == table:
                     return relation_id
         named = (span for span in self._spans() if _name_of(span, settings) == table)

@@ -777,7 +777,7 @@ def test_times_that_no_timestamp_holds() -> None:
         ({"on_error": "skip"}, "on_error"),
         ({"max_rows": 0}, "max_rows"),
         ({"max_bytes": -1}, "max_bytes"),
-        ({"encoding": "nope"}, None),
+        ({"encoding": "nope"}, "encoding"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], parameter: str | None) -> None:

@@ -218,7 +218,7 @@ def test_twins_are_alike(both: tuple[ModuleType, ModuleType], name: str) -> None
 
 COLUMNAR = {
     "headers": ("decode_batch",),
-    "engine": ("Engine",),
+    "engine": ("ColumnEngine",),
     "batch": ("ChangeBatch", "export_stream"),
     "export": ("export",),
 }
