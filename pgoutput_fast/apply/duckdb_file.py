@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 SUFFIXES = (".duckdb", ".db", ".ddb")
-"""With which a name is taken for a file's, also where there is none yet."""
+"""A target whose name ends so is meant as a DuckDB file, also if no file is there yet."""
 LEAST_MEMORY = 64 << 20
 """With less DuckDB can't write a window of the usual size."""
 _LEAST_DEFAULT = 384 << 20

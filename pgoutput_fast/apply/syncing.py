@@ -232,7 +232,7 @@ class Syncing:
         self._is_compared = False  # whether the directory has the history that the target has
         self._looked = 0  # up to where there was nothing to write
         self._seen: View | None = None
-        # Of which nothing is to be read: a view, a position in it, and tables that are left out.
+        # The view, position and left-out tables for which nothing was to be read last.
         self._read: tuple[View, Position, frozenset[int]] | None = None
         self._waiting: tuple[str, ...] = ()
         self._held_back: set[int] = set()
