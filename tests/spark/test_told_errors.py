@@ -94,7 +94,7 @@ def test_a_refused_option_is_found_with_its_hint(spark):
                 "there"
             )
         check_fields(
-            error_of(raised.value), parameter="topicPrefix", options=[Argument("mode", "envelope")]
+            error_of(raised.value), parameter="topic_prefix", options=[Argument("mode", "envelope")]
         )
 
 
