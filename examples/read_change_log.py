@@ -3,7 +3,8 @@
     python examples/read_change_log.py CHANGE_LOG FILE
 
 A capture writes the change log. This program stores changes and position in one transaction of
-SQLite, so it may be killed at any moment, and goes on where it was.
+SQLite, so it may be killed at any moment, and goes on where it was. If FILE is deleted, remove the
+consumer too: pgoutput-fast consumers --dir CHANGE_LOG remove sqlite
 """
 
 from __future__ import annotations
