@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..changelog.consumers import CONSUMER_NAME
-from ..changelog.history import POLICIES, HistoryPolicy
+from ..changelog.history import POLICIES, POLICY_HELP, HistoryPolicy
 from ..columnar.selection import Selection
 from ..errors import PgOutputError
 from ..options import OptionKind, Options, byte_count, choice, count, flag, option, seconds, text
@@ -177,11 +177,7 @@ class SyncOptions(Options):
         "For a table without a snapshot: end with an error, assume that it was empty, or keep only "
         "its changes.",
     )  # fmt: skip
-    history: HistoryPolicy = option(
-        choice(*POLICIES), "newer",
-        "For values written at about the time when their type was altered: decode them in the "
-        "type's newer or older form, or end with an error.",
-    )  # fmt: skip
+    history: HistoryPolicy = option(choice(*POLICIES), "newer", POLICY_HELP)
     window_bytes: int | None = option(
         byte_count(1), None,
         "Approximate limit for the changes of a window. A transaction is not cut.",

@@ -49,11 +49,16 @@ if TYPE_CHECKING:
     from ..types.registry import CatalogType
     from .copies import Copy, TableState
 
-__all__ = ["POLICIES", "History", "HistoryPolicy", "TablesAt", "TypesAt"]
+__all__ = ["POLICIES", "POLICY_HELP", "History", "HistoryPolicy", "TablesAt", "TypesAt"]
 
 HistoryPolicy = Literal["error", "older", "newer"]
 POLICIES: tuple[HistoryPolicy, ...] = get_args(HistoryPolicy)
 """What to do with a value of a type that was altered at about that time."""
+POLICY_HELP = (
+    "For values written at about the time when their type was altered: decode them in the type's "
+    "newer or older form, or end with an error."
+)
+"""What the option says that chooses one."""
 
 _END = (1 << 64) - 1
 _FIRST_USER_OID = 16384

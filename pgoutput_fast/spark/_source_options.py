@@ -14,7 +14,7 @@ from pgoutput_fast._disk import read_json_file
 from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE
 from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.changelog.consumers import CONSUMER_NAME
-from pgoutput_fast.changelog.history import POLICIES, HistoryPolicy
+from pgoutput_fast.changelog.history import POLICIES, POLICY_HELP, HistoryPolicy
 from pgoutput_fast.changelog.remote import refuse_secrets, without_secrets
 from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.lsn import parse_lsn
@@ -146,11 +146,7 @@ class SourceOptions(Options):
         _REGISTRY, None,
         "Users' types, in place of those of the change log or the server. Of mode table.",
     )  # fmt: skip
-    history: HistoryPolicy = option(
-        choice(*POLICIES), "newer",
-        "For values written at about the time when their type was altered: decode them in the "
-        "type's newer or older form, or end with an error.",
-    )  # fmt: skip
+    history: HistoryPolicy = option(choice(*POLICIES), "newer", POLICY_HELP)
     new_columns: Literal["error", "ignore"] = option(
         choice("error", "ignore"), "error",
         "What to do when the table gets a column while a stream runs.",
