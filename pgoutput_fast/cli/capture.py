@@ -106,7 +106,7 @@ class _CaptureWatcher:
         "pgoutput-fast capture --config capture.toml --out captured --until now",
     ),
 )
-@click.option("--slot", required=True, help="Replication slot, for this directory alone.")
+@click.option("--slot", required=True, help="Replication slot that only this directory uses.")
 @publications_option(required=True, help="Publication to read; repeatable.")
 @click.option(
     "--out",
@@ -120,7 +120,7 @@ class _CaptureWatcher:
     "--until",
     metavar="now|LSN",
     callback=checked_until,
-    help="End with all commits up to now, or before an LSN.",
+    help="End once all commits up to now are captured, or before an LSN.",
 )
 @options_from(CaptureOptions, ServiceOptions)
 @click.pass_context
@@ -137,11 +137,11 @@ def command(
 ) -> int:
     """Write the changes of a slot to a change log, a directory of Arrow files.
 
-    Capture acknowledges only what is on disk. If it was killed, start it again: no change is lost
-    or doubled. It reconnects after a lost connection.
+    Capture acknowledges only what is on disk. If capture was killed, start it again: no change is
+    lost or doubled. It reconnects after a lost connection.
 
-    SIGTERM and Ctrl-C end it once all whole transactions are on disk. Exit codes: 0 success; 1 a
-    lasting error; 2 wrong usage; 75 a temporary error; 130 Ctrl-C.
+    SIGTERM and Ctrl-C end capture once all whole transactions are on disk. Exit codes: 0 success; 1
+    a lasting error; 2 wrong usage; 75 a temporary error; 130 Ctrl-C.
     """
     given = {"create_slot": True, "two_phase": None, **chosen(context, flags, CaptureOptions)}
     try:

@@ -101,6 +101,6 @@ def add(directory: Path, name: str) -> int:
 @click.argument("name")
 @click.pass_obj
 def remove(directory: Path, name: str) -> int:
-    """Remove a consumer. The change log then keeps nothing for it."""
+    """Remove a consumer. The change log then keeps no files for it."""
     remove_consumer(directory, name)
     return 0

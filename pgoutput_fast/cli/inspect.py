@@ -303,7 +303,7 @@ def _registry(_: click.Context, __: click.Parameter, path: Path | None) -> TypeR
 @click.option(
     "--history",
     type=click.Choice(POLICIES),
-    help="With --values typed: form of a type near its alteration. [default: error]",
+    help="With --values typed: how to read values near a type's alteration. [default: error]",
 )
 def command(
     paths: tuple[Path, ...],

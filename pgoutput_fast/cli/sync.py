@@ -159,7 +159,7 @@ class _SyncWatcher:
 
 
 @server_command(groups=_GROUPS, examples=_EXAMPLES)
-@click.option("--slot", help="Replication slot, for this target alone.")
+@click.option("--slot", help="Replication slot that only this target uses.")
 @publications_option(help="Publication to read; repeatable.")
 @click.option(
     "--segments",
@@ -172,8 +172,8 @@ class _SyncWatcher:
     "target",
     metavar="duckdb:FILE|DIR|URL|parquet:DIR",
     required=True,
-    help="DuckDB file; directory or s3:// URL for Delta tables; or parquet: and either, for change "
-    "tables alone as Parquet files.",
+    help="DuckDB file; directory or s3:// URL for Delta tables; or parquet: and either, for "
+    "Parquet files with only the changes.",
 )
 @spark_options
 @click.option(
@@ -213,11 +213,11 @@ def command(
     """Keep tables in DuckDB or Delta up to date with a server, each change exactly once.
 
     Each published table becomes two tables in the target: its changes, and its current rows. A
-    target parquet:DIR has its changes alone. Sync
-    reads a slot, or the change log of another capture. If it was killed, start it again.
+    target parquet:DIR has only the changes. Sync reads a slot, or the change log of another
+    capture. If sync was killed, start it again.
 
-    SIGTERM and Ctrl-C end it after the current window. Exit codes: 0 success; 1 a lasting error; 2
-    wrong usage; 3 success with --until, but tables are paused or stale; 75 a temporary error; 130
+    SIGTERM and Ctrl-C end sync after the current window. Exit codes: 0 success; 1 a lasting error;
+    2 wrong usage; 3 success with --until, but tables are paused or stale; 75 a temporary error; 130
     Ctrl-C.
     """
     check_options(engine, master, conf)
