@@ -64,7 +64,7 @@ class StreamOptions(Options):
     )  # fmt: skip
     unknown_prepared: Literal["empty", "error"] | None = option(
         choice("empty", "error"), None,
-        "At the commit of a prepared transaction whose changes never came: take it as empty, or "
+        "At the commit of a prepared transaction whose changes never came, take it as empty, or "
         "end with an error. The default is empty if the call makes the slot, else error.",
         shown_default="see there",
     )  # fmt: skip
@@ -103,7 +103,7 @@ class CaptureOptions(StreamOptions):
     )  # fmt: skip
     adopt_slot: bool = option(
         flag(), False,
-        "Begin with an existing slot. Also continue in a directory that was downloaded because the "
+        "Begin with an existing slot. Or continue in a downloaded copy of a directory, if the "
         "original is lost.",
         flag=True,
     )  # fmt: skip

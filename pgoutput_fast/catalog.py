@@ -53,13 +53,14 @@ class CatalogColumn:
         Whether rows that are older than the column hold `missing`
         (``pg_attribute.atthasmissing``).
     missing : str or None
-        The value that they hold, as text under the session settings of the stream; None for NULL.
+        The value in those rows, as text under the session settings of the stream; None for NULL.
     number : int or None
         ``pg_attribute.attnum``, which stays when the column is renamed; None in catalogues that
         were stored without it.
     is_published : bool
-        Whether changes have it: not one that lists of columns lack, nor a generated one, unless the
-        publications say so. True in catalogues that were stored without it.
+        Whether changes have the column. False if the publications' column lists lack it, or if it
+        is generated and no publication publishes it. True in catalogues that were stored without
+        this field.
     """
 
     name: str
@@ -97,11 +98,11 @@ class CatalogTable:
     identity_index : tuple of str
         Columns of the index that REPLICA IDENTITY USING INDEX names, in the index's order.
     columns : tuple of CatalogColumn
-        Its columns, in the table's order. `missing` of a partitioned table's is what rows in its
-        partitions hold.
+        Its columns, in the table's order. For a partitioned table, `missing` is the value in rows
+        of its partitions.
     file_nodes : tuple of int
-        ``pg_class.relfilenode`` of the table and of its leaf partitions: another one is there when
-        the table was rewritten or truncated. Empty in catalogues that were stored without it.
+        ``pg_class.relfilenode`` of the table and of its leaf partitions. It changes when the table
+        is rewritten or truncated. Empty in catalogues that were stored without this field.
     """
 
     relation_id: int
@@ -118,7 +119,7 @@ class CatalogTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that tell which row a change is about; empty if only the whole row does.
+        """The columns that identify the row of a change; empty if only the whole row does.
 
         They are those of the replica identity, or of the primary key if the identity is FULL or
         NOTHING.
@@ -129,8 +130,8 @@ class CatalogTable:
     def added_values(self) -> dict[str, str | None]:
         """Name of a column → its value in rows that are older than it: text, or None for NULL.
 
-        Columns are left out whose value the catalogue does not know, as their default was computed
-        for each row or the table was rewritten since.
+        A column is left out if the catalogue does not know its value: its default was computed for
+        each row, or the table was rewritten since.
         """
         return {
             column.name: column.missing
@@ -276,7 +277,8 @@ ORDER BY a.attrelid, a.attnum
 def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
     """Ask a server for the tables that publications publish.
 
-    All of it is read in one snapshot. Values are text under the session settings of the stream.
+    The call reads everything in one snapshot. Values are text under the session settings of the
+    stream.
 
     Parameters
     ----------
@@ -307,14 +309,14 @@ def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
 def catalog_of(
     connection: psycopg.Connection[tuple[object, ...]], publications: Sequence[str]
 ) -> Catalog:
-    """Do the same on a connection, as its transaction sees the catalogue.
+    """Read the published tables on a connection, as its transaction sees the catalogue.
 
-    It waits for no lock on a table.
+    The call waits for no lock on a table.
 
     Parameters
     ----------
     connection : psycopg.Connection
-        It is in a transaction.
+        A connection in a transaction.
     publications : list or tuple of str
 
     Raises

@@ -102,7 +102,7 @@ class PgOutputError(Exception):
     frame : int or None
         Index of the frame in the batch of frames that was decoded.
     column : str or None
-        The name of the column, where one value of a frame is refused.
+        The name of the column, if one value of a frame is refused.
     """
 
     parameter: str | None = None
@@ -195,7 +195,7 @@ class ReplicationError(PgOutputError):
 
 
 class RetryableError(ReplicationError):
-    """An error that passes: the same may succeed later, with a new connection.
+    """A temporary error: the same call may succeed later, with a new connection.
 
     The server restarts, crashed or has no connection left, the network failed, or another process
     reads the slot. Every other error is final: its message says why, and what to do.
@@ -203,8 +203,8 @@ class RetryableError(ReplicationError):
     Attributes
     ----------
     retry_for : float or None
-        Seconds in which it passes, if at all, where nothing tells for sure that it is such an
-        error; None where it is.
+        None if the error certainly passes. A number if it may be lasting: if it has not passed
+        after so many seconds, take it as final.
     """
 
     retry_for: float | None = None
@@ -296,50 +296,51 @@ SENTENCES: dict[str, str] = {
 """Error code → sentence. Each says what was expected, and what was found."""
 
 CODES: dict[str, str] = {
-    "bad_option": "an option, or options together, that cannot be",
-    "missing_package": "a package or program is not there that the call needs, or it is too old",
+    "bad_option": "an option that is not allowed, or options that exclude each other",
+    "missing_package": "a package or program that the call needs is missing or too old",
     "missing_path": "a file or a directory that does not exist",
-    "not_ours": "a file, directory, table or slot that something else has made",
+    "not_ours": "a file, directory, table or slot that something else made",
     "damaged": "a file or a table whose content is not what was written",
     "io_failed": "the operating system, storage, a catalogue or an engine failed to read or write",
-    "already_exists": "something of that name is there already",
+    "already_exists": "something of that name exists already",
     "in_use": "another process has the slot, the directory, the file or the table",
     "connection_lost": "the connection to the server failed or was closed",
-    "connection_refused": "user, password, database, certificate or pg_hba.conf let no one in",
+    "connection_refused": "the server refuses the user, password, database or certificate, or "
+    "pg_hba.conf does not allow the connection",
     "server_refused": "the server refused a statement",
     "no_rights": "the role lacks a right or an attribute",
-    "standby": "the server is a standby that has not come so far, or is not promoted yet",
+    "standby": "the server is a standby that has not reached the position, or is not promoted yet",
     "server_setting": "a setting of the server, the database or the role does not allow it",
     "no_slot": "the slot does not exist",
     "no_publication": "the publication does not exist",
-    "no_table": "no such table or column is there or published, or no message of it matches",
-    "no_key": "a table has no key, or its changes do not bring it",
-    "no_snapshot": "a table has no snapshot, so that nobody knows its rows before its first change",
+    "no_table": "a table or column does not exist or is not published, or no message matches",
+    "no_key": "a table has no key, or its changes lack the key",
+    "no_snapshot": "a table has no snapshot, so its rows before its first change are unknown",
     "no_consumer": "the change log has no such consumer",
-    "not_begun": "no capture has begun in the directory, or nothing of a table is there yet",
-    "another_history": "the source is another one than before: server, timeline, slot, change log, "
-    "or a table that was made again",
-    "changes_missing": "changes are no longer there that would have to be read",
-    "schema_unknown": "no schema history tells a table's or a type's columns at that moment",
-    "unfit_schema": "a type, a column or an alteration that the target cannot have",
-    "unfit_value": "a value that the target, or a type of Python's, cannot have",
-    "unfit_row": "a change that does not fit the row that the target has",
-    "unfit_stream": "what the server sent is no message, or cannot follow those before it",
-    "null_key": "a key without a value: a policy makes NULL of it, or it was not sent",
+    "not_begun": "no capture has begun in the directory, or a table has nothing there yet",
+    "another_history": "the source is not the one of before: another server, timeline, slot or "
+    "change log, or a table that was made again",
+    "changes_missing": "changes that have to be read are no longer there",
+    "schema_unknown": "the schema history lacks the table's columns or the type at that moment",
+    "unfit_schema": "a type, a column or an alteration that the target does not support",
+    "unfit_value": "a value that the target or a Python type cannot hold",
+    "unfit_row": "a change that does not fit the row in the target",
+    "unfit_stream": "the server sent bytes that are no message, or messages in an impossible order",
+    "null_key": "a key without a value: a policy makes it NULL, or the value was not sent",
     "paused": "a table is paused; the reason says why",
     "stale": "a table is stale and needs a new snapshot",
     "conflict": "another writer, or an alteration of a table, came in between",
-    "incomplete": "a stream, a transaction, a window or a snapshot is not whole",
+    "incomplete": "a stream, a transaction, a window or a snapshot is incomplete",
     "unfit_input": "an argument or object of the wrong type or form, or calls in a wrong order",
     "out_of_memory": "a limit of memory or size is reached",
-    "disk_full": "the disk is full, or has less room than has to stay free",
-    "process_failed": "a process that was started has ended",
-    "timed_out": "what was waited for did not happen in the time given",
+    "disk_full": "the disk is full, or has less free space than required",
+    "process_failed": "a process that this package started has failed",
+    "timed_out": "something did not happen within the time limit",
     "stopped": "the call was asked to stop, or what it reads was closed meanwhile",
-    "not_supported": "something that this version, platform, server or target does not do",
+    "not_supported": "something that this version, platform, server or target does not support",
     "frames_refused": "frames were refused; the output has each of them",
     "not_comparable": "a table, column or value that verify cannot compare",
-    "internal": "an error that nobody foresaw",
+    "internal": "an unexpected error, which is a bug",
 }
 """Error code → its meaning, for the errors that are not about a frame."""
 

@@ -48,8 +48,8 @@ class Range(Generic[T]):
     lower, upper : object
         The bounds; None for a missing bound. Both are None in the empty range.
     bounds : str
-        "[)", "[]", "(]" or "()": a bracket if the bound belongs to the range, a parenthesis if it
-        does not or is missing. "" for the empty range.
+        "[)", "[]", "(]" or "()": a bracket if the bound belongs to the range, a parenthesis if the
+        bound is missing or does not belong to it. "" for the empty range.
     empty : bool
 
     Raises

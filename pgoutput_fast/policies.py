@@ -49,7 +49,7 @@ class Policies:
         infinite, so messages don't use this policy. "clamp" gives the column's greatest or least
         value for ±Infinity and an error for NaN, which has no nearest value.
     json : {"text", "parse"}
-        json and jsonb as str, or parsed as by :func:`json.loads`, where numbers with a point or an
+        json and jsonb as str, or parsed as by :func:`json.loads`: numbers with a point or an
         exponent become floats. A number too great for a float is an error, and so is NaN, which
         JSON does not have.
     numeric : (int, int), optional
@@ -57,10 +57,10 @@ class Policies:
         numerics that were declared without a precision. By default such columns are text. A value
         that does not fit is an error and is never rounded.
     arrays : {"error", "text"} or int
-        An Arrow column holds arrays of one number of dimensions, counted from 1. A number from 1 to
-        6 sets how many dimensions all columns of arrays have; with "error" they have 1. An array of
-        another shape is an error. With "text" all columns of arrays are text. Messages give arrays
-        as Python lists, which can have any shape, so they don't use this policy.
+        All arrays of an Arrow column have the same number of dimensions, with indexes from 1. A
+        number from 1 to 6 sets the dimensions of all columns of arrays; with "error" they have 1.
+        An array of another shape is an error. With "text" all columns of arrays are text. Messages
+        give arrays as Python lists, which can have any shape, so they don't use this policy.
     invalid_text : {"error", "replace", "binary"}
         For a database whose encoding is SQL_ASCII, which does not check text: what to do with bytes
         that are not UTF-8. Raise an error, or give U+FFFD in their place, as :meth:`bytes.decode`

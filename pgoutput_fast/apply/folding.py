@@ -62,8 +62,8 @@ class NetChanges(NamedTuple):
         The columns of `rows`.
     num_rows : int
     batches : callable
-        Gives an iterator over `rows` as record batches, of which a large transaction has more than
-        memory should hold. It may be called again.
+        Returns an iterator over `rows` as record batches. Use it if memory cannot hold all rows. It
+        may be called again.
     truncated_at : int or None
         Commit time of the last truncate, in microseconds since 1970.
     rows : pyarrow.Table
@@ -76,11 +76,11 @@ class NetChanges(NamedTuple):
         ``expects``
             Whether the table had the key before: "present", "absent" or "any".
         ``unchanged``
-            Names of the columns for which no change has a value: the row keeps its own, or gets the
-            column's default if the row is new. Null if there are none.
+            Names of the columns for which no change has a value. An existing row keeps its value,
+            and a new row gets the column's default. Null if there are none.
         ``from_``
             Struct of the row's earlier key, if its key changed: the table must have that row. Else
-            null. The earlier key has a row of its own.
+            null. `rows` also has a row for the earlier key.
         ``commit_lsn``, ``seq``, ``commit_time``
             Position and time of the key's last change.
         ``count``

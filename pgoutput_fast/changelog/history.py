@@ -235,7 +235,7 @@ class History:
         ----------
         lsn : int
         policy : {"newer", "older"}
-            Which of two states the registry has where either is possible.
+            Which of two states the registry has if either is possible.
 
         Raises
         ------
@@ -257,9 +257,9 @@ class History:
         return TablesAt(self._catalog(entry), place.older == place.newer, number, entry.start)
 
     def table_before(self, entry: int, relation_id: int) -> Iterator[CatalogTable]:
-        """Iterate over a table as the entries before that of a number have it.
+        """Iterate over a table's versions in the entries before a given one.
 
-        Newest first, back to where it was not published.
+        The newest version comes first. The iteration ends where the table was not published.
         """
         for number in range(min(entry, len(self._entries) + 1) - 1, 0, -1):
             table = self._catalog(self._entry(number)).by_id().get(relation_id)

@@ -30,9 +30,8 @@ _SETTLED = 1_000_000_000  # nanoseconds
 class ChangeLog:
     """A directory that a capture writes.
 
-    What it gives is made anew when a folder has changed since, as modification times tell. A folder
-    that changed less than a second ago is read each time, as it may change again at the same time
-    of its file system's clock.
+    Its methods read a folder again only if the folder's modification time has changed, or is less
+    than a second old.
 
     Parameters
     ----------
@@ -65,7 +64,7 @@ class ChangeLog:
         Raises
         ------
         PgOutputError
-            No capture has begun there, or something can't be read, is damaged, or does not go
+            No capture has begun there, or files can't be read, are damaged, or do not belong
             together.
         """
         return self._view.get()
@@ -90,7 +89,7 @@ class ChangeLog:
         target: Literal["arrow", "portable", "spark"] = "arrow",
         history: HistoryPolicy = "newer",
     ) -> LogConsumer:
-        """Return a consumer that reads what is there and what comes.
+        """Return a consumer that reads what is in the change log now and what comes later.
 
         Parameters
         ----------
@@ -98,7 +97,7 @@ class ChangeLog:
             Letters, digits, ``_``, ``-`` and dots. A consumer of this name goes on where it was; a
             new one begins with the newest snapshot of each table.
         position : Position, optional
-            Where to go on instead: the one that was stored with the last changes.
+            Where to go on instead: the position that you stored with the last changes.
         tables : sequence of str, optional
             Patterns of the tables, as ``schema.name``; by default all.
         policies : Policies, optional
@@ -110,8 +109,8 @@ class ChangeLog:
         Raises
         ------
         PgOutputError
-            The name is not allowed, another process reads under it, the change log can't be read,
-            or what a new consumer needs is deleted.
+            The name is not allowed, another process reads under this name, the change log can't be
+            read, or changes that a new consumer needs are deleted.
         """
         require_pyarrow()
         from .log_consumer import LogConsumer

@@ -36,8 +36,8 @@ class NextChanges:
     Attributes
     ----------
     position : Position
-        Where the consumer is once it has stored them. ``position.to_json()`` is text that can be
-        stored with them.
+        The consumer's position once it has stored these changes. ``position.to_json()`` is text to
+        store with them.
     """
 
     def __init__(self, view: View, plan: ReadPlan, reader: ChangeReader) -> None:
@@ -47,8 +47,8 @@ class NextChanges:
     def __iter__(self) -> Iterator[tuple[ChangeBatch, pa.RecordBatch]]:
         """Yield each batch of changes, and its columns.
 
-        ``changes.relation`` of the first says which table it is; the columns of the second are
-        those of docs/reference/change-columns.md. A snapshot is a Truncate, and then its rows with
+        ``changes.relation`` of the batch says which table it is. The columns are those of
+        docs/reference/change-columns.md. A snapshot is a Truncate, and then its rows with
         the operation "read". The changes of a table come in the order of the stream, and
         ``(commit_lsn, seq)`` orders those of all tables.
 
@@ -65,7 +65,7 @@ class NextChanges:
 class LogConsumer:
     """Reads a change log under a name; a context manager. `ChangeLog.consumer` makes it.
 
-    The change log keeps what it has not read yet: see docs/how-to/capture.md.
+    The change log keeps what the consumer has not read yet: see docs/how-to/capture.md.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class LogConsumer:
 
     @property
     def position(self) -> Position:
-        """What was committed before it is stored."""
+        """The position before which the consumer has stored everything."""
         return self._consumer.position
 
     def next(self, max_bytes: int = 64 << 20) -> NextChanges | None:
@@ -115,7 +115,7 @@ class LogConsumer:
         Parameters
         ----------
         max_bytes : int
-            About how many bytes of files. A transaction is not cut.
+            Approximate limit, in bytes of files. A transaction is not cut.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class LogConsumer:
     ) -> Iterator[NextChanges]:
         """Yield what comes, and wait for more, until `stop` is set.
 
-        Call `advance` before the next iteration, else the same comes again.
+        Call `advance` before the next iteration, else the same changes come again.
         """
         while stop is None or not stop.is_set():
             found = self.next(max_bytes)

@@ -30,9 +30,9 @@ class Position(NamedTuple):
     Attributes
     ----------
     lsn : int
-        It has what was committed before this LSN of all tables, but for those in `tables`.
+        The consumer has everything that was committed before this LSN, except in `tables`.
     tables : dict of int to int
-        The LSN for each relation id of a table that is elsewhere.
+        Relation id to LSN, for tables that have another position.
     """
 
     lsn: int
@@ -44,17 +44,17 @@ class Position(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The least LSN of all: what is before it is not read again."""
+        """The least LSN of all tables: nothing before it is read again."""
         return min(self.lsn, *self.tables.values()) if self.tables else self.lsn
 
     def fields(self) -> dict[str, Any]:
-        """Return it as an object of JSON."""
+        """Return the position as an object for JSON."""
         tables = {str(key): format_lsn(lsn) for key, lsn in self.tables.items()}
         return {"position": format_lsn(self.lsn), "tables": tables}
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Position:
-        """Return the position that `fields` gave; errors are those of Python's, of another form."""
+        """Return a position from the result of `fields`; another form raises Python's errors."""
         tables = {int(key): parse_lsn(lsn) for key, lsn in fields["tables"].items()}
         return cls(parse_lsn(fields["position"]), tables)
 

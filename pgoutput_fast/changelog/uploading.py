@@ -328,8 +328,8 @@ class Upload:
 def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | None = None) -> int:
     """Copy a directory out of object storage, for readers of local directories.
 
-    A capture does not go on in it, unless it is told that the directory of which this is a copy is
-    lost: see docs/explanation/change-log-directory.md.
+    If the original directory is lost, a capture with `adopt_slot` can continue in the copy: see
+    docs/explanation/change-log-directory.md.
 
     Parameters
     ----------

@@ -56,12 +56,12 @@ class ServiceOptions(Options):
 
     metrics_port: int | None = option(
         count(0, 65535), None,
-        "Serve Prometheus metrics; 0 takes a free port. The log has the port.",
+        "Serve Prometheus metrics; 0 takes a free port. The log names the port.",
         flag=True,
     )  # fmt: skip
     metrics_host: str = option(
         text(), "127.0.0.1",
-        "Address of the metrics, which have no password.",
+        "Address of the metrics. Anybody who can reach it can read them.",
         flag=True,
     )  # fmt: skip
     log_format: LogFormat = option(

@@ -114,7 +114,7 @@ class _CaptureWatcher:
     metavar="DIR",
     required=True,
     type=click.Path(),  # as text, since a Path makes the current directory of nothing
-    help="Directory of the change log, new or to be continued.",
+    help="Directory of the change log: a new one, or one to continue.",
 )
 @click.option(
     "--until",

@@ -286,7 +286,7 @@ def _registry(_: click.Context, __: click.Parameter, path: Path | None) -> TypeR
     "--tag",
     "tags",
     callback=_checked_tags,
-    help="Only messages with these tags, such as IUD, without rows of snapshots.",
+    help="Only messages with these tags, such as IUD; no rows of snapshots.",
 )
 @click.option("--full", is_flag=True, help="Print long values whole.")
 @click.option(

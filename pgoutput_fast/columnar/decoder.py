@@ -49,8 +49,8 @@ class Event(NamedTuple):
         The xid in the frame, if it came inside a stream chunk, else None. For a Stream Abort, the
         subtransaction that is rolled back.
     message : object or None
-        The decoded message. None for a Commit, which comes with every transaction: the fields below
-        have what it says.
+        The decoded message. None for a Commit: every transaction has one, and the fields below have
+        its content.
     commit_lsn, end_lsn : int
         The message's fields of these names; 0 if it has none. The `end_lsn` of a message that
         commits a transaction is the LSN to acknowledge to the server.
@@ -150,7 +150,7 @@ class BadFrame(NamedTuple):
     data : bytes
         The bytes of the frame.
     plan : RelationPlan or None
-        Of a value that is refused: the version of the relation that its frame has.
+        If one value is refused: the version of the relation to which the frame belongs.
     """
 
     frame: int
@@ -283,20 +283,20 @@ class ColumnarDecoder:
     registry : TypeRegistry, optional
         Users' types.
     fill_unchanged : bool
-        Whether to take values that were not sent from the old row, which is sent with REPLICA
-        IDENTITY FULL.
+        Whether to fill in values that were not sent, from the old row. The server sends the whole
+        old row with REPLICA IDENTITY FULL.
     max_rows, max_bytes : int
-        A batch is given out before it would exceed `max_rows`, and all batches before the rows held
-        of all relations together would exceed `max_bytes`. A row that exceeds it alone makes a
-        batch of its own.
+        `max_rows` limits a batch, and `max_bytes` limits the rows of all relations together that
+        the decoder holds. The decoder gives out batches before a row that would exceed a limit. A
+        row larger than `max_bytes` makes a batch of its own.
     on_error : {"raise", "collect"}
         What to do at a malformed frame: give out the rows before it and raise its error, or put it
         into `errors` and go on.
     layouts : callable, optional
-        A function that is called with the ``RelationPlan`` of each version
-        of a relation. It returns the ``Layout`` of its batches,
-        or None to leave out its rows. `target` then decides only the types of the columns beside
-        the rows, and `tables` and `columns` must not be given. The Spark readers use it.
+        A function that is called with the ``RelationPlan`` of each version of a relation. It
+        returns the ``Layout`` of the version's batches, or None to leave out the rows. `target`
+        then decides only the types of the columns beside the rows, and `tables` and `columns` must
+        not be given. The Spark readers use this argument.
 
     Raises
     ------

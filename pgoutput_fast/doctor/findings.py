@@ -28,7 +28,7 @@ class Finding:
         Statements that fix it, to run one by one, in this order, in the examined database. Empty if
         SQL can't fix it.
     advice : str or None
-        What else there is to do or to decide.
+        What else you have to do or decide.
     objects : tuple of str
         Names of all objects concerned: tables as SQL writes them, slots, publications, settings.
     """
@@ -41,12 +41,12 @@ class Finding:
 
     @property
     def level(self) -> Level:
-        """How bad it is: "error", "warning" or "info"."""
+        """How bad the finding is: "error", "warning" or "info"."""
         return KINDS[self.id].level
 
     @property
     def meaning(self) -> str:
-        """What it means, in one sentence."""
+        """What the finding means."""
         return KINDS[self.id].meaning
 
 

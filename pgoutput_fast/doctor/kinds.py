@@ -20,11 +20,10 @@ class Kind(NamedTuple):
     Attributes
     ----------
     level : {"error", "warning", "info"}
-        "error": a capture fails, loses changes, or makes the application fail. "warning": it will,
-        or may, under some circumstance; or rows, tables or a snapshot lack something. "info": worth
-        knowing.
+        "error": a capture fails or loses changes, or statements of the application fail. "warning":
+        this may happen, or a snapshot or the data may be incomplete. "info": worth knowing.
     meaning : str
-        What it means, in one sentence.
+        What the finding means.
     """
 
     level: Level
@@ -63,8 +62,8 @@ KINDS: dict[str, Kind] = {
     ),
     "wal-keep-small": Kind(
         "warning",
-        "A slot is lost once its reader is behind by more than max_slot_wal_keep_size, which is "
-        f"less than {SMALL_KEEP >> 30} GiB.",
+        "max_slot_wal_keep_size is less than "
+        f"{SMALL_KEEP >> 30} GiB. A slot is lost once its reader is behind by more than that.",
     ),
     "wal-sender-timeout-off": Kind(
         "info", "The server does not notice a client that is gone, and keeps the slot in use."
@@ -78,20 +77,21 @@ KINDS: dict[str, Kind] = {
     ),
     "decoding-memory-small": Kind(
         "info",
-        "Transactions beyond logical_decoding_work_mem, which is less than "
-        f"{SMALL_MEMORY >> 20} MiB, go to the server's disk, or to the client before they end.",
+        "logical_decoding_work_mem is less than "
+        f"{SMALL_MEMORY >> 20} MiB. Larger transactions go to the server's disk, or to the client "
+        "before they end.",
     ),
     "session-timeout": Kind(
         "warning", "The server may end the role's session while it copies tables for a snapshot."
     ),
     "long-transaction": Kind(
         "warning",
-        "The server makes a slot once all transactions that were writing have ended, and this one "
+        "The server makes a slot only when all transactions that were writing have ended. This one "
         f"has been open for {LONG_TRANSACTION // 60} minutes or more.",
     ),
     "prepared-transaction": Kind(
         "warning",
-        "The server makes a slot once all transactions have ended, and this one has been prepared "
+        "The server makes a slot only when all transactions have ended. This one has been prepared "
         f"for {LONG_TRANSACTION // 60} minutes or more.",
     ),
     # Slots.
@@ -112,7 +112,7 @@ KINDS: dict[str, Kind] = {
         "warning", "The slot uses more than half of max_slot_wal_keep_size, and may be lost."
     ),
     "slot-two-phase": Kind(
-        "info", "A stream of this slot has prepared transactions when they are prepared."
+        "info", "A stream of this slot sends prepared transactions when they are prepared."
     ),
     "slot-in-use": Kind("info", "Only one client at a time can read a slot."),
     "slot-synced": Kind(
@@ -141,7 +141,7 @@ KINDS: dict[str, Kind] = {
     ),
     "select-privilege": Kind(
         "warning",
-        "The role can't copy these tables for a snapshot; their changes come nevertheless.",
+        "The role can't copy these tables for a snapshot. Their changes still come.",
     ),
     "schema-usage": Kind("warning", "The role can't copy the tables of these schemas."),
     "row-security": Kind(

@@ -56,12 +56,12 @@ WHERE evtname IN ('pgoutput_fast_ddl', 'pgoutput_fast_drop') AND evtenabled = 'A
 
 
 def ddl_trigger_sql() -> str:
-    """SQL that has a database tell of each change of its catalogue in the stream.
+    """Return SQL that makes a database announce each change of its catalogue in the stream.
 
-    It makes two event triggers, for which it needs a superuser. They write a logical message in
-    each transaction that changes the catalogue. A capture with ``messages=True`` takes them as the
-    exact ends of the entries of its history; see docs/reference/altered-types.md. It may be run
-    again.
+    Run the SQL as a superuser; you may run it again. It makes two event triggers, which write a
+    logical message in each transaction that changes the catalogue. From these messages, a capture
+    with ``messages=True`` knows exactly when a type or table changed: see
+    docs/reference/altered-types.md.
     """
     return files("pgoutput_fast.replication").joinpath("ddl_trigger.sql").read_text("utf-8")
 

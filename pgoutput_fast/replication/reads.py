@@ -34,8 +34,8 @@ _POLL = 0.1  # seconds between two looks whether the other side has ended
 class SnapshotBatches:
     """Batches of the rows of a snapshot; made by `snapshot`.
 
-    It is an iterator of :class:`pgoutput_fast.ChangeBatch`, and a context manager. Closing it ends
-    the connections and the threads, and so does its end, or an error.
+    It is an iterator of :class:`pgoutput_fast.ChangeBatch`, and a context manager. The connections
+    and threads end when you close the iterator, at its end, and at an error.
 
     Attributes
     ----------
@@ -179,10 +179,10 @@ def snapshot(
 ) -> SnapshotBatches:
     """Read published tables as they are at one point, the LSN where a stream can go on.
 
-    Each table begins with a batch of one row with the operation "truncate", for who applies the
-    rows to what is there already. Then come its rows, with the operation "read", in any order, and
-    mixed with those of other tables. `seq` orders them, and tells the range of the table in its
-    upper 32 bits.
+    Each table begins with a batch of one row with the operation "truncate", which empties a copy
+    that exists already. Then the table's rows come, with the operation "read", in any order, and
+    mixed with rows of other tables. `seq` orders the rows of a table: its upper 32 bits are the
+    range of the table from which the row comes.
 
     Parameters
     ----------
@@ -193,14 +193,15 @@ def snapshot(
     tables : str or iterable of str, optional
         Patterns of ``namespace.name``, with ``*``, ``?`` and ``[...]``. By default all.
     connections : int
-        How many read at once, beside one that makes a temporary slot.
+        How many connections read at once. Another one makes the temporary slot.
     binary : bool
-        Whether the stream that goes on from here has the option `binary`: then columns of types
-        that are not known have the same type as there.
+        Whether the stream that continues from the snapshot has the option `binary`. Columns of
+        unknown types then have the same Arrow type as in that stream.
     exported : CreatedSlot, optional
-        A slot that was just made with ``slots.create(connection, …, snapshot=True)`` on a
-        connection that is still there, from which a stream is to go on. By default a temporary slot
-        is made, which is gone when this function returns.
+        The slot from which a stream will continue. Make it with
+        ``slots.create(connection, …, snapshot=True)`` just before this call, and keep the
+        connection open. By default this function makes a temporary slot, and drops it before it
+        returns.
     range_bytes : int
         How many bytes of a table one connection copies at once. Tables of servers before
         PostgreSQL 14 are copied whole.
@@ -222,7 +223,7 @@ def snapshot(
     Raises
     ------
     RetryableError
-        The server can't be reached now, a time was over, or a table was altered at this moment.
+        The server can't be reached now, a time limit passed, or a table was altered at this moment.
     PgOutputError
         The server refuses, an argument is wrong, or no table is selected.
     TypeError

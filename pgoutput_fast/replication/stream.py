@@ -59,9 +59,9 @@ class Batch(NamedTuple):
         Plain tuples with the fields of `Received`: making a `Received` of each takes a quarter more
         time.
     keepalive_lsn : int or None
-        The server has nothing before this LSN that it still has to send; None if it did not say so
-        after the last frame. It may be acknowledged while no transaction is open and nothing waits
-        to be made durable.
+        The server has sent everything before this LSN. None if the server did not say so after the
+        last frame. Acknowledge the LSN only while no transaction is open and nothing waits to be
+        made durable.
     """
 
     frames: list[tuple[int, int, int, bytes]]
@@ -150,11 +150,11 @@ class ReplicationStream:
     ) -> Iterator[Transaction]:
         """Whole transactions, in the order of their commits.
 
-        When the connection is lost, a new one is made, and the stream goes on after the last
-        transaction that was acknowledged; none is given twice. Parts of the server's log of which
-        it has nothing to send are acknowledged without a call, once all transactions that were
-        given are acknowledged (see `on_idle` of `connect`). After an iteration has ended, another
-        one goes on from there.
+        When the connection is lost, the stream connects again and continues after the last
+        acknowledged transaction; no transaction is given twice. If the server has nothing to send
+        from a part of its log, the stream acknowledges that part by itself, once you have
+        acknowledged all transactions that it gave (see `on_idle` of `connect`). After an iteration
+        has ended, another one continues from there.
 
         Parameters
         ----------
@@ -184,14 +184,14 @@ class ReplicationStream:
         idle_timeout: float | None = None,
         stop: threading.Event | None = None,
     ) -> Iterator[Transaction | TransactionGroup]:
-        """The same transactions, with those together that came together.
+        """The same transactions, where transactions that came together form a group.
 
-        Of a group `batches` gives record batches with the rows of all its transactions, in their
-        order: where transactions are small that costs much less than a few batches of each. Those
-        that announce a relation, were streamed or prepared come by themselves, as transactions.
-        Both have `batches`, `frames`, `transactions`, `commits` and `end_lsn`, and can be
-        acknowledged. Only a transaction has messages to iterate over, and an `xid`, `commit_lsn`
-        and `commit_time`: of a group, `transactions` gives those that have.
+        The `batches` of a group have the rows of all its transactions, in order. For small
+        transactions, this costs much less than batches of each transaction. A transaction that
+        announces a relation, was streamed or was prepared comes by itself, as a `Transaction`.
+        Both classes have `batches`, `frames`, `transactions`, `commits` and `end_lsn`, and
+        `acknowledge` takes both. Only a `Transaction` has messages, `xid` and `commit_lsn`. The
+        `transactions` of a group are its transactions, one by one.
 
         Parameters and errors are those of :meth:`transactions`.
         """
@@ -285,10 +285,10 @@ class ReplicationStream:
     def acknowledge(self, done: int | Transaction | TransactionGroup) -> None:
         """Tell the server that everything up to an LSN is durable: it won't send that again.
 
-        Give a transaction, or its end LSN (that of a Commit); or a batch's `keepalive_lsn` while no
-        transaction is open and nothing waits to be made durable. A position that was given before,
-        or an earlier one, does no harm. The server is told within half a second, and when the
-        stream is closed.
+        Give a transaction, or its end LSN (of its Commit). While no transaction is open and nothing
+        waits to be made durable, you may also give a batch's `keepalive_lsn`. To give the same
+        position again, or an earlier one, does no harm. The stream tells the server within half a
+        second, and when it is closed.
 
         Parameters
         ----------

@@ -125,8 +125,8 @@ class SegmentMetadata:
     server_version : int
         The server's version as libpq has it: 180004 is 18.4.
     encoding : str
-        The client_encoding of the session, in which all text in the frames is, as PostgreSQL names
-        it.
+        The client_encoding of the session, by PostgreSQL's name: the encoding of all text in the
+        frames.
     settings : dict of str to str
         Session settings that shape text values: DateStyle, IntervalStyle, TimeZone …
     options : dict of str to str
@@ -134,10 +134,10 @@ class SegmentMetadata:
     start_lsn : int
         Where this segment goes on: the end of the one before, or where the capture began.
     timeline : int
-        The server's timeline; 0 where it is not known.
+        The server's timeline; 0 if it is not known.
     snapshot : bool
-        Whether the file is no segment, but one of a table's snapshot: its Inserts are rows that
-        were there at `start_lsn`.
+        Whether the file belongs to a table's snapshot, and is no segment. Its Inserts are the rows
+        that were there at `start_lsn`.
     """
 
     system_identifier: str

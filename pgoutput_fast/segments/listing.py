@@ -356,9 +356,9 @@ def list_segments(
     Raises
     ------
     PgOutputError
-        The directory can't be read, a file has another name or is damaged, files are of different
-        slots, segments overlap, or one is missing between two others, or a part of one is; among
-        several paths, one is given twice, or is a directory; or pyarrow is not installed.
+        The directory can't be read. A file has another name or is damaged. Files are of different
+        slots. Segments overlap, or a segment or a part is missing. One of several paths is given
+        twice, or is a directory. pyarrow is not installed.
     """
     if not isinstance(path, (str, os.PathLike)):
         return _list_files([Path(one) for one in path])

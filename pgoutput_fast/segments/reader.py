@@ -222,9 +222,9 @@ class SegmentReader:
         structure.end(is_last=self.is_last_part)
 
     def newest_commit(self) -> CommitRecord | None:
-        """That of the last transaction; None: the file has none.
+        """Return the commit of the last transaction; None if the file has no commit.
 
-        Only its last record batches are read.
+        The method reads only the last record batches of the file.
         """
         for index in reversed(range(self._batches)):
             batch, custom = self._batch(index)

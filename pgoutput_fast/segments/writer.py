@@ -165,9 +165,9 @@ class _Piece(NamedTuple):
 class SegmentWriter:
     """Writes frames of protocol version 1 to segments, in the order in which the server sends them.
 
-    Use it as a context manager. At the end, what is not durable yet is thrown away, as the server
-    sends it again. Only one writer at a time may use a directory. After an error of any kind the
-    writer refuses to go on, as frames may be missing.
+    Use it as a context manager. At the end, the writer throws away what is not durable yet: the
+    server sends it again. Only one writer at a time may use a directory. After any error the writer
+    refuses to go on, because frames may be missing.
 
     Parameters
     ----------
@@ -178,12 +178,12 @@ class SegmentWriter:
     confirmed_flush_lsn : int
         The LSN up to which the slot was acknowledged. A directory without segments begins there.
     segment_bytes : int
-        A segment ends with the first commit after so many bytes of its file. A transaction that is
-        larger is cut into parts of half as many again, or 256 KiB more if that is more, at most,
-        but for the last frame.
+        A segment ends with the first commit after this many bytes of its file. A transaction larger
+        than 1.5 times this size is cut into parts of about that size, or of 256 KiB if that is
+        more.
     made_slot : bool
-        Whether the slot was made for this directory, which then has everything that it ever sent.
-        The directory remembers it.
+        Whether the slot was made for this directory, which then has everything that the slot ever
+        sent. The directory remembers this.
     lock : int, optional
         A file descriptor that holds the directory's lock already. The caller closes it.
     compression : {None, "lz4", "zstd"}
@@ -193,12 +193,12 @@ class SegmentWriter:
     ----------
     directory : pathlib.Path
     made_slot : bool
-        What was given when the directory was begun.
+        The argument with which the directory was begun.
     position : int
-        LSN up to which everything is durable: it may be acknowledged, and the stream has to begin
+        LSN up to which everything is durable. You may acknowledge it. The next stream has to begin
         there.
     changes : int
-        Insert, Update, Delete and Truncate messages that this writer was given.
+        Insert, Update, Delete and Truncate messages that this writer has received.
     completed : int
         Segments that it has completed.
 
@@ -598,7 +598,7 @@ class SegmentWriter:
 
     @property
     def opened(self) -> float | None:
-        """When the oldest commit came that is not durable, by `time.monotonic`; None: all are."""
+        """When the oldest commit that is not durable came, by `time.monotonic`; None if all are."""
         return self._opened
 
     @property

@@ -99,7 +99,8 @@ class SourceOptions(Options):
     )  # fmt: skip
     table: str | None = option(text(), None, "The table of mode table, as schema.name.")
     tables: tuple[str, ...] | None = option(
-        _NAMES, None, "Read only these tables, in the other modes. A pattern is schema.name.",
+        _NAMES, None,
+        "Read only these tables, in modes manifest and envelope. A pattern is schema.name.",
         shown_default="all",
     )  # fmt: skip
     segments: str | None = option(
@@ -144,7 +145,7 @@ class SourceOptions(Options):
     )  # fmt: skip
     registry: TypeRegistry | None = option(
         _REGISTRY, None,
-        "Users' types, in place of those of the change log or the server. Of mode table.",
+        "Users' types, in place of those of the change log or the server. Only for mode table.",
     )  # fmt: skip
     history: HistoryPolicy = option(choice(*POLICIES), "newer", POLICY_HELP)
     new_columns: Literal["error", "ignore"] = option(
@@ -152,20 +153,24 @@ class SourceOptions(Options):
         "What to do when the table gets a column while a stream runs.",
     )  # fmt: skip
     topic_prefix: str | None = option(
-        text(), None, "What topics begin with. Of mode envelope.",
+        text(), None, "What topics begin with. Only for mode envelope.",
         shown_default="the database's name",
     )  # fmt: skip
     tombstones: bool | None = option(
-        flag(), None, "Add a record without a value after each deletion. Of mode envelope.",
+        flag(), None, "Add a record without a value after each deletion. Only for mode envelope.",
         shown_default="false",
     )  # fmt: skip
     placeholder: str | None = option(
-        text(), None, "What stands for a value that the server did not send. Of mode envelope.",
+        text(), None,
+        "What stands for a value that the server did not send. Only for mode envelope.",
         shown_default=PLACEHOLDER,
     )  # fmt: skip
     omit_unchanged: bool | None = option(
-        flag(), None, "Leave such values out instead. Of mode envelope.", shown_default="false"
-    )
+        flag(), None,
+        "Leave out values that the server did not send, instead of a placeholder. Only for mode "
+        "envelope.",
+        shown_default="false",
+    )  # fmt: skip
     capture_options: CaptureOptions | None = None
     directory: Path = field(init=False)
 

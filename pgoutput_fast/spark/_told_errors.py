@@ -90,13 +90,12 @@ def error_of(exception: BaseException) -> PgOutputError | None:
     Returns
     -------
     PgOutputError or None
-        The error that an executor raised while it ran :func:`read_segments`,
-        :func:`decode_frames`, :func:`decode_udf`, :func:`current_state` or the source `pgoutput`,
-        or with which the source refused a query or ended it, as an object of its class. If it is
-        about a frame, then `code` says what is wrong with it, `offset` is the byte from 0, `tag`
-        the frame's first character, and `frame` its index in its batch; `path` is the file that
-        it comes from, and `column` the one whose value is refused. Each is None where it is not
-        known. None if the exception is of another origin.
+        None if the exception has another origin. Else the error, as an object of its class: an
+        executor raised it while it ran :func:`read_segments`, :func:`decode_frames`,
+        :func:`decode_udf`, :func:`current_state` or the source `pgoutput`, or the source refused or
+        ended a query with it. For an error about a frame, `code` says what is wrong, `offset` is
+        the byte from 0, `tag` the frame's first character, `frame` its index in its batch, `path`
+        its file, and `column` the one whose value is refused. Each is None if it is not known.
     """
     seen: set[int] = set()
     current: BaseException | None = exception

@@ -21,8 +21,8 @@ def frames_dataframe(
 ) -> DataFrame:
     """Make a DataFrame of frames for :func:`decode_frames`, in one partition and in their order.
 
-    Spark does not take Arrow's unsigned integers of 32 and 64 bits, which LSNs and xids are, and
-    divides what it is given, so that rows lose the Relations before them.
+    Spark's own functions refuse Arrow's unsigned integers of 32 and 64 bits, the types of xids and
+    LSNs. They also divide the frames into partitions, so that rows lose the Relations before them.
 
     Parameters
     ----------

@@ -101,18 +101,18 @@ def read_segments(
         For several tables in one pass over the files, use ``format("pgoutput")`` with ``mode``
         "envelope" or "manifest".
     schema : StructType or str, optional
-        The table's columns and their types; by default those of its newest Relation in the files,
-        or, if it has none as it has no changes, those of the directory's newest catalogue. Any
-        column may be string: it has the server's text then. An array may have any number of
-        dimensions.
+        The table's columns and their types. The default is those of the table's newest Relation in
+        the files. If the table has no changes, and so no Relation, the default is those of the
+        directory's newest catalogue. You may declare any column as string: it then has the server's
+        text. An array may have any number of dimensions.
     partitions : int, optional
         The number of tasks; by default Spark's ``defaultParallelism``. A client of Spark Connect
         runs a small job to learn it.
     registry : TypeRegistry, optional
-        Users' types: with it their enums, arrays, composites, ranges and the types of extensions
-        come as Spark's types, without it as strings (from binary format as binary). A type that was
+        Users' types. With a registry, enums, arrays, composites, ranges and the types of extensions
+        come as Spark's types; without, as strings (as binary from binary format). A type that was
         registered with `arrow` comes as that type; functions that were registered without `arrow`
-        are not used. By default the types are those of the directory's history, if it has one.
+        are not used. The default is the types of the directory's history, if it has one.
     history : {"error", "older", "newer"}
         What to do with a value whose type was altered at about the same time: refuse it, or decode
         it in the type's older or newer form.
@@ -130,21 +130,21 @@ def read_segments(
         unchanged and relation. ``(commit_lsn, seq)`` orders all changes, without ties. Rows of a
         snapshot have "read" as `op`, after a row "truncate". `unchanged` names the
         columns whose value the change does not have: large values that an update left as they were,
-        and columns that the table did not have yet. `relation` is what the table was like from this
-        change on, as JSON of the metadata that change batches have; null where that is nothing new.
-        A value that its type can't hold makes the query fail with an error that names table, column
-        and value.
-        Without `table` a row for each table, in the order of their names: ``table``,
+        and columns that the table did not have yet. `relation` describes the table from this change
+        on, as JSON of the metadata that change batches have; null if nothing is new. A value that
+        its type can't hold makes the query fail with an error that names table, column and value.
+        Without `table`, the result has a row for each table, in the order of names: ``table``,
         ``relation_id``, and ``schema``, its columns and their types as DDL.
 
     Notes
     -----
-    The stream does not say that a column was renamed; the table's next Relation merely has another
-    name in the same place. The query fails then, unless `schema` has both names: in that case each
-    change has its value under the name that the column had at the time, and the other name in
-    `unchanged`. If the last column was dropped and one of the same type added, this looks the same,
-    and fails too. Two cases are not noticed: the last column is renamed and gets another type
-    before the table's next change, or it is dropped and added again under the same name.
+    The stream does not say that a column was renamed: the table's next Relation merely has another
+    name in the same place. The query then fails, unless `schema` has both names. With both names,
+    each change has its value under the name that the column had at the time, and the other name in
+    `unchanged`. The query fails too if the last column was dropped and one of the same type added,
+    because this looks the same. Two cases are not noticed: the last column is renamed and gets
+    another type before the table's next change, or it is dropped and added again under the same
+    name.
 
     Raises
     ------
@@ -452,10 +452,10 @@ def decode_frames(
         ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
         had it last, is read under all of its names, if a Relation tells which one it is.
     relations : mapping or iterable of Relation, optional
-        One Relation for each table, such as ``decoder.relations``. Type messages, which tell
-        of domains, may be among them, and both may be given as frames. They hold for rows without a
-        Relation before them in their own partition, so none of these may be older.
-        Of tables that had the name one after the other, the last one is read.
+        One Relation for each table, such as ``decoder.relations``. Type messages, which tell of
+        domains, may be among them, and both may be given as frames. They describe the rows that
+        have no Relation before them in their partition, so no such row may be older. If several
+        tables had the name one after the other, the last one is read.
     schema : StructType or str, optional
         As in :func:`read_segments`. Without it, the table's last Relation in `relations` is taken,
         or else the last one in the frames, in the order of the partitions; the frames are then read

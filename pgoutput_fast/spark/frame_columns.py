@@ -48,11 +48,11 @@ def decode_udf(
     """One table's changes as a column, made of a column of frames.
 
     Each frame stands alone, in any order and any partition. Every row of the table is decoded by
-    the Relation that `relations` has. A row with another number of columns is refused, and so is a
-    Relation of the table with other columns: where the table was altered, decode the frames before
-    and after the alteration in two columns. A row of a version with as many columns of other names
-    is not noticed. From Spark 4.1 on the function is given Arrow arrays; Spark 4.0 calls it for
-    each row, which takes longer.
+    the Relation in `relations`. A row with another number of columns is refused, and so is a
+    Relation of the table with other columns. So if the table was altered, decode the frames before
+    and after the alteration in two columns. A row of another version with the same number of
+    columns is not noticed. From Spark 4.1 on, the function gets Arrow arrays; Spark 4.0 calls it
+    for each row, which takes longer.
 
     Parameters
     ----------

@@ -105,10 +105,10 @@ class PgOutputQueryListener(StreamingQueryListener):
         Serve metrics for Prometheus there, as `sync` has them, with the label ``query``; 0 takes a
         free port, which `url` has. It needs the extra ``metrics``.
     metrics_host : str
-        The address to serve them at. Nothing asks who reads them.
+        Address of the metrics. Anybody who can reach it can read them.
     log_format : {"text", "json"}, optional
-        Write lines to standard error. Without it they go to Python's logging alone, as records of
-        this module's logger of level INFO and above, with the attributes `event` and `numbers`.
+        Write lines to standard error. By default, records go to Python's logging alone: to this
+        module's logger, with level INFO and above and the attributes `event` and `numbers`.
     log_interval : float
         Seconds between two lines with the numbers of a query.
 
@@ -152,11 +152,11 @@ class PgOutputQueryListener(StreamingQueryListener):
 
     @property
     def url(self) -> str | None:
-        """Where metrics are served; None: nowhere."""
+        """URL of the metrics; None if none are served."""
         return None if self._server is None else self._server.url
 
     def collector(self) -> QueryCollector:
-        """What makes the metrics, for a registry of prometheus_client that is served already.
+        """Return what makes the metrics, for a prometheus_client registry of your own.
 
         Raises
         ------
@@ -168,7 +168,7 @@ class PgOutputQueryListener(StreamingQueryListener):
         return QueryCollector(self._watched)
 
     def close(self) -> None:
-        """End what was begun: metrics are served no more, and no line is written."""
+        """Stop: serve no metrics, and write no lines any more."""
         self._held.close()
 
     def numbers(self) -> dict[str, dict[str, Any]]:
@@ -179,7 +179,7 @@ class PgOutputQueryListener(StreamingQueryListener):
     def wrote(self, query: str, files: Iterable[Any]) -> None:
         """Count the changes in files that a query with ``mode=manifest`` has written.
 
-        Spark tells a listener of rows, and not what is in them, so this is for ``foreachBatch``.
+        Spark does not tell a listener what is in the rows. So call this in ``foreachBatch``.
 
         Parameters
         ----------

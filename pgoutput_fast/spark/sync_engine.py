@@ -165,8 +165,8 @@ def sync(
 ) -> SyncProgress:
     """Keep Delta tables up to date with a server's, each change exactly once, by Spark.
 
-    The tables, and what is known of them, are those of :func:`pgoutput_fast.apply.sync`: a target
-    can go on with either.
+    The target is the same as with :func:`pgoutput_fast.apply.sync`: either function can continue
+    it.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def sync(
     driver_bytes, stage, merge_by
         As of :class:`SparkEngine`.
     **options
-        The others of :func:`pgoutput_fast.apply.sync`.
+        The other arguments of :func:`pgoutput_fast.apply.sync`.
 
     Returns
     -------

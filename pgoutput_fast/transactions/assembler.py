@@ -77,10 +77,10 @@ class Assembler:
         change. But if the stream began after the PREPARE, the changes are lost. With
         ``prepared="prepare"``, such a commit is never an error.
     keeper : PreparedKeeper, optional
-        Keeps prepared transactions beyond the life of this object, which hands each to it before
-        anything that follows is delivered; :meth:`restore` takes them back.
+        Keeps prepared transactions beyond the life of this object. The assembler hands each one to
+        the keeper before it delivers anything that follows. :meth:`restore` takes one back.
     spill_directory : path, optional
-        The directory for such files, by default the one that :mod:`tempfile` uses.
+        The directory for temporary files. The default is the one that :mod:`tempfile` uses.
     policies, encoding, registry
         As of :class:`pgoutput_fast.Decoder`.
     **columns
@@ -89,13 +89,14 @@ class Assembler:
     Attributes
     ----------
     known_lsn : int
-        Set by the caller: it has all transactions that end at this LSN or before, and drops those
-        that come again; 0 by default. The commit of a prepared transaction that ends there is not
-        refused, even if the transaction itself did not come.
+        Set by the caller, 0 by default: the caller has all transactions that end at this LSN or
+        before. The assembler drops such transactions. It accepts the commit of a prepared
+        transaction that ends there, even if the transaction itself did not come.
     on_relation : callable or None
-        Set by the caller: called with each Relation and Type of a transaction, in the form that it
-        has outside of stream chunks, before the transaction is delivered; also with those that are
-        left out of its content, as nothing has changed since the last one.
+        Set by the caller: called with each Relation and Type of a transaction before the
+        transaction is delivered. The messages have the form that they have outside of stream
+        chunks. The content of the transaction leaves out repeated messages, but this call gets
+        them too.
 
     Raises
     ------
@@ -167,17 +168,17 @@ class Assembler:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that transactions take that have not ended."""
+        """Bytes of memory for transactions that have not ended."""
         return sum(stage.memory for stage in self._stages())
 
     @property
     def open_transactions(self) -> int:
-        """How many transactions have not ended of which something came, prepared ones included."""
+        """Number of transactions that came in part and have not ended, with prepared ones."""
         return len(self._streams) + len(self._prepared) + (self._begin is not None)
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes of the files to which frames of transactions were moved that have not ended."""
+        """Bytes in files, for transactions that have not ended."""
         return sum(stage.file_bytes for stage in self._stages())
 
     @property
@@ -200,10 +201,10 @@ class Assembler:
     def safe_lsn(self, done: int) -> int:
         """The LSN that may be acknowledged once all that ends at `done` or before is durable.
 
-        A stream that begins between a PREPARE and the end of its transaction brings that end alone,
-        without the changes. So it is `done` itself only where no transaction is prepared at that
-        place of the log, and otherwise where the last such place before it ends. It never
-        decreases. Any thread may call it.
+        A stream that begins between a PREPARE and the end of its transaction brings the end alone,
+        without the changes. So the LSN is `done` only if no transaction is prepared at that place
+        of the log. Otherwise it is the last place before `done` where none was prepared. The LSN
+        never decreases. Any thread may call this method.
         """
         stretches = self._stretches
         while inside := [begin for begin, end in stretches.items() if begin < done < end]:
@@ -236,8 +237,8 @@ class Assembler:
     def reset(self) -> None:
         """Begin a new connection: forget what came of transactions that have not ended.
 
-        The server sends these transactions again. Prepared transactions are kept, as it does not
-        send them again.
+        The server sends these transactions again. It does not send prepared transactions again, so
+        they are kept.
         """
         self._start()
 
@@ -254,8 +255,8 @@ class Assembler:
         Returns
         -------
         iterator of Transaction
-            Those that end in these frames. All frames are taken at once; where one is refused, the
-            transactions that ended before it come first, then its error is raised.
+            The transactions that end in these frames. All frames are taken at once. If a frame is
+            refused, the transactions that ended before it come first, and then its error.
 
         Raises
         ------
@@ -273,7 +274,7 @@ class Assembler:
     def feed_groups(self, runs: list[Run]) -> Iterator[_Found]:
         """Take the next frames, as :meth:`feed` does, given as runs.
 
-        Transactions that came one behind the other and announce nothing are given as groups.
+        Consecutive transactions that announce no relation or type are given as groups.
         """
         found: list[_Found] = []
         error: PgOutputError | None = None

@@ -46,8 +46,8 @@ class Transaction:
     kind : str
         "commit" for most transactions. "message" for a logical message outside of transactions,
         which has no xid and no commit time; both LSNs are the message's. With
-        ``prepared="prepare"`` also "prepare", which has the content of a prepared transaction, and
-        later "commit prepared" or "rollback prepared" without content.
+        ``prepared="prepare"`` there is also "prepare", with the content of a prepared transaction,
+        and later "commit prepared" or "rollback prepared", without content.
     xid : int or None
     commit_lsn : int
         LSN where the commit record begins (the prepare record, if the kind is "prepare").
@@ -90,16 +90,16 @@ class Transaction:
 
     @property
     def commits(self) -> int:
-        """1 if it was committed, 0 of a message and of what is only prepared."""
+        """1 if the transaction was committed; 0 for a message, or if it is only prepared."""
         return int(self.kind in ("commit", "commit prepared"))
 
     def transactions(self) -> Iterator[Transaction]:
-        """This one alone, as groups give all of theirs."""
+        """This transaction alone; a group gives all of its transactions."""
         yield self
 
     @property
     def commit_datetime(self) -> datetime.datetime | None:
-        """`commit_time` as an aware datetime in UTC; None where there is none.
+        """`commit_time` as an aware datetime in UTC; None if there is none.
 
         Raises
         ------
@@ -218,28 +218,29 @@ class Transaction:
 
 
 class TransactionGroup:
-    """Whole transactions that came one behind the other, and announce nothing. Streams make them.
+    """Consecutive whole transactions that announce no relation or type. Streams make groups.
 
-    Most transactions of a stream come so. Many small ones cost much less together: their rows come
-    in the same record batches, whose columns xid, commit_lsn and commit_time tell them apart.
+    Most transactions of a stream come in groups. Many small transactions cost much less together:
+    their rows come in the same record batches, whose columns xid, commit_lsn and commit_time tell
+    the transactions apart.
 
     Attributes
     ----------
     end_lsn : int
-        Behind the last commit record: where the stream goes on once the group is acknowledged.
+        LSN behind the last commit record: where the stream goes on after an acknowledgement.
     commits : int
-        How many transactions they are.
+        How many transactions the group has.
     commit_time : int
-        When the last one was committed, in microseconds since 2000-01-01 UTC.
+        Commit time of the last transaction, in microseconds since 2000-01-01 UTC.
 
     Parameters
     ----------
     run : Run
-        Their frames, all of them.
+        All frames of the transactions.
     table : uint64[k, 5]
-        Of each the index of its Begin in the run, its xid, commit LSN, end LSN and commit time.
+        For each: the index of its Begin in the run, its xid, commit LSN, end LSN and commit time.
     context : Context
-        What was announced before them.
+        What was announced before the group.
     followers : (Follower, Follower)
         Decoders of columns and of messages.
     """
@@ -260,25 +261,25 @@ class TransactionGroup:
 
     @property
     def commits(self) -> int:
-        """How many they are: each was committed."""
+        """How many transactions the group has: each was committed."""
         return len(self)
 
     def runs(self) -> Iterator[Run]:
-        """Their frames, in one run."""
+        """The frames of all transactions, in one run."""
         yield self.run
 
     @property
     def end_lsn(self) -> int:
-        """The end LSN of the last one."""
+        """The end LSN of the last transaction."""
         return int(self._table[-1, _END])
 
     @property
     def commit_time(self) -> int:
-        """When the last one was committed, in microseconds since 2000-01-01 UTC."""
+        """Commit time of the last transaction, in microseconds since 2000-01-01 UTC."""
         return int(self._table[-1:, _TIME].view(np.int64)[0])
 
     def batches(self) -> Iterator[ChangeBatch]:
-        """The rows of all as Arrow record batches, commit LSN and commit time filled in.
+        """The rows of all transactions as Arrow record batches, with commit LSN and commit time.
 
         Raises
         ------
@@ -317,11 +318,11 @@ class TransactionGroup:
             yield transaction
 
     def beyond(self, lsn: int) -> TransactionGroup | None:
-        """Those from the first on that ends beyond an LSN; None if none does."""
+        """The transactions from the first one that ends beyond an LSN; None if none does."""
         return self._part(_first(self._table[:, _END] > lsn), len(self))
 
     def before(self, lsn: int) -> TransactionGroup | None:
-        """Those before the first that was committed at an LSN or later; None if it is the first."""
+        """The transactions before the first one committed at an LSN or later; None if none are."""
         return self._part(0, _first(self._table[:, _COMMIT] >= lsn))
 
     def _part(self, start: int, end: int) -> TransactionGroup | None:

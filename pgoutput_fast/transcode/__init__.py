@@ -42,8 +42,8 @@ class InsertFrames(NamedTuple):
     """Insert frames of the rows of a COPY.
 
     Fields: data (bytes), offsets (int64[n + 1], where each frame begins and the last one ends),
-    consumed (how many bytes of the input the frames were made of: a row that is cut off at the end
-    is left for the next call), ended (whether COPY's trailer was reached).
+    consumed (how many bytes of the input are in the frames: a row that is cut off at the end is
+    left for the next call), ended (whether COPY's trailer was reached).
     """
 
     data: bytes
@@ -74,8 +74,8 @@ def inserts_of_copy(
     relation_id : int
         The relation's OID.
     formats : str
-        "b" or "t" for each column: whether the frames say of its values that they are in binary
-        format or text. The bytes stay as they are.
+        "b" or "t" for each column: the format, binary or text, that the frames state for its
+        values. The bytes stay as they are.
     xid : int, optional
         With it the frames have this xid, as frames inside a stream chunk do.
     header : bool

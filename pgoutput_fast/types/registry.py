@@ -166,7 +166,7 @@ class TypeRegistry:
         ----------
         connection : psycopg.Connection
             An ordinary connection (not a replication connection) to the database of the replication
-            slot. If it is in a transaction, that stays open; else none is open afterwards.
+            slot. If a transaction is open, it stays open; else none is open afterwards.
 
         Returns
         -------
@@ -207,7 +207,7 @@ class TypeRegistry:
     def update_from(self, connection: Any) -> tuple[CatalogType, ...]:
         """Read the catalogue again; decoders that use this registry follow it at once.
 
-        Types that no longer exist are kept, as frames from before they were dropped may still come.
+        Types that no longer exist are kept, because frames with their values may still come.
         Parameters and errors are those of :meth:`from_connection`.
 
         Returns
@@ -227,14 +227,14 @@ class TypeRegistry:
         )
 
     def merge(self, other: TypeRegistry) -> TypeRegistry:
-        """Add what `other` has, which replaces what both have. Returns self."""
+        """Add the types of `other`, which replace types that both have. Return self."""
         self._catalog = {**self._catalog, **other._catalog}
         self._registered.update(other._registered)
         self._changed()
         return self
 
     def replace_catalog(self, other: TypeRegistry) -> None:
-        """Have the catalogue of `other` instead of this one; registered functions stay."""
+        """Take the catalogue of `other` in place of this one; registered functions stay."""
         if self._catalog != other._catalog:
             self._catalog = dict(other._catalog)
             self._changed()
@@ -260,7 +260,7 @@ class TypeRegistry:
         return self.only(self.contained(oids))
 
     def only(self, oids: Iterable[int]) -> TypeRegistry:
-        """A registry with these types of the catalogue alone, as far as there are such."""
+        """A registry with only these types of the catalogue; it leaves out unknown ones."""
         return self._of(self._catalog[oid] for oid in oids if oid in self._catalog)
 
     def to_json(self) -> str:

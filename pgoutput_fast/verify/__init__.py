@@ -98,12 +98,12 @@ def verify(
     publications : list or tuple of str
         The publications of the target's slot.
     target : str
-        A directory of segments, ``duckdb:`` and the file of a sync, or the Delta tables of a sync:
-        a directory, or a URL such as ``s3://bucket/lake``.
+        A change log; ``duckdb:`` and the file of a sync; or the Delta tables of a sync: a
+        directory, or a URL such as ``s3://bucket/lake``.
     segments : str, optional
-        The directory of segments from which a sync keeps the target up to date. Only the directory
-        tells that nothing was committed since the target's last transaction. A directory beside the
-        target is found if it has the default name.
+        The change log from which a sync keeps the target up to date. Only the change log shows
+        whether anything was committed since the target's last transaction. The default is the
+        change log beside the target, if it has the default name.
     tables : iterable of str, optional
         Names with their schemas, as SQL writes them: ``public.orders``, ``public."My Table"``. The
         default is all published tables for which the target was made.
@@ -113,9 +113,9 @@ def verify(
         Seconds to wait until the target reaches the position at which the server was read, and to
         wait for the server's stream.
     rounds : int
-        How often to compare rows again that changed while they were compared.
+        How often to compare rows again if they changed while they were compared.
     shown : int
-        How many rows that differ are described, for each table.
+        How many differing rows to describe for each table.
     storage_options : mapping of str to str, optional
         What delta-rs needs for the storage of Delta tables, as for `sync`.
     engine : Engine, optional

@@ -15,13 +15,13 @@ class Difference:
     Attributes
     ----------
     kind : {"different", "missing", "extra", "doubled", "too few"}
-        "missing" in the target; "extra", as only the target has it; "doubled" if the target has it
-        more often than the server, "too few" if less often.
+        "missing": only the server has the row. "extra": only the target has it. "doubled": the
+        target has it more often than the server. "too few": the target has it less often.
     key : dict of str to (str or None)
         The canonical texts of the key's columns; of all columns in a table without a key.
     columns : dict of str to (str or None, str or None)
-        Of a row that differs, the columns that do: their canonical texts on the server and in the
-        target. None is NULL.
+        The columns that differ, of a "different" row: their canonical texts on the server and in
+        the target. None is NULL.
     times : (int, int)
         How often the server and the target have the row.
     """
@@ -41,8 +41,8 @@ class TableResult:
     namespace, name : str
     state : {"equal", "different", "not compared", "unsettled"}
     why : str
-        Why the table was not compared, or is unsettled. If it differs: the likely cause, or that a
-        reader of its name sees another table or more columns. Else "".
+        Why the table was not compared, or is unsettled. If it differs: the likely cause, or a note
+        that a reader of the table's name sees another table or more columns. Else "".
     rows : int
         Rows of the server's table at P.
     target_rows : int
