@@ -95,7 +95,7 @@ class DeltaFileWriter:
             )
         self._table = table
         self.schema = schema
-        self._partition_by = list(partition_by)
+        self.partition_by = list(partition_by)
         self._prefix = prefix
         self._open: dict[tuple[Any, ...], _Open] = {}
         self._written: Written = []
@@ -142,7 +142,7 @@ class DeltaFileWriter:
                     self._table,
                     part.schema,
                     self._prefix,
-                    dict(zip(self._partition_by, partition, strict=True)),
+                    dict(zip(self.partition_by, partition, strict=True)),
                 )
             opened.write(part)
             if opened.bytes >= _FILE_BYTES:
@@ -150,7 +150,7 @@ class DeltaFileWriter:
 
     def _parts(self, rows: pa.Table) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
         """The rows of each partition, without its columns."""
-        names = self._partition_by
+        names = self.partition_by
         if not names:
             yield (), rows
             return

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MERGED_ON = "pgoutput_fast merged on version "
-"""Begins the text of a commit whose program could not be told which version to stand on."""
 _FILE_ACTIONS = ("add", "remove", "cdc")
 
 
@@ -37,13 +35,9 @@ class Since(NamedTuple):
 
 
 class _LogCommit(NamedTuple):
-    """A commit.
+    """A commit. Fields: is_ours, changes (whether rows are others by it), operation."""
 
-    Fields: base (the version that our commit was computed from; None: it is not ours), changes
-    (whether rows are others by it), operation.
-    """
-
-    base: int | None
+    is_ours: bool
     changes: bool
     operation: str
 
@@ -64,16 +58,14 @@ def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
     """
     has_ours = has_foreign = False
     changed = None
-    for version in range(newest, -1, -1):
-        if version <= known:
-            break
+    for version in range(newest, known, -1):
         commit = _commit(filesystem, version, app)
         if commit is None:
             changed = f"its log has lost version {version}"
             break
-        if commit.base is not None:
-            has_ours, known = True, max(known, commit.base)
-            continue
+        if commit.is_ours:
+            has_ours = True
+            break
         has_foreign = True
         if commit.changes:
             changed = f"{commit.operation} in version {version}"
@@ -94,12 +86,7 @@ def _commit(filesystem: Any, version: int, app: str) -> _LogCommit | None:
                 changes |= action.get("dataChange", True)
     except FileNotFoundError:
         return None
-    base = None
-    if is_ours:
-        text = str(info.get("userMetadata") or "")
-        told = text.removeprefix(MERGED_ON)
-        base = int(told) if told != text else version - 1
-    return _LogCommit(base, changes, str(info.get("operation", "a commit")))
+    return _LogCommit(is_ours, changes, str(info.get("operation", "a commit")))
 
 
 def _actions(filesystem: Any, path: str) -> Iterator[tuple[str, Any]]:

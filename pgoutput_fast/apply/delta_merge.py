@@ -2,42 +2,35 @@
 
 Files that have a row which goes or gets other values are written anew without it, and the rows that
 come are written behind. It is done in two passes: the first reads the keys alone, and refuses what
-does not fit; the second copies. Of both only a group of rows is in memory.
+does not fit; the second copies.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .delta_rewrite import MergePart, Rewrite, StateFiles
 from .delta_types import conformed, stored_array, stored_type
 from .keys import digests_of, is_integer, keys_of
-from .row_stores import RowStore, SpillFile
-from .targets import DELETED_AT, AddedColumn, IncompleteError, Removed, Renamed
+from .targets import AddedColumn, IncompleteError, Removed, Renamed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from .delta_files import DeltaFileWriter
+    from .delta_files import DeltaFileWriter, Written
+    from .delta_rewrite import Hits
     from .delta_table import File, LakeTable
     from .folding import NetChanges
     from .targets import Alteration
 
 _T = TypeVar("_T")
-SHOWN = 3
+_SHOWN = 3
 """Rows that an error names."""
-_ROWS_AT_ONCE = 1 << 16
-"""Of those that come several times."""
-_AHEAD = 2
-"""Groups of rows that are read while one is written."""
-_FEW = 64
-"""If fewer than each so many rows goes, the others are not copied in memory."""
 
 
 class Shape(NamedTuple):
@@ -45,7 +38,8 @@ class Shape(NamedTuple):
 
     Attributes
     ----------
-    schema : pyarrow.Schema
+    there, schema : pyarrow.Schema
+        The columns that it has, and those that it gets.
     sources : dict of str to str, or to pyarrow.Array
         The column of the files, or the one value, by the column's name.
     defaults : dict of str to pyarrow.Array
@@ -54,6 +48,7 @@ class Shape(NamedTuple):
         Whether all files are written anew.
     """
 
+    there: pa.Schema
     schema: pa.Schema
     sources: dict[str, str | pa.Array]
     defaults: dict[str, pa.Array]
@@ -102,7 +97,7 @@ def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
             rewrites |= types[one.column] != type_
             types[one.column] = type_
     fields = [pa.field(name, type_) for name, type_ in types.items()]
-    return Shape(pa.schema(fields), sources, defaults, rewrites)
+    return Shape(schema, pa.schema(fields), sources, defaults, rewrites)
 
 
 class MergeKeys:
@@ -178,20 +173,7 @@ class MergeKeys:
         return at < len(self._sorted) and bool(self._sorted[at].as_py() <= greatest)
 
 
-class Hits(NamedTuple):
-    """Rows that are there: in which file and group, at which places there, and of which key.
-
-    `live` says which of them are not marked as deleted.
-    """
-
-    file: int
-    group: int
-    rows: Any
-    keys: Any
-    live: Any
-
-
-def may_hold(file: File, keys: MergeKeys, column: str) -> bool:
+def _may_hold(file: File, keys: MergeKeys, column: str) -> bool:
     """Whether a file may have rows of some keys, by what the log says of their first column."""
     if column in file.partition:
         value = file.partition[column]
@@ -199,46 +181,32 @@ def may_hold(file: File, keys: MergeKeys, column: str) -> bool:
     return keys.may_be_in(file.least.get(column), file.greatest.get(column))
 
 
-def net_values(batch: pa.RecordBatch, name: str, type_: pa.DataType, of: str = "row") -> pa.Array:
-    """A column of net rows, or of the keys that they had, as a table has it."""
-    struct = batch.column(of)
-    at = struct.type.get_field_index(name)
-    return stored_array(struct.flatten()[at], type_)
+class MergeSteps(Protocol):
+    """Does the two steps of a merge that read files."""
+
+    def find(
+        self, merge: Merge, keys: MergeKeys, names: Sequence[str], files: list[tuple[int, File]]
+    ) -> Iterable[Hits]:
+        """Look for keys in numbered files, as `StateFiles` does."""
+
+    def rewrite(self, merge: Merge, writer: DeltaFileWriter) -> Written:
+        """Write the merge's files anew, and its net rows; by `writer`, if this process does it."""
 
 
-def net_row(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Net rows with the columns of a table."""
-    row = batch.column("row")
-    names = [field.name for field in row.type]
-    return conformed(pa.RecordBatch.from_arrays(row.flatten(), names=names), schema)
+class LocalSteps:
+    """See `MergeSteps`: this process does them."""
 
+    def find(
+        self, merge: Merge, keys: MergeKeys, names: Sequence[str], files: list[tuple[int, File]]
+    ) -> Iterable[Hits]:
+        """See `MergeSteps`."""
+        return merge.state_files.find(keys, names, files)
 
-def misfit(
-    table: str, name: str, uri: str, what: str, names: Sequence[str], columns: Sequence[pa.Array]
-) -> IncompleteError:
-    """The error for changes that do not fit what is there.
-
-    Parameters
-    ----------
-    table, name, uri : str
-        The server's table, the target's name for it, and where that is.
-    what : str
-        What is wrong.
-    names, columns
-        The columns by which the rows are named, and their values in the first rows, one more than
-        are shown if there are more.
-    """
-    shown = [column.to_pylist() for column in columns]
-    texts = ["(" + ", ".join(map(repr, values)) + ")" for values in zip(*shown, strict=True)]
-    more = " and more" if len(texts) > SHOWN else ""
-    return IncompleteError(
-        f"the changes of {table} do not fit its table {name!r} in {uri}: {what} "
-        f"({', '.join(names)}) = {'; '.join(texts[:SHOWN])}{more}. Changes are missing, or the "
-        "table began without the rows that were there",
-        code="unfit_row",
-        table=table,
-        hint="Copy the table again",
-    )
+    def rewrite(self, merge: Merge, writer: DeltaFileWriter) -> Written:
+        """See `MergeSteps`."""
+        (part,) = merge.parts(1)
+        Rewrite(merge.state_files, merge.net, part).write(writer)
+        return writer.finish()
 
 
 class Merge:
@@ -253,6 +221,7 @@ class Merge:
         What errors call the table.
     marker : str, optional
         The column in which deleted rows are marked, which stay then.
+    steps : MergeSteps
 
     Attributes
     ----------
@@ -261,20 +230,22 @@ class Merge:
     """
 
     def __init__(
-        self, table: LakeTable, shape: Shape, net: NetChanges, name: str, marker: str | None = None
-    ) -> None:
-        self._table = table
+        self, table: LakeTable, shape: Shape, net: NetChanges, name: str, marker: str | None,
+        steps: MergeSteps,
+    ) -> None:  # fmt: skip
+        self.table = table
+        self.net = net
+        self.state_files = StateFiles(table, shape, marker)
         self._shape = shape
-        self._net = net
         self._name = name
-        self._marker = marker
+        self._steps = steps
         # Rows that a truncate has marked stay.
-        self._empties = net.truncated and marker is None
+        empties = net.truncated and marker is None
         self._marks_all = net.truncated and marker is not None
-        self._there = [] if self._empties else table.files()
-        self._hits: dict[tuple[int, int], Hits] = {}
-        self._old: RowStore | None = None
-        self._old_numbers: list[Any] = []
+        self._there = [] if empties else table.files()
+        self._hits: dict[int, dict[int, Hits]] = {}  # by file and group
+        self._unsent: set[str] = set()
+        self._sources = np.full(net.num_rows, -1, np.int64)
         names = [field.name for field in net.schema.field("row").type]
         if lacking := [one for one in names if one not in shape.schema.names]:
             raise IncompleteError(
@@ -285,34 +256,24 @@ class Merge:
             if net.key:
                 self._find_by_key()
             else:
-                self._find_alike()
-        touched = {file for file, _ in self._hits}
+                self._find_alike(names)
         rewrites = shape.rewrites or self._marks_all
-        self.files = [file for i, file in enumerate(self._there) if rewrites or i in touched]
+        self._touched = [i for i in range(len(self._there)) if rewrites or i in self._hits]
+        self.files = [self._there[i] for i in self._touched]
 
     # --- what is there ---------------------------------------------------------------------------
 
-    def _columns(
-        self, rows: pa.RecordBatch, names: Sequence[str], of: str = "row"
-    ) -> list[pa.Array]:
-        """Columns of net rows."""
-        schema = self._shape.schema
-        return [net_values(rows, name, schema.field(name).type, of) for name in names]
-
     def _find_by_key(self) -> None:
         """Find the rows with the keys of the net rows, and refuse what does not fit."""
-        net, keys = self._net, MergeKeys()
-        found = []
-        for rows in net.batches():
-            keys.add(self._columns(rows, net.key))
-            expects = rows.column("expects")
-            flags = [pc.equal(expects, "present"), pc.equal(expects, "absent"),
-                     rows.column("unchanged").is_valid()]  # fmt: skip
-            found.append([one.to_numpy(zero_copy_only=False) for one in flags])
-        be_present, be_absent, lacks = map(np.concatenate, zip(*found, strict=True))
+        net = self.net
+        keys, (be_present, be_absent, lacks) = keyed(net, self._shape.schema)
         present = np.zeros(keys.count, bool)
-        for hits in self._find(keys, net.key, self._is_possible(keys, net.key[0])):
-            self._hits[hits.file, hits.group] = hits
+        files = [*enumerate(self._there)]
+        source = self._shape.sources.get(net.key[0])
+        if isinstance(source, str) and not self._shape.rewrites:
+            files = [(i, file) for i, file in files if _may_hold(file, keys, source)]
+        for hits in self._steps.find(self, keys, net.key, files):
+            self._hits.setdefault(hits.file, {})[hits.group] = hits
             if not self._marks_all:
                 present[hits.keys[hits.live]] = True
         if not net.truncated:
@@ -322,98 +283,34 @@ class Merge:
             ):
                 if wrong.any():
                     self._refuse(np.flatnonzero(wrong), net.key, what)
-        self._unsent: set[str] = set()
-        self._sources = np.full(keys.count, -1, np.int64)
         if lacks.any():
             self._find_sources(keys, present, lacks, be_present)
-
-    def _is_possible(self, keys: MergeKeys, name: str) -> Callable[[File], bool]:
-        source = self._shape.sources.get(name)
-
-        def possible(file: File) -> bool:
-            if not isinstance(source, str) or self._shape.rewrites:
-                return True
-            return may_hold(file, keys, source)
-
-        return possible
-
-    def _find(
-        self, keys: MergeKeys, names: Sequence[str], possible: Callable[[File], bool]
-    ) -> Iterator[Hits]:
-        for number, file in enumerate(self._there):
-            if not possible(file):
-                continue
-            with self._table.open_file(file) as opened:
-                for group in range(opened.num_row_groups):
-                    rows = self._read(file, opened, group, [*names, *self._marked_in])
-                    places = keys.places([rows.column(name) for name in names])
-                    found = np.flatnonzero(places >= 0)
-                    if len(found):
-                        yield Hits(number, group, found, places[found], self._live(rows)[found])
-
-    @property
-    def _marked_in(self) -> list[str]:
-        """The column in which deleted rows are marked, if there is one."""
-        return [] if self._marker is None else [self._marker]
-
-    def _live(self, rows: pa.RecordBatch) -> Any:
-        """Which rows are not marked as deleted."""
-        if self._marker is None:
-            return np.ones(rows.num_rows, bool)
-        return rows.column(self._marker).is_null().to_numpy(zero_copy_only=False)
-
-    def _read(
-        self, file: File, opened: Any, group: int, names: Sequence[str] | None = None
-    ) -> pa.RecordBatch:
-        """Rows of a file, with the columns that the table gets, or some of them."""
-        shape = self._shape
-        if names is not None:
-            fields = [shape.schema.field(name) for name in names]
-            shape = shape._replace(schema=pa.schema(fields))
-        if not shape.rewrites:
-            return self._table.group(file, opened, group, shape.schema)
-        there = self._table.schema
-        sources = [one for field in shape.schema
-                   if isinstance(one := shape.sources[field.name], str)]  # fmt: skip
-        wanted = pa.schema([there.field(one) for one in sources])
-        rows = self._table.group(file, opened, group, wanted)
-        return shape.adapted(rows)
 
     def _find_sources(self, keys: MergeKeys, present: Any, lacks: Any, be_present: Any) -> None:
         """Find for each net row that lacks values the key under which the table has them."""
         sources, first = self._sources, 0
         sources[lacks & be_present] = np.flatnonzero(lacks & be_present)
-        for rows in self._net.batches():
+        for rows in self.net.batches():
             part = slice(first, first + rows.num_rows)
             first += rows.num_rows
             self._unsent.update(rows.column("unchanged").flatten().unique().to_pylist())
             moved = rows.column("from_").is_valid().to_numpy(zero_copy_only=False) & lacks[part]
             if moved.any():
-                old = keys.places(self._columns(rows, self._net.key, "from_"))
+                old = keys.places(_columns(rows, self.net.key, self._shape.schema, "from_"))
                 sources[part][moved] = old[moved]
                 there = (old >= 0) & present[old]
                 if (moved & ~there).any():
                     missing = part.start + np.flatnonzero(moved & ~there)
-                    self._refuse(missing, self._net.key, "it has no row with", "from_")
+                    self._refuse(missing, self.net.key, "it has no row with", "from_")
         # A row that is new has none.
         sources[sources >= 0] = np.where(present[sources[sources >= 0]], sources[sources >= 0], -1)
 
-    def _find_alike(self) -> None:
+    def _find_alike(self, names: Sequence[str]) -> None:
         """Find as many rows of each kind as go, and refuse if there are fewer."""
-        names = [field.name for field in self._net.schema.field("row").type]
-        keys, first = MergeKeys(are_rows=True), 0
-        kinds, counts = [], []
-        for rows in self._net.batches():
-            gone = pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False)
-            at = pa.array(np.flatnonzero(gone))
-            keys.add([column.take(at) for column in self._columns(rows, names)])
-            kinds.append(first + at.to_numpy())
-            counts.append(rows.column("count").take(at).to_numpy())
-            first += rows.num_rows
+        keys, numbers, left = counted(self.net, self._shape.schema)
         if not keys.count:
             return
-        self._kinds, left = np.concatenate(kinds), np.concatenate(counts)
-        for hits in self._find(keys, names, lambda file: True):
+        for hits in self._steps.find(self, keys, names, [*enumerate(self._there)]):
             order = np.argsort(hits.keys, kind="stable")
             order = order[hits.live[order]]
             rows, kinds = hits.rows[order], hits.keys[order]
@@ -424,164 +321,132 @@ class Merge:
             np.subtract.at(left, kinds, 1)
             if len(rows):
                 place = np.argsort(rows)
-                self._hits[hits.file, hits.group] = hits._replace(
-                    rows=rows[place], keys=kinds[place], live=np.ones(len(place), bool)
+                self._hits.setdefault(hits.file, {})[hits.group] = hits._replace(
+                    rows=rows[place], keys=numbers[kinds[place]], live=np.ones(len(place), bool)
                 )
             if not left.any():
                 return
-        self._refuse(self._kinds[left > 0], names, "it has fewer rows like")
+        self._refuse(numbers[left > 0], names, "it has fewer rows like")
 
     def _refuse(self, numbers: Any, names: Sequence[str], what: str, of: str = "row") -> None:
-        numbers, first, parts = numbers[: SHOWN + 1], 0, []
-        for rows in self._net.batches():
-            at = numbers[(numbers >= first) & (numbers < first + rows.num_rows)] - first
-            parts.append([column.take(pa.array(at)) for column in self._columns(rows, names, of)])
+        """Raise the error for net rows that do not fit what is there; some are named."""
+        shown, first, parts = numbers[:_SHOWN], 0, []
+        for rows in self.net.batches():
+            at = shown[(shown >= first) & (shown < first + rows.num_rows)] - first
+            columns = _columns(rows, names, self._shape.schema, of)
+            parts.append([column.take(pa.array(at)) for column in columns])
             first += rows.num_rows
-        columns = [pa.concat_arrays(part) for part in zip(*parts, strict=True)]
-        raise misfit(self._net.table, self._name, self._table.place.uri, what, names, columns)
+        values = [pa.concat_arrays(part).to_pylist() for part in zip(*parts, strict=True)]
+        texts = ["(" + ", ".join(map(repr, row)) + ")" for row in zip(*values, strict=True)]
+        more = " and more" if len(numbers) > _SHOWN else ""
+        raise IncompleteError(
+            f"the changes of {self.net.table} do not fit its table {self._name!r} in "
+            f"{self.table.place.uri}: {what} ({', '.join(names)}) = {'; '.join(texts)}{more}. "
+            "Changes are missing, or the table began without the rows that were there",
+            code="unfit_row",
+            table=self.net.table,
+            hint="Copy the table again",
+        )
 
     # --- what comes of it ------------------------------------------------------------------------
 
-    def write(self, writer: DeltaFileWriter) -> None:
+    def parts(self, count: int) -> list[MergePart]:
+        """Return the files that are written anew, and all net rows, in parts of about one size.
+
+        Rows whose values were not all sent are in the part whose files have these values.
+
+        Parameters
+        ----------
+        count : int
+            There are so many at most, and not more than files.
+        """
+        sizes = [file.size for file in self.files]
+        groups = balanced(self._touched, sizes, count) or [[]]
+        # The part of each net row.
+        part_of = np.arange(self.net.num_rows) * len(groups) // max(self.net.num_rows, 1)
+        if self._unsent:
+            holders = np.full(self.net.num_rows, -1, np.int64)
+            for number, group in enumerate(groups):
+                for file in group:
+                    for hits in self._hits.get(file, {}).values():
+                        holders[hits.keys[hits.live]] = number
+            has_source = self._sources >= 0
+            part_of[has_source] = holders[self._sources[has_source]]
+        found = []
+        for number, group in enumerate(groups):
+            files = [(self._there[i], self._hits.get(i, {})) for i in group]
+            rows = np.flatnonzero(part_of == number)
+            unsent = tuple(sorted(self._unsent))
+            found.append(MergePart(files, rows, self._sources[rows], unsent))
+        return found
+
+    def write(self, writer: DeltaFileWriter) -> Written:
         """Write the files anew, and the rows that come."""
-        if self._marker is not None and self._hits:
-            self._deleted, self._times = self._deletions()
-        wanted = set(map(id, self.files))
-        for number, file in enumerate(self._there):
-            if id(file) in wanted:
-                self._copy(number, file, writer)
-                writer.end_of_file()
-        if self._net.key:
-            self._write_rows(writer)
-        else:
-            self._write_counted(writer)
-
-    def _copy(self, number: int, file: File, writer: DeltaFileWriter) -> None:
-        """Write the rows of a file that stay, and keep what others need of those that go."""
-        for group, rows in _ahead(self._groups(file)):
-            hits = self._hits.get((number, group))
-            if self._marks_all:
-                rows = self._with_marks(rows, self._live(rows), self._net.truncated_at)
-            if hits is None:
-                writer.write(rows)
-                continue
-            if self._net.key and self._unsent:
-                self._keep(rows, hits)
-            if self._marker is not None:
-                hits = self._write_marked(rows, hits, writer)
-            writer.write(*_without(rows, hits.rows), size=rows.nbytes)
-
-    def _deletions(self) -> tuple[Any, Any]:
-        """For all net rows whether the row is deleted, and when, in microseconds."""
-        found = [
-            (
-                pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False),
-                rows.column("commit_time").cast(pa.int64()).to_numpy(),
-            )
-            for rows in self._net.batches()
-        ]
-        deleted, times = map(np.concatenate, zip(*found, strict=True))
-        return deleted, times
-
-    def _write_marked(self, rows: pa.RecordBatch, hits: Hits, writer: DeltaFileWriter) -> Hits:
-        """Write those that are deleted, with a mark; what goes from the rows."""
-        # Of a multiset those that were found are deleted; with a key some get other values.
-        numbers = hits.keys if self._net.key else self._kinds[hits.keys]
-        deleted = self._deleted[numbers]
-        marked = deleted & hits.live
-        if not self._marks_all and marked.any():
-            at = self._times[numbers[marked]]
-            gone = rows.take(pa.array(hits.rows[marked]))
-            writer.write(self._with_marks(gone, np.ones(len(at), bool), at))
-        # Rows that are deleted already stay as they are.
-        goes = ~deleted if self._marks_all else ~deleted | hits.live
-        return hits._replace(rows=hits.rows[goes], keys=hits.keys[goes], live=hits.live[goes])
-
-    def _with_marks(self, rows: pa.RecordBatch, which: Any, times: Any) -> pa.RecordBatch:
-        """Rows of which some are marked as deleted at a time, in microseconds."""
-        at = rows.schema.get_field_index(self._marker)
-        given = pa.array(np.array(np.broadcast_to(times, rows.num_rows))).cast(DELETED_AT)
-        columns = list(rows.columns)
-        columns[at] = pc.if_else(pa.array(which), given, columns[at])
-        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
-
-    def _groups(self, file: File) -> Iterator[tuple[int, pa.RecordBatch]]:
-        with self._table.open_file(file) as opened:
-            for group in range(opened.num_row_groups):
-                yield group, self._read(file, opened, group)
-
-    def _keep(self, rows: pa.RecordBatch, hits: Hits) -> None:
-        needed = np.isin(hits.keys, self._sources)
-        old = rows.select(sorted(self._unsent))
-        if self._old is None:
-            self._old = RowStore(SpillFile(), old.schema)
-        self._old.append(old.take(pa.array(hits.rows[needed])).columns)
-        self._old_numbers.append(hits.keys[needed])
-
-    def _write_rows(self, writer: DeltaFileWriter) -> None:
-        """Write the rows that are there afterwards."""
-        places = np.full(self._net.num_rows + 1, -1, np.int64)  # the last one is for -1
-        if self._old_numbers:
-            numbers = np.concatenate(self._old_numbers)
-            places[numbers] = np.arange(len(numbers))
-        first = 0
-        for batch in self._net.batches():
-            rows = net_row(batch, self._shape.schema)
-            if batch.column("unchanged").null_count < batch.num_rows:
-                at = places[self._sources[first : first + batch.num_rows]]
-                rows = self._completed(batch, rows, at)
-            first += batch.num_rows
-            writer.write(rows.filter(pc.equal(batch.column("op"), "upsert")))
-
-    def _completed(self, batch: pa.RecordBatch, rows: pa.RecordBatch, at: Any) -> pa.RecordBatch:
-        """Rows with the values that were not sent, from the kept row that `at` says, or -1."""
-        unchanged = batch.column("unchanged")
-        names = unchanged.flatten()
-        parents = pc.list_parent_indices(unchanged).to_numpy()
-        columns = list(rows.columns)
-        reader = None if self._old is None else self._old.reader()
-        for name in names.unique().to_pylist():
-            lacking = parents[pc.equal(names, name).to_numpy(zero_copy_only=False)]
-            i = rows.schema.get_field_index(name)
-            parts = [columns[i], self._shape.defaults.get(name, pa.nulls(1, columns[i].type))]
-            numbers = np.arange(len(rows))
-            numbers[lacking] = len(rows)
-            known = lacking[at[lacking] >= 0]
-            if reader is not None and len(known):
-                parts.append(reader.take(rows.schema.field(i), reader.find(at[known])))
-                numbers[known] = len(rows) + 1 + np.arange(len(known))
-            columns[i] = pa.concat_arrays(parts).take(pa.array(numbers))
-        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
-
-    def _write_counted(self, writer: DeltaFileWriter) -> None:
-        for batch in self._net.batches():
-            comes = pc.equal(batch.column("op"), "upsert")
-            rows = net_row(batch, self._shape.schema).filter(comes)
-            counts = batch.column("count").filter(comes).to_numpy()
-            numbers = np.repeat(np.arange(len(counts)), counts)
-            for first in range(0, len(numbers), _ROWS_AT_ONCE):
-                writer.write(rows.take(pa.array(numbers[first : first + _ROWS_AT_ONCE])))
+        return self._steps.rewrite(self, writer)
 
 
-def _without(rows: pa.RecordBatch, places: Any) -> Iterator[pa.RecordBatch]:
-    """Rows without those at some places, in rising order."""
-    if len(places) * _FEW > rows.num_rows:
-        stays = np.ones(rows.num_rows, bool)
-        stays[places] = False
-        yield rows.filter(pa.array(stays))
-        return
-    # What lies between a few of them needs no copy.
-    first = 0
-    for place in [*places.tolist(), rows.num_rows]:
-        if place > first:
-            yield rows.slice(first, place - first)
-        first = place + 1
+def keyed(net: NetChanges, schema: pa.Schema) -> tuple[MergeKeys, list[Any]]:
+    """The keys of net rows, and which rows have to be there, must not be, and lack values."""
+    keys, found = MergeKeys(), []
+    for rows in net.batches():
+        keys.add(_columns(rows, net.key, schema))
+        expects = rows.column("expects")
+        flags = [pc.equal(expects, "present"), pc.equal(expects, "absent"),
+                 rows.column("unchanged").is_valid()]  # fmt: skip
+        found.append([one.to_numpy(zero_copy_only=False) for one in flags])
+    return keys, [np.concatenate(one) for one in zip(*found, strict=True)]
 
 
-def _ahead(rows: Iterator[_T]) -> Iterator[_T]:
-    """What an iterator gives, of which the next ones are made while one is used."""
-    with ThreadPoolExecutor(1, "pgoutput_fast-read") as pool:
-        coming = deque(pool.submit(next, rows, None) for _ in range(_AHEAD))
-        while (found := coming.popleft().result()) is not None:
-            coming.append(pool.submit(next, rows, None))
-            yield found
+def counted(net: NetChanges, schema: pa.Schema) -> tuple[MergeKeys, Any, Any]:
+    """Of a multiset the rows that go, their numbers among the net rows, and how many go of each."""
+    names = [field.name for field in net.schema.field("row").type]
+    keys, first = MergeKeys(are_rows=True), 0
+    numbers, counts = [], []
+    for rows in net.batches():
+        gone = pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False)
+        at = pa.array(np.flatnonzero(gone))
+        keys.add([column.take(at) for column in _columns(rows, names, schema)])
+        numbers.append(first + at.to_numpy())
+        counts.append(rows.column("count").take(at).to_numpy())
+        first += rows.num_rows
+    return keys, np.concatenate(numbers), np.concatenate(counts)
+
+
+def touched_bytes(table: LakeTable, shape: Shape, net: NetChanges, marker: str | None) -> int:
+    """How many bytes of a table's files a merge writes anew at most.
+
+    Keys are looked for in the bounds that the table's log has; no file is read.
+    """
+    if net.truncated and marker is None:
+        return 0
+    files = table.files()
+    source = shape.sources.get(net.key[0]) if net.key else None
+    if isinstance(source, str) and not (shape.rewrites or net.truncated):
+        keys = MergeKeys()
+        for rows in net.batches():
+            keys.add(_columns(rows, net.key[:1], shape.schema))
+        files = [file for file in files if _may_hold(file, keys, source)]
+    return sum(file.size for file in files)
+
+
+def balanced(items: Sequence[_T], sizes: Sequence[int], count: int) -> list[list[_T]]:
+    """Items in so many groups of about one size, and not more than there are items."""
+    groups: list[list[_T]] = [[] for _ in range(min(count, len(items)))]
+    weights = [0] * len(groups)
+    for size, item in sorted(zip(sizes, items, strict=True), key=lambda pair: -pair[0]):
+        at = weights.index(min(weights))
+        groups[at].append(item)
+        weights[at] += size
+    return groups
+
+
+def _columns(
+    rows: pa.RecordBatch, names: Sequence[str], schema: pa.Schema, of: str = "row"
+) -> list[pa.Array]:
+    """Columns of net rows, or of the keys that they had, as a table has them."""
+    struct = rows.column(of)
+    fields = struct.flatten()
+    return [
+        stored_array(fields[struct.type.get_field_index(name)], schema.field(name).type)
+        for name in names
+    ]

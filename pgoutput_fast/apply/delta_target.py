@@ -25,7 +25,7 @@ from .delta_joins import Joins
 from .delta_place import DeltaPlace, directory_of, require_deltalake
 from .delta_table import LakeTable
 from .delta_types import DECODED_FOR, conformed
-from .delta_writers import DeltaChanges, DeltaState
+from .delta_writers import DeltaChanges, DeltaState, local_steps
 from .progress_rows import PROGRESS_SCHEMA, held_tables, progress_rows
 from .targets import (
     CHANGED,
@@ -119,6 +119,8 @@ class DeltaTarget:
     ----------
     change_tables : type of LakeTable
         What writes the files of change tables.
+    steps : callable
+        As of `DeltaState`.
     """
 
     is_transactional = False
@@ -160,6 +162,7 @@ class DeltaTarget:
         self.troubles: dict[int, PgOutputError] = {}
         self._own: dict[int, Positions] = {}
         self._guard = threading.Lock()
+        self.steps = local_steps
         self._joins = Joins()
 
     def __repr__(self) -> str:
@@ -448,6 +451,7 @@ class DeltaTarget:
         partition_by = self.partitions(held.namespace, held.name)
         table = self._table("state", held.stored, held.relation_id)
         writer = DeltaState(table, held, partition_by, self.kept.soft_deletes)
+        writer.steps = self.steps
         with self._guard:
             self._writers.append(writer)
         return writer

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import zlib
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from ..names import qualified
 from .delta_files import DeltaFileWriter, Written
-from .delta_merge import Merge, shape_of
+from .delta_merge import LocalSteps, Merge, shape_of
 from .delta_place import directory_of
 from .delta_types import conformed, merged_schema, stored_schema
 from .targets import (
@@ -30,7 +31,9 @@ from .targets import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
+    from .delta_merge import MergeSteps
     from .delta_table import LakeTable
     from .folding import NetChanges
     from .targets import Alteration
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SOME_BITS = (1 << 63) - 1
+
+
+def local_steps() -> AbstractContextManager[MergeSteps]:
+    """Have this process do the steps of a merge."""
+    return nullcontext(LocalSteps())
 
 
 class Positioned:
@@ -177,7 +185,13 @@ class DeltaChanges(Positioned):
 
 
 class DeltaState(Positioned):
-    """See `StateWriter`."""
+    """See `StateWriter`.
+
+    Attributes
+    ----------
+    steps : callable
+        Gives what does the steps of a merge, for as long as that takes.
+    """
 
     kind = "state"
 
@@ -193,6 +207,7 @@ class DeltaState(Positioned):
         """Of a call before that was cut short: alterations may come that it has."""
         self.is_elsewhere = False
         """Whether another process writes it in this window."""
+        self.steps: Callable[[], AbstractContextManager[MergeSteps]] = local_steps
         self._wanted = list(partition_by)
         self._partition_by = table.partition_by if table.exists else self._wanted
         stored = {one.name: one.stored for one in held.columns}
@@ -372,11 +387,11 @@ class DeltaState(Positioned):
         else:
             table.add_columns(shape.schema)
         self.check_rows()
-        with table.refusals(), self._new_writer(shape.schema) as writer:
-            merge = Merge(table, shape, net, directory_of(self.held.stored), self.marker)
-            merge.write(writer)
+        name = directory_of(self.held.stored)
+        with table.refusals(), self._new_writer(shape.schema) as writer, self.steps() as steps:
+            merge = Merge(table, shape, net, name, self.marker, steps)
             table.commit(
-                writer.finish(),
+                merge.write(writer),
                 [] if whole else merge.files,
                 position,
                 schema=shape.schema if whole else None,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from ..catalog import CatalogTable
     from ..changelog.copies import Copy
-    from .folding import NetChanges
     from .outcomes import Outcome
     from .row_stores import SpillFile
     from .targets import Alteration, ChangeWriter, StateWriter, StoredColumn, Target
@@ -425,16 +424,10 @@ class TableWindow:
                 part.folding.forget()
                 if not (net.num_rows or net.truncated or part.alterations):
                     continue
-                self._apply(state, part.alterations, net, self.held._replace(lsn=end))
+                state.apply(part.alterations, net, self.held._replace(lsn=end))
             except IncompleteError as error:
                 self._stop_by(error)
                 return
-
-    def _apply(
-        self, state: StateWriter, alterations: Sequence[Alteration], net: NetChanges, held: Held
-    ) -> None:
-        """Do what changes come to to the rows."""
-        state.apply(alterations, net, held)
 
 
 @contextlib.contextmanager

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import PgOutputError, RetryableError
-from ..options import Options, choice, flag, option
+from ..options import Options, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ..spark import SparkEngine
-    from ..spark._merges import MergeBy
 
 _CONFIGURATION = {"spark.log.level": "ERROR"}
 _RECORD = re.compile(r"(?:[-/\d]{8,10}[ T])?\d\d:\d\d:\d\d\S* ([A-Z]+) (.*)")
@@ -70,11 +69,6 @@ class SparkOptions(Options):
         flag(), None,
         "Copy segments into the target's storage, for executors that cannot read the directory.",
         shown_default="true if the target is a URL and Spark runs on a cluster",
-    )  # fmt: skip
-    merge_by: MergeBy | None = option(
-        choice("auto", "task", "spark"), None,
-        "How to change state tables: by one task for each table, or by Spark's MERGE.",
-        shown_default="auto, by the size of the files to rewrite",
     )  # fmt: skip
 
 
@@ -126,7 +120,6 @@ def running_engine(
     conf: Mapping[str, str],
     *,
     stage: bool | None = None,
-    merge_by: MergeBy | None = None,
 ) -> Iterator[SparkEngine | None]:
     """The engine, whose Spark ends with it; None for this process.
 
@@ -134,7 +127,7 @@ def running_engine(
     ----------
     name : str
         The command's.
-    engine, master, conf, stage, merge_by
+    engine, master, conf, stage
         Its options.
 
     Raises
@@ -173,7 +166,7 @@ def running_engine(
         output.has_begun(well=True)
         signal.signal(signal.SIGINT, interrupted)
         try:
-            yield SparkEngine(spark, stage=stage, merge_by=merge_by or "auto")
+            yield SparkEngine(spark, stage=stage)
         finally:
             # A JVM that has ended needs no stop: what called it has said so, or nothing needed it.
             # One to which the signal came too, as of a service or a terminal, may end just now.

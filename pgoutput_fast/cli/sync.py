@@ -250,9 +250,7 @@ def command(
         if call.captures:
             parameters = ConnectionParameters(given_dsn(context, dsn, dsn_file, _log.warning))
             service.hide_secrets(parameters)
-        with running_engine(
-            "sync", engine, master, conf, stage=spark.stage, merge_by=spark.merge_by
-        ) as running:
+        with running_engine("sync", engine, master, conf, stage=spark.stage) as running:
             return _run(parameters, call, view, service, running, report)
 
     return serve(context, "sync", service_options, (SyncLiveView, SyncLogView), run)

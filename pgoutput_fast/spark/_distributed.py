@@ -10,6 +10,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pgoutput_fast.apply.delta_merge import balanced
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.table_window import TableWindow
 from pgoutput_fast.apply.targets import Held, IncompleteError, NotForeseenError
@@ -17,9 +18,8 @@ from pgoutput_fast.apply.window_writer import WindowWriter, run_all
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import qualified
 
-from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, fold_tables
-from ._merges import merge
-from ._net_files import Staging
+from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, LeftMerge, fold_tables
+from ._merge_steps import Staging, opened_net, spark_steps
 from ._staged_files import staged, staging
 from ._window_files import Expected, FileRun, WriteTask, delete_run, write_window
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pgoutput_fast.changelog.view import View
 
     from ._jobs import Jobs
-    from ._merges import Merger
-    from ._net_files import NetFile
 
 _TASK_BYTES = 256 << 20
 """Of segments: larger windows have more tasks than there are cores."""
@@ -157,11 +155,14 @@ class TableOfFiles(TableWindow):
         state: Any = self._state
         state.own = position
 
-    def merge(self, merger: Merger, net: NetFile) -> None:
-        """Have Spark merge what a task has left to it."""
+    def merge(self, jobs: Jobs, left: LeftMerge) -> None:
+        """Merge what a task has left."""
         state: Any = self._state
         state.table.load()  # which a task has written
-        merge(merger, state, net)
+        # Every step is shared that has as much as the task found.
+        state.steps = functools.partial(spark_steps, jobs, 0, left.net)
+        net = opened_net(self._target.place, left.net)
+        state.apply(left.alterations, net, left.held)
         state.is_elsewhere = False  # nobody else has its small files joined
 
     def fail(self, error: IncompleteError) -> None:
@@ -179,20 +180,20 @@ class DistributedWindow(WindowWriter):
         As of `WindowWriter`.
     stages : bool
         Whether executors do not see the directory of the segments.
-    merger : Merger, optional
-        What merges net changes into large state tables.
+    shared_bytes : int, optional
+        From so many bytes of files on, all executors share the merge of a table; by default none.
     """
 
     _table_window = TableOfFiles
     _target: DeltaTarget
 
     def __init__(
-        self, jobs: Jobs, *given: Any, stages: bool = False, merger: Merger | None = None
+        self, jobs: Jobs, *given: Any, stages: bool = False, shared_bytes: int | None = None
     ) -> None:
         super().__init__(*given)
         self._jobs = jobs
         self._stages = stages
-        self._merger = merger
+        self._shared_bytes = shared_bytes
 
     # --- the first job: files --------------------------------------------------------------------
 
@@ -276,19 +277,26 @@ class DistributedWindow(WindowWriter):
             return
         with contextlib.ExitStack() as held:
             place = None
-            if self._merger is not None:
+            if self._shared_bytes is not None:
                 prefix = held.enter_context(staging(self._target.place))
-                place = Staging(prefix, self._merger.least_bytes)
+                place = Staging(prefix, self._shared_bytes)
+            sizes = [sum(_TABLE_BYTES + file.size for part in one.parts for file in part.files)
+                     for one in tables]  # fmt: skip
             tasks = [
                 FoldTasks(group, self._target.arguments, self._target.origin, place)
-                for group in _balanced(tables, self._jobs.cores)
+                for group in balanced(tables, sizes, self._jobs.cores)
             ]
             what = "fold changes into state tables"
             found = self._jobs.run(what, fold_tables, tasks, self._tell)
-            left = [folded for result in found for folded in result]
-            for folded in left:
+            done = [folded for result in found for folded in result]
+            for folded in done:
                 self._note(windows[folded.relation_id], folded)
-            self._merge_all([folded.net for folded in left if folded.net is not None], windows)
+            left = [
+                (windows[folded.relation_id], folded.left)
+                for folded in done
+                if folded.left is not None
+            ]
+            run_all(self._target.threads, self._merge, left, self._tell)
 
     def _note(self, one: TableOfFiles, folded: Folded) -> None:
         self.seconds[qualified(one.held)] = folded.seconds
@@ -296,18 +304,10 @@ class DistributedWindow(WindowWriter):
         if folded.incomplete is not None:
             one.fail(folded.incomplete)
 
-    def _merge_all(self, nets: Sequence[NetFile], windows: dict[int, Any]) -> None:
-        """Have tables be merged by Spark, beside each other."""
-        merger = self._merger
-        if merger is None or not nets:
-            return
-        arguments = ((merger, net, windows[net.relation_id]) for net in nets)
-        run_all(self._target.threads, self._merge, arguments, self._tell)
-
-    def _merge(self, merger: Merger, net: NetFile, one: TableOfFiles) -> None:
+    def _merge(self, one: TableOfFiles, left: LeftMerge) -> None:
         begin = time.perf_counter()
         try:
-            one.merge(merger, net)
+            one.merge(self._jobs, left)
         except IncompleteError as error:
             one.fail(error)
             return
@@ -327,19 +327,6 @@ def grouped(reads: Sequence[Read], cores: int) -> list[list[tuple[int, Read]]]:
             groups.append([])
         groups[-1].append((number, read))
         done += read.size
-    return groups
-
-
-def _balanced(tables: Sequence[FoldTask], cores: int) -> list[list[FoldTask]]:
-    """Tables in as many groups as there are cores, each with about as much to do."""
-    groups: list[list[FoldTask]] = [[] for _ in range(min(cores, len(tables)))]
-    weights = [0] * len(groups)
-    sizes = [sum(_TABLE_BYTES + file.size for part in one.parts for file in part.files)
-             for one in tables]  # fmt: skip
-    for size, one in sorted(zip(sizes, tables, strict=True), key=lambda pair: -pair[0]):
-        at = weights.index(min(weights))
-        groups[at].append(one)
-        weights[at] += size
     return groups
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pgoutput_fast.apply.delta_merge import shape_of, touched_bytes
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.delta_types import conformed, stored_array, stored_schema, stored_type
 from pgoutput_fast.apply.folding import Folding
@@ -17,14 +18,15 @@ from pgoutput_fast.apply.stored_changes import with_added
 from pgoutput_fast.apply.table_window import as_incomplete, since
 from pgoutput_fast.apply.targets import AddedColumn, ConflictError, IncompleteError
 
-from ._net_files import is_for_spark, write_net
+from ._merge_steps import write_net
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pgoutput_fast.apply.folding import NetChanges
     from pgoutput_fast.apply.targets import Alteration, Held, TargetOrigin
 
-    from ._net_files import NetFile, Staging
+    from ._merge_steps import NetFile, Staging
 
 _ROWS = 1 << 16
 """That are folded at once."""
@@ -76,7 +78,7 @@ class FoldTasks(NamedTuple):
     """Tables that one task of Spark does.
 
     Fields: tables; target (the arguments of `DeltaTarget`, which may have secrets); origin; staging
-    (where net changes are written that Spark merges; None: there are none).
+    (where net changes are written that are left to the driver; None: all are merged here).
     """
 
     tables: Sequence[FoldTask]
@@ -88,17 +90,28 @@ class FoldTasks(NamedTuple):
         return f"FoldTasks({len(self.tables)} tables)"
 
 
+class LeftMerge(NamedTuple):
+    """A merge that a task leaves to the driver, as it has many files.
+
+    Fields: net; alterations and held, as `StateWriter.apply` takes them.
+    """
+
+    net: NetFile
+    alterations: Sequence[Alteration]
+    held: Held
+
+
 class Folded(NamedTuple):
     """What came of a table.
 
     Fields: relation_id; seconds; incomplete (why its changes do not fit what is there; None: they
-    do); net (what is to be merged by Spark yet); position (how far its state table is by its log).
+    do); left (what is to be merged yet); position (how far its state table is by its log).
     """
 
     relation_id: int
     seconds: float
     incomplete: IncompleteError | None
-    net: NetFile | None
+    left: LeftMerge | None
     position: tuple[int, int]
 
 
@@ -132,7 +145,7 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
     begin = time.perf_counter()
     state = target.state(task.before)
     incomplete: IncompleteError | None = None
-    left = None
+    left: LeftMerge | None = None
     try:
         if task.first is not None:
             state.create(task.first)
@@ -152,12 +165,9 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
             after = task.after._replace(lsn=part.end)
             # What follows would meet rows that are not there yet.
             is_last = number == len(task.parts)
-            if (
-                is_last
-                and staging is not None
-                and is_for_spark(state, alterations, net, after, staging.least_bytes)
-            ):
-                left = write_net(state, net, after, staging.prefix)
+            if is_last and staging is not None and _is_large(state, alterations, net, staging):
+                net_file = write_net(target.place, net, staging.prefix)
+                left = LeftMerge(net_file, alterations, after)
             else:
                 state.apply(alterations, net, after)
         if target.maintains:
@@ -166,6 +176,18 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
         incomplete = error
     seconds = time.perf_counter() - begin
     return Folded(task.before.relation_id, seconds, incomplete, left, state.own)
+
+
+def _is_large(
+    state: Any, alterations: Sequence[Alteration], net: NetChanges, staging: Staging
+) -> bool:
+    """Whether so much may be written anew that all executors are to share it."""
+    table = state.table
+    if not table.exists:
+        return False
+    shape = shape_of(table.schema, alterations)
+    found = touched_bytes(table, shape, net, state.marker)
+    return found > 0 and found >= staging.least_bytes
 
 
 def _stored(alteration: Alteration) -> Alteration:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 STAGED = "_staged"
 """The directory in a target that has such files."""
 
-_NET_FILE = re.compile(r"[0-9]+-[0-9a-f]{32}\.parquet")
+_NET_FILE = re.compile(r"[0-9]+-[0-9a-f]{32}\.arrow")
 _THREADS = 8
 _BLOCK = 1 << 20
 

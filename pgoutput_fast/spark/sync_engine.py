@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from pgoutput_fast.apply import sync as sync_with
 from pgoutput_fast.apply.window_writer import WindowWriter
-from pgoutput_fast.errors import PgOutputError
-from pgoutput_fast.options import byte_count, choice, flag
+from pgoutput_fast.options import byte_count, flag
 
 from ._distributed import DistributedWindow, checked_target
 from ._jobs import SparkJobs
-from ._merges import MERGE_BY, MergingWindow, SparkMerger, bytes_for_spark, lacking_connector
+from ._merge_steps import spark_steps
 from ._staged_files import clear
 
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pgoutput_fast.apply import SyncProgress
-    from pgoutput_fast.apply.delta_place import DeltaPlace
     from pgoutput_fast.apply.targets import Target
     from pgoutput_fast.changelog.read_plan import ReadPlan
 
     from ._jobs import Jobs
-    from ._merges import MergeBy, Merger
 
 _DRIVER_BYTES = 32 << 20
 """Of narrow changes the driver writes as much in the half second that two jobs cost."""
 _WINDOW_BYTES = 256 << 20
 """Executors write more at a time than one process."""
+_SHARED_BYTES = 256 << 20
+"""Of files that a merge writes anew: two jobs cost less than what the other cores save."""
 _FEW_CORES = 2
 _DRIVER_BYTES_OF_FEW = 256 << 20
 """More than the windows there have, but for large transactions, as no window is cut in one."""
@@ -42,8 +42,8 @@ class SparkEngine:
 
     For each window, one job decodes the segments and writes the files of all change tables, and the
     rows of snapshots. The driver registers the files. A second job computes the net changes of each
-    table and applies them. Executors need this package with the extra ``delta``, and access to the
-    target.
+    table and merges them; where that rewrites many files of one table, all executors share it.
+    Executors need this package with the extra ``delta``, and access to the target.
 
     Parameters
     ----------
@@ -56,10 +56,6 @@ class SparkEngine:
         Whether the driver copies the segments of each window into the target's storage, for
         executors that cannot read them by the driver's path. By default true if the target is a
         URL, unless Spark runs on one machine.
-    merge_by : {"auto", "task", "spark"}
-        How to change state tables: by one task for each table, or by Spark's MERGE, which all
-        executors share. "auto" chooses by the size of the files to rewrite, if the session has
-        Delta's connector.
 
     Attributes
     ----------
@@ -77,17 +73,13 @@ class SparkEngine:
         *,
         driver_bytes: int | None = None,
         stage: bool | None = None,
-        merge_by: MergeBy = "auto",
     ) -> None:
         if driver_bytes is not None:
             byte_count().check("driver_bytes", driver_bytes)
         if stage is not None:
             flag().check("stage", stage)
-        choice(*MERGE_BY).check("merge_by", merge_by)
         self._spark = spark
         self._stage = stage
-        self._merge_by = merge_by
-        self._merger: Merger | None = None
         self._stages = False
         self.jobs: Jobs = SparkJobs(spark)
         master = self._master()
@@ -97,6 +89,8 @@ class SparkEngine:
         if driver_bytes is None:
             driver_bytes = _DRIVER_BYTES_OF_FEW if has_few else _DRIVER_BYTES
         self.driver_bytes = driver_bytes
+        # One task alone has nobody to share with.
+        self._shared_bytes = _SHARED_BYTES if self.jobs.cores > 1 else None
 
     def __repr__(self) -> str:
         return f"SparkEngine({self._master()!r})"
@@ -111,46 +105,22 @@ class SparkEngine:
         if self._stage is None:
             is_here = self._master().startswith("local")
             self._stages = place.path is None and not is_here
-        self._merger = self._merger_for(place)
 
     def begin(self, target: Target) -> None:
         """See `Engine`."""
         # Not before the target is this sync's: another one may be at work with files of its own.
-        clear(checked_target(target).place)
-
-    def _merger_for(self, place: DeltaPlace) -> Merger | None:
-        """What merges large state tables by Spark; None: nothing.
-
-        Raises
-        ------
-        PgOutputError
-            Spark shall, and can not.
-        """
-        if self._merge_by == "task":
-            return None
-        lacks = (
-            "it is for targets in a file system, which Spark and delta-rs find by one path"
-            if place.path is None
-            else lacking_connector(self._spark)
-        )
-        if self._merge_by == "spark":
-            if lacks is not None:
-                raise PgOutputError(
-                    f"'spark' can't be: {lacks}", code="bad_option", parameter="merge_by"
-                )
-            return SparkMerger(self._spark, place, 0)
-        least = bytes_for_spark(self.jobs.cores)
-        return None if lacks or least is None else SparkMerger(self._spark, place, least)
+        found = checked_target(target)
+        clear(found.place)
+        if self._shared_bytes is not None:
+            found.steps = functools.partial(spark_steps, self.jobs, self._shared_bytes)
 
     def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
         """See `Engine`."""
         if plan.size <= self.driver_bytes:
-            return (
-                WindowWriter(*given)
-                if self._merger is None
-                else MergingWindow(self._merger, *given)
-            )
-        return DistributedWindow(self.jobs, *given, stages=self._stages, merger=self._merger)
+            return WindowWriter(*given)
+        return DistributedWindow(
+            self.jobs, *given, stages=self._stages, shared_bytes=self._shared_bytes
+        )
 
 
 def sync(
@@ -160,7 +130,6 @@ def sync(
     target: str | os.PathLike[str],
     driver_bytes: int | None = None,
     stage: bool | None = None,
-    merge_by: MergeBy = "auto",
     **options: Any,
 ) -> SyncProgress:
     """Keep Delta tables up to date with a server's, each change exactly once, by Spark.
@@ -175,7 +144,7 @@ def sync(
         Connection string of libpq, or URL; by default as libpq's variables say.
     target : str or path
         A directory, or ``s3://bucket/prefix``; or ``parquet:`` and either, for change tables alone.
-    driver_bytes, stage, merge_by
+    driver_bytes, stage
         As of :class:`SparkEngine`.
     **options
         The other arguments of :func:`pgoutput_fast.apply.sync`.
@@ -189,5 +158,5 @@ def sync(
     PgOutputError, TypeError
         As of :func:`pgoutput_fast.apply.sync`.
     """
-    engine = SparkEngine(spark, driver_bytes=driver_bytes, stage=stage, merge_by=merge_by)
+    engine = SparkEngine(spark, driver_bytes=driver_bytes, stage=stage)
     return sync_with(dsn, target=target, engine=engine, **options)

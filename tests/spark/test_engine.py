@@ -246,24 +246,7 @@ def test_targets_and_options_that_spark_can_not_have(
         SparkEngine(spark, driver_bytes=-1)
     with pytest.raises(TypeError, match="driver_bytes"):
         SparkEngine(spark, driver_bytes=1.5)  # type: ignore[arg-type]
-    with expect_error(code="bad_option"):
-        SparkEngine(spark, merge_by="duckdb")  # type: ignore[arg-type]
     assert repr(SparkEngine(spark)) == "SparkEngine('local[2]')"
-
-
-def test_a_merge_of_spark_that_can_not_be(spark: Any, made: MadeDirectory, tmp_path: Path) -> None:
-    """It is said before anything is written; by default tasks merge then."""
-    made.commit(1200, THINGS.relation(), testing.insert(THINGS, [1, "a"]))
-    given: dict[str, Any] = {"segments": made.directory, "until": "now", "uncopied": "empty"}
-    other = spark.newSession()
-    other.conf.set("spark.sql.catalog.spark_catalog", "another.Catalog")
-    with expect_error(code="bad_option", parameter="merge_by"):
-        sync(other, target=tmp_path / "lake", merge_by="spark", **given)
-    with expect_error(parameter="merge_by"):
-        sync(other, target="s3://bucket/lake", merge_by="spark", **given)
-    assert not (tmp_path / "lake").exists()
-    assert not (made.directory / "consumers").exists()
-    assert sync(other, target=tmp_path / "lake", **given).tables == {"public.things": 1}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from support.expected_errors import expect_error
 
 from pgoutput_fast.errors import PgOutputError, RetryableError
-from pgoutput_fast.spark import _jvm, _merges
+from pgoutput_fast.spark import _jvm
 from pgoutput_fast.spark._jobs import SparkJobs
 
 pytestmark = pytest.mark.spark
@@ -129,13 +129,9 @@ def test_all_that_the_engine_asks_a_jvm_that_is_gone(port: socket.socket) -> Non
     port.close()
     session: Any = Refusing()
     jobs = SparkJobs(session)
-    merger = _merges.SparkMerger(session, SimpleNamespace(path="/lake"), 0)  # type: ignore[arg-type]
-    net: Any = SimpleNamespace(directory="state/public.t", name="public.t")
     for ask in (
         lambda: jobs.cores,
         lambda: jobs.run("count", len, ["a"], lambda: None),
-        lambda: _merges.lacking_connector(session),
-        lambda: merger.merge(net),
     ):
         with expect_error(RetryableError, code="process_failed"):
             ask()

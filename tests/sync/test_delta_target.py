@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import functools
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from support import paths
 from support.expected_errors import expect_error
 from support.nightly import cases, nightly
 from support.targets.histories import History
+from support.targets.in_process import InProcessJobs
 
 import pgoutput_fast as pf
 from pgoutput_fast import testing as t
@@ -51,10 +53,13 @@ from pgoutput_fast.apply import (  # noqa: E402
     delta_files,
     delta_merge,
     delta_place,
+    delta_rewrite,
     delta_statistics,
     delta_table,
+    delta_target,
 )
-from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaState, DeltaTarget  # noqa: E402
+from pgoutput_fast.apply.delta_target import DECODED_FOR, DeltaTarget  # noqa: E402
+from pgoutput_fast.spark._merge_steps import spark_steps  # noqa: E402
 from pgoutput_fast.verify.opening import open_target  # noqa: E402
 
 ORIGIN = TargetOrigin("7000000000000000001", "shop")
@@ -70,30 +75,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def merged_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What changes the rows of state tables: this process, or Spark's MERGE where it can."""
-    how: str = request.param
-    if how == "spark":
-        from pgoutput_fast.spark._merges import SparkMerger, merge_here
-        from pgoutput_fast.spark._net_files import is_for_spark
-
-        spark = request.getfixturevalue("delta_spark")
-        apply = DeltaState.apply
-
-        def merged(self: Any, *given: Any) -> None:
-            if is_for_spark(self, *given, 0):
-                merge_here(SparkMerger(spark, self.table.place, 0), self, *given[1:])
-            else:
-                apply(self, *given)
-
-        monkeypatch.setattr(DeltaState, "apply", merged)
-    return how
+def merged_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does the steps of merges: this process, or tasks that share them."""
+    if request.param == "tasks":
+        steps = functools.partial(spark_steps, InProcessJobs(twice=True), 0)
+        monkeypatch.setattr(delta_target, "local_steps", steps)
 
 
-BY_SPARK = pytest.param(
-    "spark", marks=[pytest.mark.slow, pytest.mark.spark, pytest.mark.delta_spark]
-)
-either = pytest.mark.parametrize("merged_by", ["task", BY_SPARK], indirect=True)
+either = pytest.mark.parametrize("merged_by", ["process", "tasks"], indirect=True)
 
 
 @pytest.fixture
@@ -104,7 +93,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_table, "_MAINTAINED", 4)
     monkeypatch.setattr(delta_table, "VACUUMED", 8)
     monkeypatch.setattr(delta_table, "_PER_TIER", 2)
-    monkeypatch.setattr(delta_merge, "_FEW", 2)
+    monkeypatch.setattr(delta_rewrite, "_FEW", 2)
 
 
 def batches(lsn: int, *frames: bytes, table: t.Table = THINGS) -> list[pa.RecordBatch]:
@@ -267,6 +256,26 @@ def test_values_that_were_not_sent_stay_also_where_the_key_changes(synced: Synce
 
 @either
 @pytest.mark.usefixtures("merged_by")
+def test_values_that_were_not_sent_are_in_several_files(synced: Synced) -> None:
+    begun(synced, [0, "a", "x0"])
+    for i in range(1, 6):
+        synced.write(batches(0x100 + 16 * i, t.insert(THINGS, [i, "a", f"x{i}"])), 0x101 + 16 * i)
+    assert len([*(synced.path / "state" / "public.things").glob("*.parquet")]) == 6
+    changes = batches(
+        0x200,
+        t.update(THINGS, [7, "b", UNSENT], old={"id": 5}),
+        t.insert(THINGS, [8, "b", "new"]),
+        *(t.update(THINGS, [i, "b", UNSENT]) for i in (3, 2, 0)),
+    )
+    synced.write(changes, 0x201)
+    assert synced.rows() == things(
+        [0, "b", "x0"], [1, "a", "x1"], [2, "b", "x2"], [3, "b", "x3"], [4, "a", "x4"],
+        [7, "b", "x5"], [8, "b", "new"],
+    )  # fmt: skip
+
+
+@either
+@pytest.mark.usefixtures("merged_by")
 def test_a_truncate_empties_the_table_first(synced: Synced) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"])
     synced.write(batches(0x200, t.truncate([THINGS]), t.insert(THINGS, [2, "new", None])), 0x201)
@@ -285,13 +294,12 @@ def test_a_truncate_empties_the_table_first(synced: Synced) -> None:
     ],
 )
 @either
+@pytest.mark.usefixtures("merged_by")
 def test_changes_that_do_not_fit_are_refused_before_anything_is_written(
-    synced: Synced, frames: list[bytes], merged_by: str
+    synced: Synced, frames: list[bytes]
 ) -> None:
     begun(synced, [1, "a", "x"], [2, "b", "y"])
     directory = synced.path / "state" / "public.things"
-    if merged_by == "spark":  # whose files count when its commit stands
-        directory /= "_delta_log"
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
     net = fold(batches(0x200, t.update(THINGS, [1, "A", "X"]), *frames))
     with expect_error(IncompleteError, code="unfit_row", table="public.things"):

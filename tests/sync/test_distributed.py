@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from support.changelogs.made_directory import MadeDirectory, catalog_read
 from support.expected_errors import expect_error
@@ -18,14 +17,13 @@ from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_target
 from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
+from pgoutput_fast.apply.window_writer import WindowWriter
 from pgoutput_fast.changelog.read_plan import Read
 from pgoutput_fast.changelog.schema_history import HistoryWriter
 from pgoutput_fast.errors import RetryableError
-from pgoutput_fast.spark import _folds
+from pgoutput_fast.spark import _folds, _merge_steps
 from pgoutput_fast.spark._distributed import DistributedWindow, TableOfFiles, grouped
 from pgoutput_fast.spark._folds import Folded, fold_tables
-from pgoutput_fast.spark._merges import bytes_for_spark
-from pgoutput_fast.spark._net_files import NetFile
 from pgoutput_fast.spark._staged_files import STAGED, clear
 
 pytest.importorskip("deltalake")
@@ -286,107 +284,103 @@ def test_what_a_killed_driver_has_staged_is_deleted(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["changes"]
 
 
-# --- what tasks leave to Spark's MERGE -----------------------------------------------------------
-
-
-class _Merging:
-    """See `Merger`: what Spark would do, by the MERGE of delta-rs."""
-
-    least_bytes = 0
-
-    def __init__(self, root: str, *, moves: bool = True, error: Exception | None = None) -> None:
-        self._root = Path(root)
-        self._moves = moves
-        self._error = error
-        self.merged: list[NetFile] = []
-
-    def merge(self, net: NetFile) -> None:
-        import deltalake
-
-        self.merged.append(net)
-        rows = pq.read_table(self._root / net.path)
-        if self._error is not None:
-            raise self._error
-        position = [deltalake.Transaction(net.app, net.lsn)] if self._moves else []
-        values = {name: f"s.v{i}" for i, name in enumerate(net.columns)}
-        (
-            deltalake.DeltaTable(str(self._root / net.directory))
-            .merge(
-                rows, "s.v0 = t.id", "s", "t",
-                commit_properties=deltalake.CommitProperties(app_transactions=position),
-            )
-            .when_matched_delete("s.op = 'delete'")
-            .when_matched_update(values)
-            .when_not_matched_insert(values)
-            .execute()
-        )  # fmt: skip
+# --- merges that all tasks share -----------------------------------------------------------------
 
 
 def staged(tables: DeltaTables) -> list[Path]:
     return [*(Path(tables.target) / STAGED).rglob("*.*")]
 
 
-@pytest.mark.slow
-def test_a_merge_that_tasks_leave_to_spark(made: MadeDirectory, tables: DeltaTables) -> None:
-    merger = _Merging(tables.target)
-    # A task runs twice, and of the two files one is merged.
-    engine = InProcessEngine(twice=True, merger=merger)
+def names(engine: InProcessEngine) -> list[str]:
+    """The tasks of an engine, in their order."""
+    return [type(task).__name__ for task in engine.jobs.tasks]
+
+
+def test_a_merge_that_all_tasks_share(made: MadeDirectory, tables: DeltaTables) -> None:
+    engine = InProcessEngine(twice=True, shared_bytes=1)
     ended = sync(made, tables, engine)
-    assert (ended.stale, ended.changes, len(merger.merged)) == ({}, 2, 1)
+    assert (ended.stale, ended.changes) == ({}, 2)
+    assert names(engine) == ["WriteTask", "FoldTasks", "FindTask", "RewriteTask"]
     assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
     assert staged(tables) == []
+    # A small table is merged by the task that folds it.
+    engine = InProcessEngine(shared_bytes=1 << 30)
     made.commit(1300, THINGS.relation(), testing.delete(THINGS, [1, None], "K"))
     sync(made, tables, engine)
-    assert [one.lsn for one in merger.merged] == [1210, 1310]
-    sync(made, tables, None)
-    made.commit(1400, THINGS.relation(), testing.insert(THINGS, [1, "new"]))
-    sync(made, tables, None)
-    assert rows(tables) == [{"id": 1, "note": "new"}, *ROWS[1:]]
+    assert names(engine) == ["WriteTask", "FoldTasks"]
+    assert rows(tables) == ROWS[1:]
 
 
-def test_a_merge_of_spark_that_fails(made: MadeDirectory, tables: DeltaTables) -> None:
+def test_the_driver_has_the_merge_of_its_own_window_shared(
+    made: MadeDirectory, tables: DeltaTables
+) -> None:
+    class Driver(InProcessEngine):
+        def writer(self, plan: Any, *given: Any) -> WindowWriter:
+            return WindowWriter(*given)
+
+    engine = Driver(shared_bytes=1)
+    sync(made, tables, engine)
+    assert names(engine) == ["FindTask", "RewriteTask"]
+    assert (rows(tables), staged(tables)) == (ROWS, [])
+
+
+@pytest.mark.parametrize("task", ["find_hits", "rewrite_files"])
+def test_a_step_of_a_merge_that_fails(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    def refused(_: Any) -> Any:
+        raise RetryableError("the storage does not answer", code="io_failed")
+
     before = rows(tables)
-    refused = _Merging(tables.target, error=ConflictError("another program has written it"))
-    with expect_error(RetryableError, code="conflict"):
-        sync(made, tables, InProcessEngine(merger=refused))
+    with monkeypatch.context() as patch:
+        patch.setattr(_merge_steps, task, refused)
+        with expect_error(RetryableError, code="io_failed"):
+            sync(made, tables, InProcessEngine(shared_bytes=1))
     assert (rows(tables), staged(tables)) == (before, [])
     # The change table is ahead then, so this process writes the window.
-    sync(made, tables, InProcessEngine(merger=refused))
-    assert len(refused.merged) == 1
+    sync(made, tables, InProcessEngine(shared_bytes=1))
     assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
 
 
 @pytest.mark.parametrize("on_error", ["pause", "stop"])
-def test_a_merge_of_spark_that_finds_other_rows(
+def test_a_shared_merge_that_finds_other_rows(
     made: MadeDirectory, tables: DeltaTables, on_error: Any
 ) -> None:
-    """The table waits for a copy, or that is an error."""
-    misfit = _Merging(tables.target, error=IncompleteError("it has no row"))
+    """The table waits for a copy, or that is an error: the same as without tasks."""
+    made.commit(1250, THINGS.relation(), testing.update(THINGS, [7, "g"]))
     given: dict[str, Any] = {
         "segments": made.directory, "target": tables.target, "until": "now", "on_error": on_error,
-        "engine": InProcessEngine(merger=misfit),
+        "engine": InProcessEngine(shared_bytes=1),
     }  # fmt: skip
     if on_error == "stop":
-        with expect_error(IncompleteError, code="stale"):
+        with expect_error(IncompleteError, code="unfit_row"):
             apply.sync(**given)
     else:
-        assert apply.sync(**given).stale == {"public.things": "it has no row"}
+        (reason,) = apply.sync(**given).stale.values()
+        assert "it has no row with (id) = (7)" in reason
     assert staged(tables) == []
 
 
-def test_a_merge_that_does_not_move_the_position(made: MadeDirectory, tables: DeltaTables) -> None:
-    engine = InProcessEngine(merger=_Merging(tables.target, moves=False))
-    with expect_error(code="not_supported"):
-        sync(made, tables, engine, on_error="stop")
+def test_another_program_writes_between_the_steps(
+    made: MadeDirectory, tables: DeltaTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge is done again on what is there then."""
+    import deltalake
 
+    path = str(tables.path / "state" / "public.things")
+    rewrite, left = _merge_steps.rewrite_files, [True]
 
-def test_how_large_a_table_is_that_spark_merges() -> None:
-    # One core writes less than a task does.
-    assert bytes_for_spark(1) is None
-    few, many = bytes_for_spark(8), bytes_for_spark(64)
-    assert few is not None
-    assert many is not None
-    assert 100e6 < many < few
+    def beside(task: Any) -> Any:
+        if left:
+            left.pop()
+            deltalake.DeltaTable(path).optimize.compact()
+        return rewrite(task)
+
+    monkeypatch.setattr(_merge_steps, "rewrite_files", beside)
+    engine = InProcessEngine(shared_bytes=1)
+    ended = sync(made, tables, engine)
+    assert ended.stale == {}
+    assert (rows(tables), changes(tables)) == (ROWS, OPERATIONS)
 
 
 def test_tasks_have_about_as_much_to_do() -> None:

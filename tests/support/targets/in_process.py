@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from pgoutput_fast.changelog.read_plan import ReadPlan
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.spark._distributed import DistributedWindow
 from pgoutput_fast.spark._jobs import outcome, unpickled
-from pgoutput_fast.spark._merges import Merger
+from pgoutput_fast.spark._merge_steps import spark_steps
 
 
 class InProcessJobs:
@@ -50,11 +51,11 @@ class InProcessEngine:
     window_bytes = 64 << 20
 
     def __init__(
-        self, *, twice: bool = False, stages: bool = False, merger: Merger | None = None
+        self, *, twice: bool = False, stages: bool = False, shared_bytes: int | None = None
     ) -> None:
         self.jobs = InProcessJobs(twice=twice)
         self._stages = stages
-        self._merger = merger
+        self._shared_bytes = shared_bytes
         self.windows: list[DistributedWindow] = []
 
     def check(self, target: Any) -> None:
@@ -62,10 +63,14 @@ class InProcessEngine:
 
     def begin(self, target: Any) -> None:
         """Nothing is left of another one."""
+        if self._shared_bytes is not None:
+            target.steps = functools.partial(spark_steps, self.jobs, self._shared_bytes)
 
     def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
         del plan
         self.windows.append(
-            DistributedWindow(self.jobs, *given, stages=self._stages, merger=self._merger)
+            DistributedWindow(
+                self.jobs, *given, stages=self._stages, shared_bytes=self._shared_bytes
+            )
         )
         return self.windows[-1]

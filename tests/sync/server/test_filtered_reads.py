@@ -161,13 +161,15 @@ def test_filters_of_iceberg_tables(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.delta_spark
-@pytest.mark.parametrize("merge_by", ["spark", "task"])
+@pytest.mark.parametrize("shared_bytes", [1, 1 << 40])
 def test_filters_of_tables_that_spark_writes(
-    database18: Any, tmp_path: Path, delta_spark: Any, merge_by: Any
-) -> None:
-    from pgoutput_fast.spark import SparkEngine
+    database18: Any, tmp_path: Path, delta_spark: Any, monkeypatch: pytest.MonkeyPatch,
+    shared_bytes: int,
+) -> None:  # fmt: skip
+    from pgoutput_fast.spark import SparkEngine, sync_engine
 
-    engine = functools.partial(SparkEngine, delta_spark, driver_bytes=0, merge_by=merge_by)
+    monkeypatch.setattr(sync_engine, "_SHARED_BYTES", shared_bytes)
+    engine = functools.partial(SparkEngine, delta_spark, driver_bytes=0)
     lake = Lake(database18, tmp_path, SOME)
     lake.fill(6, engine=engine())
     path = lake.path / "state" / "public.t"

@@ -119,20 +119,20 @@ def test_a_loop_beside_a_sync(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.delta_spark
-@pytest.mark.parametrize("merge_by", ["spark", "task"])
+@pytest.mark.parametrize("shared_bytes", [1, 1 << 40])
 @pytest.mark.parametrize("foreign", ["z_order", "optimize", "update by spark", "append"])
 def test_a_loop_beside_a_sync_by_spark(
     make_database: Any, server: EmbeddedServer, tmp_path: Path, delta_spark: Any, foreign: str,
-    merge_by: Any, caplog: pytest.LogCaptureFixture,
+    shared_bytes: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Spark's own commits, too."""
     from support.targets.synced_database import synced_with
 
-    from pgoutput_fast.spark import SparkEngine
-    from pgoutput_fast.spark._merges import _SETTINGS
+    from pgoutput_fast.spark import SparkEngine, sync_engine
 
+    monkeypatch.setattr(sync_engine, "_SHARED_BYTES", shared_bytes)
     tables = DeltaTables(tmp_path)
-    tables.given["engine"] = SparkEngine(delta_spark, driver_bytes=0, merge_by=merge_by)
+    tables.given["engine"] = SparkEngine(delta_spark, driver_bytes=0)
     synced = synced_with(make_database(server), tables)
     synced.options["maintenance"] = False
     synced.sync()
@@ -143,9 +143,10 @@ def test_a_loop_beside_a_sync_by_spark(
     }
     if foreign in by_spark:
         session = delta_spark.newSession()
-        for name, value in _SETTINGS.items():  # delta-rs replaces files without their checksums
-            session.conf.set(name, value)
-        session.conf.unset("spark.databricks.delta.maxCommitAttempts")
+        # delta-rs replaces files without the checksums that Hadoop writes beside each.
+        session.conf.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
+        session.conf.set("fs.file.impl.disable.cache", "true")
+        session.conf.set("fs.AbstractFileSystem.file.impl", "org.apache.hadoop.fs.local.RawLocalFs")
 
     def do() -> None:
         if foreign in by_spark:

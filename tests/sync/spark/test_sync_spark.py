@@ -443,8 +443,8 @@ def test_options_that_do_not_go_together(
         (["--to", str(tmp_path / "lake"), "--master", "local"], "--master is for --engine spark"),
         (["--to", str(tmp_path / "lake"), "--conf", "spark.a=b"], "--conf is for --engine spark"),
         (
-            ["--to", str(tmp_path / "lake"), *config(merge_by="spark")],
-            "merge_by: it is for --engine spark",
+            ["--to", str(tmp_path / "lake"), *config(stage=True)],
+            "stage: it is for --engine spark",
         ),
         (["--to", str(tmp_path / "lake"), "--conf", "spark.secret"], "expected spark.NAME=VALUE"),
     ):

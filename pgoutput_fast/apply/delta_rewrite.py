@@ -1,0 +1,311 @@
+"""The files of a state table in a merge: rows are looked for in them, and they are written anew.
+
+A merge has two steps that read files, `StateFiles.find` and `Rewrite.write`. Each is done here, or
+by several processes that have some of the files each. Of a file only a group of rows is in memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .delta_types import conformed
+from .row_stores import RowStore, SpillFile
+from .targets import DELETED_AT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from .delta_files import DeltaFileWriter
+    from .delta_merge import MergeKeys, Shape
+    from .delta_table import File, LakeTable
+    from .folding import NetChanges
+
+_T = TypeVar("_T")
+_ROWS_AT_ONCE = 1 << 16
+"""Of those that come several times."""
+_AHEAD = 2
+"""Groups of rows that are read while one is written."""
+_FEW = 64
+"""If fewer than each so many rows goes, the others are not copied in memory."""
+
+
+class Hits(NamedTuple):
+    """Rows of a file that have the keys of net rows.
+
+    Attributes
+    ----------
+    file, group : int
+        The numbers of the file and of its group of rows.
+    rows : int64[n]
+        Their places in the group.
+    keys : int64[n]
+        The numbers of the net rows.
+    live : bool[n]
+        Which of them are not marked as deleted.
+    """
+
+    file: int
+    group: int
+    rows: Any
+    keys: Any
+    live: Any
+
+
+class MergePart(NamedTuple):
+    """Files that one process writes anew, and the net rows that it writes behind them.
+
+    Attributes
+    ----------
+    files : list of (File, dict of int to Hits)
+        With the hits of each group of rows that has some.
+    rows : int64[n]
+        The numbers of the net rows, rising.
+    sources : int64[n]
+        For each of them the number of the net row under whose key one of the files has the values
+        that were not sent; -1: none has them.
+    unsent : tuple of str
+        The columns of which values were not sent.
+    """
+
+    files: list[tuple[File, dict[int, Hits]]]
+    rows: Any
+    sources: Any
+    unsent: tuple[str, ...]
+
+
+class StateFiles:
+    """Reads files of a state table, with the columns that the table gets.
+
+    Parameters
+    ----------
+    table : LakeTable
+        It does not have to be loaded.
+    shape : Shape
+    marker : str, optional
+        The column in which deleted rows are marked, which stay then.
+    """
+
+    def __init__(self, table: LakeTable, shape: Shape, marker: str | None) -> None:
+        self._table = table
+        self.shape = shape
+        self.marker = marker
+
+    def find(
+        self, keys: MergeKeys, names: Sequence[str], files: Iterable[tuple[int, File]]
+    ) -> Iterator[Hits]:
+        """Look for keys in numbered files; the columns `names` have them."""
+        marked_in = [] if self.marker is None else [self.marker]
+        for number, file in files:
+            with self._table.open_file(file) as opened:
+                for group in range(opened.num_row_groups):
+                    rows = self._read(file, opened, group, [*names, *marked_in])
+                    places = keys.places([rows.column(name) for name in names])
+                    found = np.flatnonzero(places >= 0)
+                    if len(found):
+                        yield Hits(number, group, found, places[found], self.live(rows)[found])
+
+    def live(self, rows: pa.RecordBatch) -> Any:
+        """Which rows are not marked as deleted."""
+        if self.marker is None:
+            return np.ones(rows.num_rows, bool)
+        return rows.column(self.marker).is_null().to_numpy(zero_copy_only=False)
+
+    def groups(self, file: File) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The numbered groups of a file's rows."""
+        with self._table.open_file(file) as opened:
+            for group in range(opened.num_row_groups):
+                yield group, self._read(file, opened, group)
+
+    def _read(
+        self, file: File, opened: Any, group: int, names: Sequence[str] | None = None
+    ) -> pa.RecordBatch:
+        """Rows of a file, with the columns that the table gets, or some of them."""
+        shape = self.shape
+        if names is not None:
+            fields = [shape.schema.field(name) for name in names]
+            shape = shape._replace(schema=pa.schema(fields))
+        if not shape.rewrites:
+            return self._table.group(file, opened, group, shape.schema)
+        sources = [one for field in shape.schema
+                   if isinstance(one := shape.sources[field.name], str)]  # fmt: skip
+        wanted = pa.schema([shape.there.field(one) for one in sources])
+        rows = self._table.group(file, opened, group, wanted)
+        return shape.adapted(rows)
+
+
+class Rewrite:
+    """Writes a part of a merge.
+
+    Parameters
+    ----------
+    files : StateFiles
+    net : NetChanges
+    part : MergePart
+    """
+
+    def __init__(self, files: StateFiles, net: NetChanges, part: MergePart) -> None:
+        self._files = files
+        self._shape, self._marker = files.shape, files.marker
+        self._net = net
+        self._part = part
+        self._marks_all = net.truncated and files.marker is not None
+        self._old: RowStore | None = None
+        self._old_numbers: list[Any] = []
+
+    def write(self, writer: DeltaFileWriter) -> None:
+        """Write the files anew, and the rows that come."""
+        if self._marker is not None and any(hits for _, hits in self._part.files):
+            self._deleted, self._times = self._deletions()
+        for file, hits in self._part.files:
+            self._copy(file, hits, writer)
+            writer.end_of_file()
+        if self._net.key:
+            self._write_rows(writer)
+        else:
+            self._write_counted(writer)
+
+    def _copy(self, file: File, hits_of: dict[int, Hits], writer: DeltaFileWriter) -> None:
+        """Write the rows of a file that stay, and keep what others need of those that go."""
+        for group, rows in _ahead(self._files.groups(file)):
+            hits = hits_of.get(group)
+            if self._marks_all:
+                rows = self._with_marks(rows, self._files.live(rows), self._net.truncated_at)
+            if hits is None:
+                writer.write(rows)
+                continue
+            if self._part.unsent:
+                self._keep(rows, hits)
+            if self._marker is not None:
+                hits = self._write_marked(rows, hits, writer)
+            writer.write(*_without(rows, hits.rows), size=rows.nbytes)
+
+    def _deletions(self) -> tuple[Any, Any]:
+        """For all net rows whether the row is deleted, and when, in microseconds."""
+        found = [
+            (
+                pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False),
+                rows.column("commit_time").cast(pa.int64()).to_numpy(),
+            )
+            for rows in self._net.batches()
+        ]
+        deleted, times = map(np.concatenate, zip(*found, strict=True))
+        return deleted, times
+
+    def _write_marked(self, rows: pa.RecordBatch, hits: Hits, writer: DeltaFileWriter) -> Hits:
+        """Write those that are deleted, with a mark; what goes from the rows."""
+        # Of a multiset those that were found are deleted; with a key some get other values.
+        deleted = self._deleted[hits.keys]
+        marked = deleted & hits.live
+        if not self._marks_all and marked.any():
+            at = self._times[hits.keys[marked]]
+            gone = rows.take(pa.array(hits.rows[marked]))
+            writer.write(self._with_marks(gone, np.ones(len(at), bool), at))
+        # Rows that are deleted already stay as they are.
+        goes = ~deleted if self._marks_all else ~deleted | hits.live
+        return hits._replace(rows=hits.rows[goes], keys=hits.keys[goes], live=hits.live[goes])
+
+    def _with_marks(self, rows: pa.RecordBatch, which: Any, times: Any) -> pa.RecordBatch:
+        """Rows of which some are marked as deleted at a time, in microseconds."""
+        at = rows.schema.get_field_index(self._marker)
+        given = pa.array(np.array(np.broadcast_to(times, rows.num_rows))).cast(DELETED_AT)
+        columns = list(rows.columns)
+        columns[at] = pc.if_else(pa.array(which), given, columns[at])
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+    def _keep(self, rows: pa.RecordBatch, hits: Hits) -> None:
+        needed = np.isin(hits.keys, self._part.sources)
+        old = rows.select(self._part.unsent)
+        if self._old is None:
+            self._old = RowStore(SpillFile(), old.schema)
+        self._old.append(old.take(pa.array(hits.rows[needed])).columns)
+        self._old_numbers.append(hits.keys[needed])
+
+    def _rows(self) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        """The net rows of the part, with their sources."""
+        first = 0
+        for batch in self._net.batches():
+            start, end = np.searchsorted(self._part.rows, [first, first + batch.num_rows])
+            numbers = self._part.rows[start:end] - first
+            first += batch.num_rows
+            if len(numbers):
+                whole = len(numbers) == batch.num_rows
+                rows = batch if whole else batch.take(pa.array(numbers))
+                yield rows, self._part.sources[start:end]
+
+    def _write_rows(self, writer: DeltaFileWriter) -> None:
+        """Write the rows that are there afterwards."""
+        places = np.full(self._net.num_rows + 1, -1, np.int64)  # the last one is for -1
+        if self._old_numbers:
+            numbers = np.concatenate(self._old_numbers)
+            places[numbers] = np.arange(len(numbers))
+        for batch, sources in self._rows():
+            rows = net_row(batch, self._shape.schema)
+            if batch.column("unchanged").null_count < batch.num_rows:
+                rows = self._completed(batch, rows, places[sources])
+            writer.write(rows.filter(pc.equal(batch.column("op"), "upsert")))
+
+    def _completed(self, batch: pa.RecordBatch, rows: pa.RecordBatch, at: Any) -> pa.RecordBatch:
+        """Rows with the values that were not sent, from the kept row that `at` says, or -1."""
+        unchanged = batch.column("unchanged")
+        names = unchanged.flatten()
+        parents = pc.list_parent_indices(unchanged).to_numpy()
+        columns = list(rows.columns)
+        reader = None if self._old is None else self._old.reader()
+        for name in names.unique().to_pylist():
+            lacking = parents[pc.equal(names, name).to_numpy(zero_copy_only=False)]
+            i = rows.schema.get_field_index(name)
+            parts = [columns[i], self._shape.defaults.get(name, pa.nulls(1, columns[i].type))]
+            numbers = np.arange(len(rows))
+            numbers[lacking] = len(rows)
+            known = lacking[at[lacking] >= 0]
+            if reader is not None and len(known):
+                parts.append(reader.take(rows.schema.field(i), reader.find(at[known])))
+                numbers[known] = len(rows) + 1 + np.arange(len(known))
+            columns[i] = pa.concat_arrays(parts).take(pa.array(numbers))
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+    def _write_counted(self, writer: DeltaFileWriter) -> None:
+        for batch, _ in self._rows():
+            comes = pc.equal(batch.column("op"), "upsert")
+            rows = net_row(batch, self._shape.schema).filter(comes)
+            counts = batch.column("count").filter(comes).to_numpy()
+            numbers = np.repeat(np.arange(len(counts)), counts)
+            for first in range(0, len(numbers), _ROWS_AT_ONCE):
+                writer.write(rows.take(pa.array(numbers[first : first + _ROWS_AT_ONCE])))
+
+
+def net_row(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Net rows with the columns of a table."""
+    row = batch.column("row")
+    names = [field.name for field in row.type]
+    return conformed(pa.RecordBatch.from_arrays(row.flatten(), names=names), schema)
+
+
+def _without(rows: pa.RecordBatch, places: Any) -> Iterator[pa.RecordBatch]:
+    """Rows without those at some places, in rising order."""
+    if len(places) * _FEW > rows.num_rows:
+        stays = np.ones(rows.num_rows, bool)
+        stays[places] = False
+        yield rows.filter(pa.array(stays))
+        return
+    # What lies between a few of them needs no copy.
+    first = 0
+    for place in [*places.tolist(), rows.num_rows]:
+        if place > first:
+            yield rows.slice(first, place - first)
+        first = place + 1
+
+
+def _ahead(rows: Iterator[_T]) -> Iterator[_T]:
+    """What an iterator gives, of which the next ones are made while one is used."""
+    with ThreadPoolExecutor(1, "pgoutput_fast-read") as pool:
+        coming = deque(pool.submit(next, rows, None) for _ in range(_AHEAD))
+        while (found := coming.popleft().result()) is not None:
+            coming.append(pool.submit(next, rows, None))
+            yield found

@@ -1,0 +1,249 @@
+"""Merges into large state tables, whose files Spark's executors search and write anew together.
+
+The net changes are in a file of the target meanwhile, which all tasks read. The driver decides what
+becomes of each row, and commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import uuid
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from pgoutput_fast.apply.delta_files import DeltaFileWriter
+from pgoutput_fast.apply.delta_merge import LocalSteps, balanced, counted, keyed
+from pgoutput_fast.apply.delta_place import DeltaPlace
+from pgoutput_fast.apply.delta_rewrite import Rewrite, StateFiles
+from pgoutput_fast.apply.delta_table import LakeTable
+from pgoutput_fast.apply.folding import NetChanges
+
+from ._staged_files import staging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pgoutput_fast.apply.delta_files import Written
+    from pgoutput_fast.apply.delta_merge import Merge, MergeKeys, Shape
+    from pgoutput_fast.apply.delta_rewrite import Hits, MergePart
+    from pgoutput_fast.apply.delta_table import File
+
+    from ._jobs import Jobs
+
+
+class NetFile(NamedTuple):
+    """Net changes in a file of the target. Fields: path (in the target); others of `NetChanges`."""
+
+    path: str
+    table: str
+    relation_id: int | None
+    key: tuple[str, ...]
+    truncated: bool
+    num_rows: int
+    truncated_at: int | None
+
+
+def write_net(place: DeltaPlace, net: NetChanges, prefix: str) -> NetFile:
+    """Write net changes into a file.
+
+    Parameters
+    ----------
+    place : DeltaPlace
+        Of the target.
+    net : NetChanges
+    prefix : str
+        A directory in the target.
+
+    Raises
+    ------
+    PgOutputError
+        The storage refuses.
+    """
+    # A task may run twice at the same time.
+    path = f"{prefix}/{net.relation_id}-{uuid.uuid4().hex}.arrow"
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with place.refusals(path):
+        files = place.filesystem()
+        if place.path is not None:
+            files.create_dir(prefix, recursive=True)
+        with (
+            files.open_output_stream(path) as sink,
+            pa.ipc.new_stream(sink, net.schema, options=options) as stream,
+        ):
+            for batch in net.batches():
+                stream.write_batch(batch)
+    return NetFile(
+        path, net.table, net.relation_id, net.key, net.truncated, net.num_rows, net.truncated_at
+    )
+
+
+def opened_net(place: DeltaPlace, file: NetFile) -> NetChanges:
+    """Return net changes that are in a file; errors of reading it are those of the storage."""
+
+    def opened() -> Any:
+        return pa.ipc.open_stream(place.filesystem().open_input_stream(file.path))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with opened() as stream:
+            yield from stream
+
+    with place.refusals(file.path), opened() as stream:
+        schema = stream.schema
+    return NetChanges(
+        file.table, file.relation_id, file.key, file.truncated, schema, file.num_rows, batches,
+        file.truncated_at,
+    )  # fmt: skip
+
+
+class Staging(NamedTuple):
+    """Where tasks write net changes that they leave to the driver.
+
+    Fields: prefix (the directory in the target); least_bytes (of files that may be written anew).
+    """
+
+    prefix: str
+    least_bytes: int
+
+
+class MergedTable(NamedTuple):
+    """A state table and its net changes, as tasks have them.
+
+    Attributes
+    ----------
+    uri : str
+        Of the target.
+    storage_options : dict of str to str
+        They may have secrets.
+    directory : str
+        Of the table, in the target.
+    shape : Shape
+    marker : str or None
+        The column in which deleted rows are marked.
+    net : NetFile
+    """
+
+    uri: str
+    storage_options: dict[str, str]
+    directory: str
+    shape: Shape
+    marker: str | None
+    net: NetFile
+
+    def __repr__(self) -> str:
+        return f"MergedTable({self.directory!r})"
+
+    def opened(self) -> tuple[LakeTable, StateFiles, NetChanges]:
+        """The table, which is not loaded, its files, and the net changes."""
+        place = DeltaPlace(self.uri, self.storage_options)
+        table = LakeTable(place, self.directory, "", 0)
+        return table, StateFiles(table, self.shape, self.marker), opened_net(place, self.net)
+
+
+class FindTask(NamedTuple):
+    """Files that one task searches. Fields: table; files (with their numbers)."""
+
+    table: MergedTable
+    files: Sequence[tuple[int, File]]
+
+
+class RewriteTask(NamedTuple):
+    """Files that one task writes anew.
+
+    Fields: table; part; partition_by (the columns by which the table is partitioned).
+    """
+
+    table: MergedTable
+    part: MergePart
+    partition_by: list[str]
+
+
+def find_hits(task: FindTask) -> list[Hits]:
+    """Look for the rows of net changes in some files; errors are those of the storage."""
+    table, files, net = task.table.opened()
+    schema = task.table.shape.schema
+    with table.refusals():
+        keys = keyed(net, schema)[0] if net.key else counted(net, schema)[0]
+        names = net.key or [field.name for field in net.schema.field("row").type]
+        return list(files.find(keys, names, task.files))
+
+
+def rewrite_files(task: RewriteTask) -> Written:
+    """Write a part of a merge; errors are those of the storage, and of values in partitions."""
+    table, files, net = task.table.opened()
+    prefix, schema = f"{net.relation_id}", task.table.shape.schema
+    with (
+        table.refusals(),
+        DeltaFileWriter(table, schema, task.partition_by, prefix) as writer,
+    ):
+        Rewrite(files, net, task.part).write(writer)
+        return writer.finish()
+
+
+class SparkSteps(LocalSteps):
+    """See `MergeSteps`: Spark's executors share them where they have much to read.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    least_bytes : int
+        Of fewer bytes of files this process does a step itself.
+    held : contextlib.ExitStack
+        What it has until the merge stands or fails.
+    net : NetFile, optional
+        The file that has the net changes; by default it is written when a task needs it.
+    """
+
+    def __init__(
+        self, jobs: Jobs, least_bytes: int, held: contextlib.ExitStack, net: NetFile | None
+    ) -> None:
+        self._jobs = jobs
+        self._least_bytes = least_bytes
+        self._held = held
+        self._net = net
+
+    def find(
+        self, merge: Merge, keys: MergeKeys, names: Sequence[str], files: list[tuple[int, File]]
+    ) -> Iterable[Hits]:
+        """See `MergeSteps`."""
+        sizes = [file.size for _, file in files]
+        if not self._is_shared(sizes):
+            return super().find(merge, keys, names, files)
+        table = self._table(merge)
+        tasks = [FindTask(table, group) for group in balanced(files, sizes, self._jobs.cores)]
+        found = self._jobs.run("find rows of a state table", find_hits, tasks, _nothing)
+        return itertools.chain.from_iterable(found)
+
+    def rewrite(self, merge: Merge, writer: DeltaFileWriter) -> Written:
+        """See `MergeSteps`."""
+        if not self._is_shared([file.size for file in merge.files]):
+            return super().rewrite(merge, writer)
+        table = self._table(merge)
+        parts = merge.parts(self._jobs.cores)
+        tasks = [RewriteTask(table, part, writer.partition_by) for part in parts]
+        found = self._jobs.run("write files of a state table", rewrite_files, tasks, _nothing)
+        return [file for files in found for file in files]
+
+    def _is_shared(self, sizes: Sequence[int]) -> bool:
+        return bool(sizes) and sum(sizes) >= self._least_bytes
+
+    def _table(self, merge: Merge) -> MergedTable:
+        place = merge.table.place
+        if self._net is None:
+            self._net = write_net(place, merge.net, self._held.enter_context(staging(place)))
+        return MergedTable(
+            place.uri, place.options, merge.table.directory, merge.state_files.shape,
+            merge.state_files.marker, self._net,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def spark_steps(jobs: Jobs, least_bytes: int, net: NetFile | None = None) -> Iterator[SparkSteps]:
+    """Have Spark do the steps of a merge; the arguments are those of `SparkSteps`."""
+    with contextlib.ExitStack() as held:
+        yield SparkSteps(jobs, least_bytes, held, net)
+
+
+def _nothing() -> None:
+    """Tell nothing: the thread that waits for this one tells."""
