@@ -7,170 +7,29 @@ does not fit; the second copies.
 
 from __future__ import annotations
 
-import bisect
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .delta_rewrite import MergePart, Rewrite, StateFiles
-from .delta_types import conformed, stored_array, stored_type
-from .keys import digests_of, is_integer, keys_of
-from .targets import AddedColumn, IncompleteError, Removed, Renamed
+from .delta_rewrite import MergeFiles, MergePart, Rewrite
+from .delta_types import stored_array
+from .merge_keys import MergeKeys
+from .targets import IncompleteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .delta_files import DeltaFileWriter, Written
     from .delta_rewrite import Hits
+    from .delta_shape import Shape
     from .delta_table import File, LakeTable
     from .folding import NetChanges
-    from .targets import Alteration
 
 _T = TypeVar("_T")
 _SHOWN = 3
 """Rows that an error names."""
-
-
-class Shape(NamedTuple):
-    """The columns that a table gets, and where the rows that it has take them from.
-
-    Attributes
-    ----------
-    there, schema : pyarrow.Schema
-        The columns that it has, and those that it gets.
-    sources : dict of str to str, or to pyarrow.Array
-        The column of the files, or the one value, by the column's name.
-    defaults : dict of str to pyarrow.Array
-        What rows have in columns that were added after them.
-    rewrites : bool
-        Whether all files are written anew.
-    """
-
-    there: pa.Schema
-    schema: pa.Schema
-    sources: dict[str, str | pa.Array]
-    defaults: dict[str, pa.Array]
-    rewrites: bool
-
-    def adapted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the files, with the columns of the schema."""
-        if not self.rewrites:
-            return conformed(rows, self.schema)
-        columns = []
-        for field in self.schema:
-            source = self.sources[field.name]
-            if isinstance(source, str):
-                columns.append(stored_array(rows.column(source), field.type))
-            else:
-                columns.append(pa.repeat(source[0], rows.num_rows))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-
-def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
-    """What the columns of a table become. An alteration that it has already does nothing."""
-    types = {field.name: field.type for field in schema}
-    sources: dict[str, str | pa.Array] = {name: name for name in types}
-    defaults = {}
-    rewrites = False
-    for one in alterations:
-        if isinstance(one, AddedColumn):
-            type_ = stored_type(one.value.type)
-            value = defaults[one.column] = stored_array(one.value, type_)
-            if types.get(one.column) == type_:
-                continue
-            types[one.column], sources[one.column] = type_, value
-            rewrites |= not value.null_count
-        elif isinstance(one, Removed):
-            rewrites |= types.pop(one.column, None) is not None
-            sources.pop(one.column, None)
-        elif isinstance(one, Renamed):
-            if one.column in types:
-                rewrites = True
-                types = {one.name if name == one.column else name: of for name, of in types.items()}
-                sources[one.name] = sources.pop(one.column)
-                if one.column in defaults:
-                    defaults[one.name] = defaults.pop(one.column)
-        elif one.column in types:
-            type_ = stored_type(one.type)
-            rewrites |= types[one.column] != type_
-            types[one.column] = type_
-    fields = [pa.field(name, type_) for name, type_ in types.items()]
-    return Shape(schema, pa.schema(fields), sources, defaults, rewrites)
-
-
-class MergeKeys:
-    """Rows of some columns, each found by its values.
-
-    It keeps a number for each row, or two hashes, and not the values.
-
-    Parameters
-    ----------
-    are_rows : bool
-        Whether these are whole rows, in which values may be null.
-
-    Attributes
-    ----------
-    count : int
-    """
-
-    def __init__(self, *, are_rows: bool = False) -> None:
-        self._are_rows = are_rows
-        self._types: list[pa.DataType] = []
-        self._numbers: list[Any] = []
-        self._order: Any = None
-        self._first: list[pa.Array] = []
-        self._sorted: pa.Array | None = None
-        self.count = 0
-
-    def add(self, columns: list[pa.Array]) -> None:
-        """Take more rows; all come before others are looked for."""
-        self._types = [column.type for column in columns]
-        self._numbers.append(self._numbered(columns))
-        if not self._are_rows:
-            self._first.append(columns[0])
-        self.count += len(columns[0])
-
-    def _numbered(self, columns: list[pa.Array]) -> Any:
-        """For each row one number or two, as an array of shape (1 or 2, n)."""
-        count = len(columns[0])
-        if not self._are_rows and is_integer(self._types):
-            return keys_of(columns, count).values.reshape(1, count)
-        # Not pyarrow's own comparison: 0.0 and -0.0 are two keys to the fold.
-        return digests_of(columns, count).T
-
-    def places(self, columns: list[pa.Array]) -> Any:
-        """For each row the number of the one that is equal, or -1."""
-        given = [stored_array(one, type_) for one, type_ in zip(columns, self._types, strict=True)]
-        if self._order is None:
-            numbers = np.concatenate(self._numbers, axis=1)
-            self._order = np.argsort(numbers[0], kind="stable")
-            self._numbers = [numbers[:, self._order]]
-        (own,), wanted = self._numbers, self._numbered(given)
-        last = self.count - 1
-        at = np.minimum(np.searchsorted(own[0], wanted[0]), last)
-        # Where several have the same first number, the second one tells.
-        while True:
-            found = (own[:, at] == wanted).all(axis=0)
-            others = ~found & (own[0, at] == wanted[0]) & (at < last)
-            if not others.any():
-                break
-            at[others] += 1
-        if not self._are_rows and given[0].null_count:
-            found &= given[0].is_valid().to_numpy(zero_copy_only=False)
-        return np.where(found, self._order[at], -1)
-
-    def may_be_in(self, least: Any, greatest: Any) -> bool:
-        """Whether the first column of a row may lie between two values."""
-        if least is None or greatest is None:
-            return True
-        if self._sorted is None:
-            values = pa.concat_arrays(self._first)
-            self._first = []
-            self._sorted = values.take(pc.sort_indices(values)).drop_null()
-        at = bisect.bisect_left(self._sorted, least, key=lambda value: value.as_py())
-        return at < len(self._sorted) and bool(self._sorted[at].as_py() <= greatest)
 
 
 def _may_hold(file: File, keys: MergeKeys, column: str) -> bool:
@@ -187,7 +46,7 @@ class MergeSteps(Protocol):
     def find(
         self, merge: Merge, keys: MergeKeys, names: Sequence[str], files: list[tuple[int, File]]
     ) -> Iterable[Hits]:
-        """Look for keys in numbered files, as `StateFiles` does."""
+        """Look for keys in numbered files, as `MergeFiles` does."""
 
     def rewrite(self, merge: Merge, writer: DeltaFileWriter) -> Written:
         """Write the merge's files anew, and its net rows; by `writer`, if this process does it."""
@@ -200,12 +59,12 @@ class LocalSteps:
         self, merge: Merge, keys: MergeKeys, names: Sequence[str], files: list[tuple[int, File]]
     ) -> Iterable[Hits]:
         """See `MergeSteps`."""
-        return merge.state_files.find(keys, names, files)
+        return merge.merge_files.find(keys, names, files)
 
     def rewrite(self, merge: Merge, writer: DeltaFileWriter) -> Written:
         """See `MergeSteps`."""
         (part,) = merge.parts(1)
-        Rewrite(merge.state_files, merge.net, part).write(writer)
+        Rewrite(merge.merge_files, merge.net, part).write(writer)
         return writer.finish()
 
 
@@ -235,7 +94,7 @@ class Merge:
     ) -> None:  # fmt: skip
         self.table = table
         self.net = net
-        self.state_files = StateFiles(table, shape, marker)
+        self.merge_files = MergeFiles(table, shape, marker)
         self._shape = shape
         self._name = name
         self._steps = steps

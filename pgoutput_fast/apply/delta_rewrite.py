@@ -1,6 +1,6 @@
 """The files of a state table in a merge: rows are looked for in them, and they are written anew.
 
-A merge has two steps that read files, `StateFiles.find` and `Rewrite.write`. Each is done here, or
+A merge has two steps that read files, `MergeFiles.find` and `Rewrite.write`. Each is done here, or
 by several processes that have some of the files each. Of a file only a group of rows is in memory.
 """
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from .delta_files import DeltaFileWriter
-    from .delta_merge import MergeKeys, Shape
+    from .delta_shape import Shape
     from .delta_table import File, LakeTable
     from .folding import NetChanges
+    from .merge_keys import MergeKeys
 
 _T = TypeVar("_T")
 _ROWS_AT_ONCE = 1 << 16
@@ -79,7 +80,7 @@ class MergePart(NamedTuple):
     unsent: tuple[str, ...]
 
 
-class StateFiles:
+class MergeFiles:
     """Reads files of a state table, with the columns that the table gets.
 
     Parameters
@@ -144,12 +145,12 @@ class Rewrite:
 
     Parameters
     ----------
-    files : StateFiles
+    files : MergeFiles
     net : NetChanges
     part : MergePart
     """
 
-    def __init__(self, files: StateFiles, net: NetChanges, part: MergePart) -> None:
+    def __init__(self, files: MergeFiles, net: NetChanges, part: MergePart) -> None:
         self._files = files
         self._shape, self._marker = files.shape, files.marker
         self._net = net

@@ -16,8 +16,9 @@ from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from ..names import qualified
 from .delta_files import DeltaFileWriter, Written
-from .delta_merge import LocalSteps, Merge, shape_of
+from .delta_merge import LocalSteps, Merge
 from .delta_place import directory_of
+from .delta_shape import shape_of
 from .delta_types import conformed, merged_schema, stored_schema
 from .targets import (
     CHANGED,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pgoutput_fast.apply.delta_merge import shape_of, touched_bytes
+from pgoutput_fast.apply.delta_merge import touched_bytes
+from pgoutput_fast.apply.delta_shape import shape_of
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.delta_types import conformed, stored_array, stored_schema, stored_type
 from pgoutput_fast.apply.folding import Folding

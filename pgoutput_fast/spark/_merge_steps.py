@@ -16,7 +16,7 @@ import pyarrow as pa
 from pgoutput_fast.apply.delta_files import DeltaFileWriter
 from pgoutput_fast.apply.delta_merge import LocalSteps, balanced, counted, keyed
 from pgoutput_fast.apply.delta_place import DeltaPlace
-from pgoutput_fast.apply.delta_rewrite import Rewrite, StateFiles
+from pgoutput_fast.apply.delta_rewrite import MergeFiles, Rewrite
 from pgoutput_fast.apply.delta_table import LakeTable
 from pgoutput_fast.apply.folding import NetChanges
 
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pgoutput_fast.apply.delta_files import Written
-    from pgoutput_fast.apply.delta_merge import Merge, MergeKeys, Shape
+    from pgoutput_fast.apply.delta_merge import Merge
     from pgoutput_fast.apply.delta_rewrite import Hits, MergePart
+    from pgoutput_fast.apply.delta_shape import Shape
     from pgoutput_fast.apply.delta_table import File
+    from pgoutput_fast.apply.merge_keys import MergeKeys
 
     from ._jobs import Jobs
 
@@ -134,11 +136,11 @@ class MergedTable(NamedTuple):
     def __repr__(self) -> str:
         return f"MergedTable({self.directory!r})"
 
-    def opened(self) -> tuple[LakeTable, StateFiles, NetChanges]:
+    def opened(self) -> tuple[LakeTable, MergeFiles, NetChanges]:
         """The table, which is not loaded, its files, and the net changes."""
         place = DeltaPlace(self.uri, self.storage_options)
         table = LakeTable(place, self.directory, "", 0)
-        return table, StateFiles(table, self.shape, self.marker), opened_net(place, self.net)
+        return table, MergeFiles(table, self.shape, self.marker), opened_net(place, self.net)
 
 
 class FindTask(NamedTuple):
@@ -233,8 +235,8 @@ class SparkSteps(LocalSteps):
         if self._net is None:
             self._net = write_net(place, merge.net, self._held.enter_context(staging(place)))
         return MergedTable(
-            place.uri, place.options, merge.table.directory, merge.state_files.shape,
-            merge.state_files.marker, self._net,
+            place.uri, place.options, merge.table.directory, merge.merge_files.shape,
+            merge.merge_files.marker, self._net,
         )  # fmt: skip
 
 

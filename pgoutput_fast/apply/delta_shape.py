@@ -1,0 +1,82 @@
+"""What becomes of a Delta table's columns in a merge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from .delta_types import conformed, stored_array, stored_type
+from .targets import AddedColumn, Removed, Renamed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .targets import Alteration
+
+
+class Shape(NamedTuple):
+    """The columns that a table gets, and where the rows that it has take them from.
+
+    Attributes
+    ----------
+    there, schema : pyarrow.Schema
+        The columns that it has, and those that it gets.
+    sources : dict of str to str, or to pyarrow.Array
+        The column of the files, or the one value, by the column's name.
+    defaults : dict of str to pyarrow.Array
+        What rows have in columns that were added after them.
+    rewrites : bool
+        Whether all files are written anew.
+    """
+
+    there: pa.Schema
+    schema: pa.Schema
+    sources: dict[str, str | pa.Array]
+    defaults: dict[str, pa.Array]
+    rewrites: bool
+
+    def adapted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the files, with the columns of the schema."""
+        if not self.rewrites:
+            return conformed(rows, self.schema)
+        columns = []
+        for field in self.schema:
+            source = self.sources[field.name]
+            if isinstance(source, str):
+                columns.append(stored_array(rows.column(source), field.type))
+            else:
+                columns.append(pa.repeat(source[0], rows.num_rows))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
+    """What the columns of a table become. An alteration that it has already does nothing."""
+    types = {field.name: field.type for field in schema}
+    sources: dict[str, str | pa.Array] = {name: name for name in types}
+    defaults = {}
+    rewrites = False
+    for one in alterations:
+        if isinstance(one, AddedColumn):
+            type_ = stored_type(one.value.type)
+            value = defaults[one.column] = stored_array(one.value, type_)
+            if types.get(one.column) == type_:
+                continue
+            types[one.column], sources[one.column] = type_, value
+            rewrites |= not value.null_count
+        elif isinstance(one, Removed):
+            rewrites |= types.pop(one.column, None) is not None
+            sources.pop(one.column, None)
+        elif isinstance(one, Renamed):
+            if one.column in types:
+                rewrites = True
+                types = {one.name if name == one.column else name: of for name, of in types.items()}
+                sources[one.name] = sources.pop(one.column)
+                if one.column in defaults:
+                    defaults[one.name] = defaults.pop(one.column)
+        elif one.column in types:
+            type_ = stored_type(one.type)
+            rewrites |= types[one.column] != type_
+            types[one.column] = type_
+    fields = [pa.field(name, type_) for name, type_ in types.items()]
+    return Shape(schema, pa.schema(fields), sources, defaults, rewrites)
