@@ -38,6 +38,7 @@ from .targets import (
     TARGET_FORMAT,
     Held,
     Kept,
+    NoChanges,
     Stored,
     TargetOrigin,
     check_kind,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .iceberg_table import IcebergCatalog
+    from .targets import ChangeWriter
 
 __all__ = ["DECODED_FOR", "DeltaTarget"]
 
@@ -124,7 +126,6 @@ class DeltaTarget:
     """
 
     is_transactional = False
-    has_state = True
     change_tables = LakeTable
     _kind = "delta"
 
@@ -262,7 +263,8 @@ class DeltaTarget:
 
     def _description(self, origin: TargetOrigin) -> str:
         kept = {"soft_deletes": self.kept.soft_deletes, "tables": self.kept.tables,
-                "policies": self.kept.policy_texts, "changes": self._kind}  # fmt: skip
+                "policies": self.kept.policy_texts, "keep": self.kept.keep or "both",
+                "changes": self._kind}  # fmt: skip
         return json.dumps({"format": TARGET_FORMAT, **origin._asdict(), **kept})
 
     def keep(self) -> None:
@@ -318,13 +320,13 @@ class DeltaTarget:
                 hint="Give another place",
             )
         held = self._read(progress)
-        kept = Kept.of(found["soft_deletes"], found["tables"], found["policies"])
+        kept = Kept.of(found["soft_deletes"], found["tables"], found["policies"], found["keep"])
         if not held and not (self.kept.is_like(kept) and found["changes"] == self._kind):
             return Stored(0, {})
         self.kept = self.kept.check(self.place.uri, kept)
         check_kind(self.place.uri, self._kind, found["changes"])
         # In object storage each question takes its time.
-        if self.has_state and self.place.path is not None:
+        if self.kept.has_state and self.place.path is not None:
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
         lsn, time = (progress.transaction(name) or 0 for name in _NEWEST)
         newest = CommitRecord(lsn, time) if lsn else None
@@ -348,39 +350,49 @@ class DeltaTarget:
             if not held.version or held.relation_id in self.troubles:
                 return held
             try:
-                changes, *states = self._loaded(held)
+                found = self._loaded(held)
             except RetryableError:
                 raise
             except PgOutputError as error:
                 self.troubles[held.relation_id] = error
                 return held
             known = self._own.get(held.relation_id, Positions())
-            state = states[0] if states else None
-            own = Positions(changes.position, None if state is None else state.position)
+            changes, state = found.get("changes"), found.get("state")
+            own = Positions(
+                None if changes is None else changes.position,
+                None if state is None else state.position,
+            )
             self._own[held.relation_id] = own
-            held = held._replace(gap=changes.gap or held.gap)
             lost = None
+            if changes is not None:
+                held = held._replace(gap=changes.gap or held.gap)
             if state is not None and held.stale is None and _is_less(state, known.state):
                 lost = PUT_BACK if state.exists else DELETED
             elif state is not None and held.stale is None and state.changed is not None:
                 lost = f"{CHANGED}: {state.directory}, {state.changed}"
-            elif held.stale in (None, CHANGES_ALONE) and _is_less(changes, known.changes):
+            elif (
+                changes is not None
+                and held.stale in (None, CHANGES_ALONE)
+                and _is_less(changes, known.changes)
+            ):
                 lost = CHANGES_PUT_BACK if changes.exists else CHANGES_DELETED
             return held if lost is None else held._replace(stale=lost)
 
         with ThreadPoolExecutor(self.threads) as pool:
             return dict(zip(tables, pool.map(look, tables.values()), strict=True))
 
-    def _loaded(self, held: Held) -> list[LakeTable]:
-        """The newest change table of a table, and its state table, if the target has those.
+    def _loaded(self, held: Held) -> dict[str, LakeTable]:
+        """The newest change table of a table, and its state table, as far as the target has them.
 
         They are not kept: nothing of a table is in memory before it changes.
         """
-        names = {"changes": held.stored + version_suffix(held.version)}
-        if self.has_state:
+        names = {}
+        if self.kept.has_changes:
+            names["changes"] = held.stored + version_suffix(held.version)
+        if self.kept.has_state:
             names["state"] = held.stored
-        tables = [self._made(*one, held.relation_id) for one in names.items()]
-        for table in tables:
+        tables = {kind: self._made(kind, name, held.relation_id) for kind, name in names.items()}
+        for table in tables.values():
             try:
                 table.load()
             except RetryableError:
@@ -438,8 +450,10 @@ class DeltaTarget:
         """See `Target`: the name of their directories."""
         return directory_of(stored)
 
-    def changes(self, held: Held) -> DeltaChanges:
+    def changes(self, held: Held) -> ChangeWriter:
         """See `Target`."""
+        if not self.kept.has_changes:
+            return NoChanges(held)
         name = held.stored + version_suffix(held.version)
         writer = DeltaChanges(self._table("changes", name, held.relation_id), held, self.make_room)
         with self._guard:
@@ -566,7 +580,7 @@ class DeltaTarget:
         if not held.version:
             return held._replace(stored=stored)
         version = self._free_version(held, stored, may_be_own=False)
-        stale = held.stale or RENAMED if self.has_state else held.stale
+        stale = held.stale or RENAMED if self.kept.has_state else held.stale
         return held._replace(stored=stored, version=version, stale=stale)
 
     def _free_version(self, held: Held, stored: str, *, may_be_own: bool) -> int:

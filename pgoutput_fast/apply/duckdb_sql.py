@@ -20,7 +20,7 @@ SOURCE_TABLE = """
 CREATE TABLE _source (
     format INTEGER, system_identifier VARCHAR, database VARCHAR, lsn UBIGINT,
     soft_deletes VARCHAR, tables VARCHAR[], newest_lsn UBIGINT, newest_time BIGINT,
-    policies VARCHAR[]
+    policies VARCHAR[], keep VARCHAR
 )
 """
 

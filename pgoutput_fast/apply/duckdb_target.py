@@ -35,6 +35,7 @@ from .targets import (
     Held,
     IncompleteError,
     Kept,
+    NoChanges,
     Removed,
     Renamed,
     Retyped,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .folding import NetChanges
-    from .targets import Alteration
+    from .targets import Alteration, ChangeWriter
 
 DECODED_FOR = "duckdb"
 """Of the decoder's targets the one whose columns duckdb takes."""
@@ -88,7 +89,6 @@ class DuckdbTarget:
     threads = 2
     """One folds while the other one writes."""
     is_transactional = True
-    has_state = True
 
     def __init__(
         self,
@@ -193,14 +193,8 @@ class DuckdbTarget:
                 for statement in (PROGRESS_TABLE, SOURCE_TABLE, *schemas):
                     connection.execute(statement)
                 connection.execute(
-                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, ?)",
-                    [
-                        TARGET_FORMAT,
-                        *origin,
-                        self.kept.soft_deletes,
-                        self.kept.listed,
-                        self.kept.policy_texts,
-                    ],
+                    "INSERT INTO _source VALUES (?, ?, ?, 0, ?, ?, NULL, NULL, ?, ?)",
+                    [TARGET_FORMAT, *origin, *self._described],
                 )
                 connection.execute("COMMIT")
             else:
@@ -212,10 +206,16 @@ class DuckdbTarget:
                 # Nothing was passed over yet that would be missing: it begins anew.
                 connection.execute(
                     "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?, newest_lsn = NULL, "
-                    "policies = ?",
-                    [self.kept.soft_deletes, self.kept.listed, self.kept.policy_texts],
+                    "policies = ?, keep = ?",
+                    self._described,
                 )
             return stored._replace(is_new=is_new)
+
+    @property
+    def _described(self) -> list[Any]:
+        """What `_source` has of `kept`."""
+        kept = self.kept
+        return [kept.soft_deletes, kept.listed, kept.policy_texts, kept.keep or "both"]
 
     def peek(self, origin: TargetOrigin) -> Stored:
         """See `Target`."""
@@ -253,12 +253,12 @@ class DuckdbTarget:
                 f"changes are of {origin.database!r} of {origin.system_identifier}",
                 code="another_history", path=str(self.path), hint="Give another file",
             )  # fmt: skip
+        kept = Kept.of(found[4], found[5], found[8], found[9])
         tables = {}
         found_rows = connection.sql("FROM _progress").to_arrow_table()
         for held, _ in held_tables(found_rows):
-            lost = _lost(held, names)
+            lost = _lost(held, kept, names)
             tables[held.relation_id] = held._replace(stale=lost) if lost else held
-        kept = Kept.of(found[4], found[5], found[8])
         if not tables and not self.kept.is_like(kept):
             return Stored(0, {})
         self.kept = self.kept.check(str(self.path), kept)
@@ -407,8 +407,10 @@ class DuckdbTarget:
     def retry(self, held: Held) -> None:
         """See `Target`: a file is there, or it is not."""
 
-    def changes(self, held: Held) -> _DuckdbChanges:
+    def changes(self, held: Held) -> ChangeWriter:
         """See `Target`."""
+        if not self.kept.has_changes:
+            return NoChanges(held)
         writer = _DuckdbChanges(self, held)
         self._writers.append(writer)
         return writer
@@ -437,13 +439,13 @@ class DuckdbTarget:
             self.made(schema, new)
 
 
-def _lost(held: Held, names: set[str]) -> str | None:
+def _lost(held: Held, kept: Kept, names: set[str]) -> str | None:
     """Why a table is not what it was, as one of its two was deleted; None: neither was."""
     if not held.version:
         return None
-    if held.stale is None and f"state.{held.stored}" not in names:
+    if kept.has_state and held.stale is None and f"state.{held.stored}" not in names:
         return DELETED
-    has_changes = held.commit_time is not None or held.copy_lsn
+    has_changes = kept.has_changes and (held.commit_time is not None or held.copy_lsn)
     is_there = f"changes.{versioned(held.stored, held.version)}" in names
     if has_changes and not is_there and held.stale in (None, CHANGES_ALONE):
         return CHANGES_DELETED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..changelog.consumers import CONSUMER_NAME
 from ..changelog.history import POLICIES, POLICY_HELP, HistoryPolicy
@@ -14,6 +14,7 @@ from ..errors import PgOutputError
 from ..options import OptionKind, Options, byte_count, choice, count, flag, option, seconds, text
 from ..policies import Policies, policies_of
 from .duckdb_file import LEAST_MEMORY
+from .targets import Keep
 
 OnError = Literal["pause", "stop"]
 Uncopied = Literal["error", "empty", "changes"]
@@ -82,6 +83,12 @@ class TargetOptions(Options):
         flag(), False,
         "Replace the policies of the target. Affected tables get a new snapshot.",
         flag=True,
+    )  # fmt: skip
+    keep: Keep | None = option(
+        choice(*get_args(Keep)), None,
+        "Keep the rows of each table (state), its changes, or both. A target remembers this.",
+        flag=True,
+        shown_default="both; changes in parquet:DIR",
     )  # fmt: skip
     soft_deletes: str | None = option(
         text(), None,

@@ -7,13 +7,20 @@ tables, so a table needs no snapshot and no key.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .delta_target import DeltaTarget
 from .parquet_table import ParquetTable
+from .targets import Kept
+
+_NOTHING_KEPT = Kept()
 
 
 class ParquetTarget(DeltaTarget):
     """See `Target`; the parameters are those of `DeltaTarget`."""
 
-    has_state = False
     change_tables = ParquetTable
     _kind = "parquet"
+
+    def __init__(self, *given: Any, kept: Kept = _NOTHING_KEPT, **options: Any) -> None:
+        super().__init__(*given, kept=kept._replace(keep="changes"), **options)

@@ -307,7 +307,10 @@ def open_target(
     # Before another error shows the text.
     refuse_secrets(text.removeprefix(PARQUET), options.storage_options)
     wanted = None if tables is None else tuple(sorted(tables))
-    kept = Kept(options.soft_deletes, wanted, options.policies, options.change_policies)
+    _check_keep(options, is_parquet=text.startswith(PARQUET))
+    kept = Kept(
+        options.soft_deletes, wanted, options.policies, options.keep, options.change_policies
+    )
     if text.startswith(_DUCKDB) or f"{text}:" == _DUCKDB:
         _check_kind(options, _DELTA_OPTIONS, f"Delta tables, and {text!r} is a DuckDB file")
         opened = _open_duckdb(text, options, kept)
@@ -339,6 +342,22 @@ def _check_kind(options: TargetOptions, others: Sequence[str], why: str) -> None
     for name in others:
         if getattr(options, name) is not None:
             raise PgOutputError(f"it is for {why}", code="bad_option", parameter=name)
+
+
+def _check_keep(options: TargetOptions, *, is_parquet: bool) -> None:
+    """Refuse options for tables that a target does not keep."""
+    if options.keep == "state" and (is_parquet or options.iceberg is not None):
+        raise PgOutputError(
+            "Parquet files and Iceberg tables are of change tables", code="bad_option",
+            parameter="keep", hint=("Leave out ", Argument("keep")),
+        )  # fmt: skip
+    if options.keep == "changes":
+        for name in ("soft_deletes", "partition_by"):
+            if getattr(options, name) is not None:
+                raise PgOutputError(
+                    "it is for state tables, and the target is to keep changes",
+                    code="bad_option", parameter=name,
+                )  # fmt: skip
 
 
 def _wrong_target(why: str) -> PgOutputError:

@@ -89,7 +89,7 @@ class TableWindow:
         self.held = held
         self._writers: list[ChangeWriter] = [target.changes(held)]
         self._state: StateWriter | None = None
-        if target.has_state and held.stale is None:
+        if target.kept.has_state and held.stale is None:
             self._state = target.state(held)
         self._is_new = is_new
         self._first: pa.Schema | None = None  # of the rows with which a new state table begins
@@ -214,7 +214,7 @@ class TableWindow:
             self._check_same(version)
             evolved = evolve(self.held.columns, version, known)
             if evolved.unknown is not None:
-                if self._target.has_state:
+                if self._target.kept.has_state:
                     self.stop(evolved.unknown)
                 # Change tables go on with the columns that there are.
                 self.held = self.held._replace(columns=new_columns(version, known))
@@ -345,7 +345,7 @@ class TableWindow:
     def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
         """Whether the change table, and the state table, still want the rows of a snapshot."""
         state = self._state
-        if state is None and self._target.has_state:
+        if state is None and self._target.kept.has_state:
             state = self._target.state(self.held)
         # Behind a copy, changes are taken from where the tables are. So one that is older than that
         # would take away what came between: `check_position` tells of it.

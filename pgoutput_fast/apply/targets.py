@@ -1,14 +1,14 @@
 """What tables are kept up to date in: the interface, and what is stored of each table.
 
-A target has two tables for each of the server's: in `changes` all its changes, in `state` the rows
-that it has. With the rows it stores up to where they go. So whatever is cut short, the next call
-sees what is there, and leaves out what would come twice.
+A target has two tables for each of the server's, or one of them: in `changes` all its changes, in
+`state` the rows that it has. With the rows it stores up to where they go. So whatever is cut short,
+the next call sees what is there, and leaves out what would come twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from ..segments.reader import CommitRecord
     from .folding import NetChanges
 
-TARGET_FORMAT = 4
+TARGET_FORMAT = 5
 """Of what a target stores beside the tables."""
+
+Keep = Literal["both", "state", "changes"]
+"""Which tables a target has for each of the server's."""
 
 
 class TargetOrigin(NamedTuple):
@@ -206,6 +209,8 @@ class Kept(NamedTuple):
         Of `sync`. The changes of other tables are passed over, and are not there later.
     policies : Policies or None
         By which values were written; None: a call does not say, and takes those of the target.
+    keep : {"both", "state", "changes"} or None
+        Which tables there are; None: as of `policies`, and both in a new target.
     changes_policies : bool
         Whether a call may have other policies than the target.
     """
@@ -213,7 +218,18 @@ class Kept(NamedTuple):
     soft_deletes: str | None = None
     tables: tuple[str, ...] | None = None
     policies: Policies | None = None
+    keep: Keep | None = None
     changes_policies: bool = False
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there are change tables."""
+        return self.keep != "state"
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there are state tables."""
+        return self.keep != "changes"
 
     @property
     def listed(self) -> list[str] | None:
@@ -231,15 +247,16 @@ class Kept(NamedTuple):
         soft_deletes: str | None,
         tables: Sequence[str] | None,
         policies: Sequence[str],
+        keep: Keep,
     ) -> Kept:
         """Return what a target has stored."""
         wanted = None if tables is None else tuple(tables)
-        return cls(soft_deletes, wanted, policies_of(policies))
+        return cls(soft_deletes, wanted, policies_of(policies), keep)
 
     def is_like(self, found: Kept) -> bool:
         """Whether a target was made with what a call asks for."""
         policies = self.policies in (None, found.policies)
-        return policies and self[:2] == found[:2]
+        return policies and self.keep in (None, found.keep) and self[:2] == found[:2]
 
     def check(self, where: str, found: Kept) -> Kept:
         """Refuse a target that was made otherwise; what holds for it from now on.
@@ -251,7 +268,12 @@ class Kept(NamedTuple):
         found : Kept
             What it was made with.
         """
-        for name, given, made in zip(Kept._fields[:2], self[:2], found[:2], strict=True):
+        keep = self.keep or found.keep
+        for name, given, made in (
+            ("soft_deletes", self.soft_deletes, found.soft_deletes),
+            ("tables", self.tables, found.tables),
+            ("keep", keep, found.keep),
+        ):
             if given != made:
                 shown = [*made] if isinstance(made, tuple) else made
                 had = "without it" if made is None else f"with {shown!r}"
@@ -263,7 +285,7 @@ class Kept(NamedTuple):
                     hint=(*fix, ", or begin anew in another target"),
                 )  # fmt: skip
         if self.policies is None:
-            return self._replace(policies=found.policies)
+            return self._replace(policies=found.policies, keep=keep)
         if self.policies != found.policies and not self.changes_policies:
             made, given = (" ".join(one.policy_texts) or "the defaults" for one in (found, self))
             raise PgOutputError(
@@ -282,7 +304,7 @@ class Kept(NamedTuple):
                     ),
                 ),
             )
-        return self
+        return self._replace(keep=keep)
 
     def concerned(self, made: Policies, held: Held) -> str | None:
         """Why a table needs a new snapshot when other policies hold; None: its rows stay right.
@@ -440,6 +462,26 @@ class ChangeWriter(Protocol):
         """Have what was written stand, up to ``held.lsn`` and with the snapshot of `copy_lsn`."""
 
 
+class NoChanges:
+    """See `ChangeWriter`: of a target without change tables."""
+
+    gap = None
+
+    def __init__(self, held: Held) -> None:
+        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """See `ChangeWriter`."""
+        del schema
+        return True
+
+    def append(self, changes: pa.RecordBatch) -> None:
+        """See `ChangeWriter`."""
+
+    def commit(self, held: Held) -> None:
+        """See `ChangeWriter`."""
+
+
 class StateWriter(Protocol):
     """Writes a state table."""
 
@@ -480,9 +522,8 @@ class Target(Protocol):
     """So many tables are written at a time."""
     is_transactional: bool
     """Whether a window is one transaction, of which nothing can be written behind an error."""
-    has_state: bool
-    """Whether it keeps state tables. `state` is not called for a target of change tables alone."""
     kept: Kept
+    """`state` is not called for a target without state tables."""
     troubles: dict[int, PgOutputError]
     """Why tables can't be written, by relation id, as was met apart from their windows."""
 

@@ -396,7 +396,7 @@ class WindowWriter:
         relation_id = relation.relation_id
         held = self._target.begun(self._unbegun(relation))
         state = self._states.get(relation_id)
-        if not self._target.has_state or (state is not None and state.snapshots):
+        if not self._target.kept.has_state or (state is not None and state.snapshots):
             return held
         if self._options.uncopied == "error" and self._has_left(relation_id, lsn):
             return held._replace(stale=LEFT_UNCOPIED)
@@ -449,7 +449,7 @@ class WindowWriter:
             is_behind = held.stale is None and at.of(relation_id) < at.lsn
             if is_paused or is_behind:
                 continue  # what comes tells its columns; it follows once it is at the end
-            is_here = self._target.has_state and held.stale is None and held.columns
+            is_here = self._target.kept.has_state and held.stale is None and held.columns
             # Nothing in a stream tells that a column was dropped and another one made under its
             # name: whatever change came last.
             if is_here and replaced(held.columns, table) is not None:

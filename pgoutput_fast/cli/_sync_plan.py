@@ -247,7 +247,7 @@ def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall, target: Target) -> It
     ):
         yield "would be copied"
     else:
-        uncopied = call.options.uncopied if target.has_state else "changes"
+        uncopied = call.options.uncopied if target.kept.has_state else "changes"
         yield {
             "error": "no snapshot: an error at its first change",
             "empty": "no snapshot: it is taken as empty when the capture began",

@@ -58,7 +58,7 @@ _OPTIONS = (SyncOptions, TargetOptions, CaptureOptions, SparkOptions, ServiceOpt
 _GROUPS = {
     "Server": "dsn dsn_file slot publications adopt_slot",
     "What to sync": "segments directory snapshot tables policies change_policies",
-    "Target": "target soft_deletes partition_by duckdb_memory",
+    "Target": "target keep soft_deletes partition_by duckdb_memory",
     "Spark": "engine master conf",
     "Limits": "interval until on_error",
     "Output": "dry_run report metrics_port metrics_host log_format",

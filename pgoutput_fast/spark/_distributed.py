@@ -15,7 +15,7 @@ from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.table_window import TableWindow
 from pgoutput_fast.apply.targets import Held, IncompleteError, NotForeseenError
 from pgoutput_fast.apply.window_writer import WindowWriter, run_all
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.names import qualified
 
 from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, LeftMerge, fold_tables
@@ -107,7 +107,7 @@ class TableOfFiles(TableWindow):
             self._copying = self._begin_copy(run.schema, known(copy.lsn), copy)
         wants_changes, wants_rows = self._copying
         has_rows = wants_rows and run.state is not None
-        if not wants_changes or has_rows != self._target.has_state:
+        if not wants_changes or has_rows != self._target.kept.has_state:
             raise NotForeseenError(f"the target has a snapshot of {qualified(self.held)} already")
         last = self._last
         if last is None or not last[0].equals(run.schema, check_metadata=True):
@@ -240,7 +240,7 @@ class DistributedWindow(WindowWriter):
                 reads, view.metadata, str(self._directory.absolute()), decoding, options.history,
                 arguments["uri"], arguments["storage_options"], arguments["retention_hours"],
                 target.kept.soft_deletes, arguments["partition_by"], tables,
-                target.change_tables, target.has_state,
+                target.change_tables, target.kept.has_state,
             )
             for reads in grouped(plan.reads, self._jobs.cores)
         ]  # fmt: skip
@@ -250,7 +250,7 @@ class DistributedWindow(WindowWriter):
         copied = {read.snapshot.relation_id for read in plan.reads if read.snapshot is not None}
 
         def expected(held: Held) -> Expected:
-            with_state = self._target.has_state and held.relation_id in copied
+            with_state = self._target.kept.has_state and held.relation_id in copied
             schema, partition_by = self._target.seen(held, with_state=with_state)
             return Expected(held.stored, held.version, held.columns, schema, partition_by)
 
@@ -336,7 +336,7 @@ def checked_target(target: Any) -> DeltaTarget:
     Raises
     ------
     PgOutputError
-        It is a DuckDB file.
+        It is a DuckDB file, or has no change tables.
     """
     if not isinstance(target, DeltaTarget):
         raise PgOutputError(
@@ -344,5 +344,12 @@ def checked_target(target: Any) -> DeltaTarget:
             code="bad_option",
             parameter="target",
             hint="Give a directory or a URL",
+        )
+    if not target.kept.has_changes:
+        raise PgOutputError(
+            "Spark's engine makes state tables from change tables, and this target has none",
+            code="bad_option",
+            parameter="keep",
+            hint=("Leave out ", Argument("engine")),
         )
     return target

@@ -300,6 +300,8 @@ class DuckdbStates(States):
     def _source(self) -> TargetTables:
         (source,) = self._connection.sql(f"FROM {ATTACHED}._source").to_arrow_table().to_pylist()
         self._check_format(source["format"])
+        if source["keep"] == "changes":
+            raise without_rows(str(self._path))
         rows = self._connection.sql(f"FROM {ATTACHED}._progress").to_arrow_table()
         return TargetTables(
             source["system_identifier"],
@@ -348,7 +350,7 @@ class DeltaStates(States):
         progress = self._open("_progress")
         described = json.loads(progress.metadata().description)
         self._check_format(described["format"])
-        if described["changes"] == "parquet":
+        if described["keep"] == "changes":
             raise without_rows(self._place.uri)
         found = [*held_tables(progress.to_pyarrow_dataset().to_table())]
         self._moved = {one.relation_id: json.loads(row["moves"]) for one, row in found}

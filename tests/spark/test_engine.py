@@ -242,6 +242,8 @@ def test_targets_and_options_that_spark_can_not_have(
     with expect_error(code="bad_option"):
         sync(spark, target=f"duckdb:{tmp_path / 'a.duckdb'}", segments=made.directory)
     assert not (tmp_path / "a.duckdb").exists()
+    with expect_error(code="bad_option", parameter="keep"):
+        sync(spark, target=tmp_path / "lake", segments=made.directory, keep="state", until="now")
     with expect_error(code="bad_option"):
         SparkEngine(spark, driver_bytes=-1)
     with pytest.raises(TypeError, match="driver_bytes"):

@@ -33,8 +33,8 @@ class Places:
 
     paths: list[Path]
     target: str
-    has_state = True
-    """Whether there are state tables."""
+    has_state = has_changes = True
+    """Whether there are state tables, and change tables."""
 
     @property
     def verified(self) -> dict[str, Any]:
@@ -177,6 +177,36 @@ class DistributedTables(DeltaTables):
         self.given["engine"] = InProcessEngine(twice=True, stages=True)
 
 
+class DuckdbRows(DuckdbTables):
+    """State tables alone."""
+
+    has_changes = False
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.given["keep"] = "state"
+
+
+class DuckdbChanges(DuckdbTables):
+    """Change tables alone."""
+
+    has_state = False
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.given["keep"] = "changes"
+
+
+class DeltaRows(DeltaTables):
+    """State tables alone."""
+
+    has_changes = False
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.given["keep"] = "state"
+
+
 class IcebergTables(DeltaTables):
     """Change tables in an Iceberg catalogue."""
 
@@ -295,6 +325,8 @@ TABLES = {
     "iceberg": IcebergTables, "distributed iceberg": DistributedIcebergTables,
     "parquet": ParquetTables, "distributed parquet": DistributedParquetTables,
 }  # fmt: skip
+KEPT = {"duckdb rows": DuckdbRows, "duckdb changes": DuckdbChanges, "delta rows": DeltaRows}
+"""Those with a part of the tables."""
 ALL_KINDS = [
     name if name in ("duckdb", "delta") else pytest.param(name, marks=pytest.mark.slow)
     for name, kind in TABLES.items()
