@@ -10,11 +10,11 @@ from .._disk import becoming, fsync_path
 from ..segments.copying import SegmentCopy
 from ..segments.folders import SEGMENTS
 from ..segments.format import segment_name
-from ..segments.listing import covered, listed, present
+from ..segments.listing import begin_of, covered, listed, present
 from ..segments.reader import SegmentReader
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterator, Sequence
     from pathlib import Path
 
     from ..segments import Segment, SegmentMetadata
@@ -25,7 +25,7 @@ _SMALLEST = 4096  # bytes: smaller ones count as being as large
 
 
 def mergeable(
-    sizes: Sequence[int], most: int, begins: Container[int] = ()
+    sizes: Sequence[int], most: int, begins: Container[int] = (), start: int = 0
 ) -> tuple[int, int] | None:
     """The first stretch of segments to merge, as its first index and the one behind its last.
 
@@ -40,9 +40,12 @@ def mergeable(
         Bytes that a merged one may have.
     begins : container of int
         Where segments begin that do not go into one file with those before.
+    start : int
+        The index from which on it is looked for.
     """
-    first, before = 0, -1
-    for index, size in enumerate(sizes):
+    first, before = start, -1
+    for index in range(start, len(sizes)):
+        size = sizes[index]
         kind = int(math.log(max(size, _SMALLEST) / _SMALLEST, FAN)) if size else -1
         if kind != before or index in begins:
             first, before = index, kind
@@ -53,10 +56,11 @@ def mergeable(
     return None
 
 
-def merge(directory: Path, most: int, options: Any = None) -> Segment | None:
-    """Merge one stretch of small segments; the files that it covers stay.
+def merges(directory: Path, most: int, options: Any = None) -> Iterator[Segment]:
+    """Merge stretches of small segments, one at each step; the files that they cover stay.
 
-    The caller is the directory's only writer.
+    The directory is listed once, so that a step costs the same however many segments there are.
+    The caller is the directory's only writer, and deletes no segments during a step.
 
     Parameters
     ----------
@@ -65,32 +69,37 @@ def merge(directory: Path, most: int, options: Any = None) -> Segment | None:
         Bytes that a merged one may have.
     options : pyarrow.ipc.IpcWriteOptions, optional
 
-    Returns
-    -------
-    Segment or None
-        The new one; None if there is nothing to merge.
+    Yields
+    ------
+    Segment
+        The new one.
     """
     groups, _ = present(directory)
-    sizes = [
-        group.parts[0].path.stat().st_size if group.parts[0].parts == 1 else 0 for group in groups
-    ]
+    segments = [group.parts[0] for group in groups]
+    sizes = [one.path.stat().st_size if one.parts == 1 else 0 for one in segments]
     begins: set[int] = set()
-    while True:
-        found = mergeable(sizes, most, begins)
-        if found is None:
-            return None
-        merged = groups[found[0] : found[1]]
-        other = _other_session([group.parts[0].path for group in merged])
-        if other is None:
-            break
-        begins.add(found[0] + other)
-    start, end = merged[0].start_lsn, merged[-1].end_lsn
-    path = directory / segment_name(start, end, 0, 1)
-    with becoming(path) as temporary, SegmentCopy(temporary, options) as copy:
-        for group in merged:
-            copy.add(group.parts[0].path)
-    fsync_path(directory)
-    return type(merged[0].parts[0]).from_path(path)
+    start = 0
+    while (found := mergeable(sizes, most, begins, start)) is not None:
+        first, end = found
+        merged = segments[first:end]
+        if merged[0].end_lsn <= begin_of(directory):
+            return  # it was deleted since
+        other = _other_session([one.path for one in merged])
+        if other is not None:
+            begins.add(first + other)
+            continue
+        path = directory / segment_name(merged[0].start_lsn, merged[-1].end_lsn, 0, 1)
+        with becoming(path) as temporary, SegmentCopy(temporary, options) as copy:
+            for one in merged:
+                copy.add(one.path)
+        fsync_path(directory)
+        made = type(merged[0]).from_path(path)
+        segments[first:end], sizes[first:end] = [made], [path.stat().st_size]
+        gone = end - first - 1
+        begins = {at if at <= first else at - gone for at in begins if not first < at < end}
+        # With those before it may be a stretch of the next class.
+        start = max(0, first - FAN)
+        yield made
 
 
 def _other_session(paths: Sequence[Path]) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..changelog.consumers import consumers, remove_consumer
 from ..changelog.copies import Copy, Tables
 from ..changelog.gathered import Gatherer
-from ..changelog.merging import delete_covered, merge
+from ..changelog.merging import delete_covered, merges
 from ..changelog.requests import forget_request, requested
 from ..changelog.retention import Keep, forget_dropped, retain
 from ..changelog.uploading import CONSUMER_NAME
@@ -523,10 +523,11 @@ class _MergeThread:
     def _run(self) -> None:
         try:
             while not self._stop.wait(_MERGE_INTERVAL):
+                steps = merges(self._directory, self._most, self._options)
                 found = True
                 while found and not self._stop.is_set():
                     with self.lock:
-                        found = merge(self._directory, self._most, self._options) is not None
+                        found = next(steps, None) is not None
         except Exception as error:  # noqa: BLE001 - raised in the capture's thread
             why = getattr(error, "strerror", None) or printable(str(error))
             code = "io_failed" if isinstance(error, OSError) else "internal"

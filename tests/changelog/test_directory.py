@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.changelogs.merged import merge
 from support.changelogs.written_segments import (
     METADATA,
     begin,
@@ -28,7 +31,7 @@ from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.changelog.copies import Copy, Tables, TableState
-from pgoutput_fast.changelog.merging import FAN, delete_covered, merge, mergeable
+from pgoutput_fast.changelog.merging import FAN, delete_covered, mergeable, merges
 from pgoutput_fast.changelog.read_plan import Position, first_position, next_reading
 from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
 from pgoutput_fast.changelog.retention import Keep, forget_dropped, retain
@@ -159,12 +162,31 @@ def test_frames_are_copied_once_for_each_class(
         with writer(tmp_path, confirmed=0) as out:
             write(out, transaction(100 * number + 100, insert(value=b"x" * 4000)))
             out.flush()
-        while merge(tmp_path, 1 << 20) is not None:
+        for _ in merges(tmp_path, 1 << 20):
             delete_covered(tmp_path, 0)
     assert len(arrow_files(tmp_path)) <= 12
     assert copied <= 64 * 3
     commits = [row for one in list_segments(tmp_path) for row in rows(one) if row["seq"] == 0]
     assert [row["commit_lsn"] for row in commits] == [100 * n for n in range(1, 65)]
+
+
+def test_all_that_one_listing_merges_is_what_steps_with_a_listing_each_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "FAN", 3)
+    chance = random.Random(3)
+    with writer(tmp_path / "one", confirmed=0) as out:
+        for number in range(80):
+            value = b"x" * chance.choice((10, 10, 10, 10, 9000, 40_000))
+            write(out, transaction(100 * number + 100, insert(value=value)))
+            out.flush()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    steps = len([*merges(tmp_path / "one", 60_000)])
+    assert steps > 10
+    while merge(tmp_path / "other", 60_000) is not None:
+        steps -= 1
+    assert steps == 0
+    assert arrow_files(tmp_path / "one") == arrow_files(tmp_path / "other")
 
 
 def test_retention_keeps_what_consumers_need(tmp_path: Path) -> None:

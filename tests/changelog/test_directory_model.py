@@ -20,11 +20,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.changelogs.made_directory import OIDS, Capture, Change, KilledError, Rows, World, apply
+from support.changelogs.merged import merge
 
 import pgoutput_fast as pf
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
-from pgoutput_fast.changelog.merging import delete_covered, merge
+from pgoutput_fast.changelog.merging import delete_covered
 from pgoutput_fast.changelog.read_plan import ReadPlan
 from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.errors import PgOutputError

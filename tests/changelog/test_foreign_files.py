@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.changelogs.made_directory import MadeDirectory, table
+from support.changelogs.merged import merge
 from support.changelogs.written_segments import (
     METADATA,
     insert,
@@ -30,7 +31,7 @@ from pgoutput_fast._disk import Folder, read_json_file, temporary_path, write_wh
 from pgoutput_fast.apply import sync
 from pgoutput_fast.changelog.consumers import Consumer, claim_consumer, consumers, remove_consumer
 from pgoutput_fast.changelog.copies import Tables
-from pgoutput_fast.changelog.merging import delete_covered, merge
+from pgoutput_fast.changelog.merging import delete_covered
 from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
 from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.changelog.schema_history import HistoryWriter, forget_before

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.changelogs.merged import merge
 from support.changelogs.written_segments import METADATA, rows, writer
 from support.columns.columnar import IMPLEMENTATIONS, chosen
 
 from pgoutput_fast import testing
 from pgoutput_fast.changelog import gathered, merging
 from pgoutput_fast.changelog.copies import Copy
-from pgoutput_fast.changelog.merging import merge
 from pgoutput_fast.changelog.read_plan import Position, ReadPlan
 from pgoutput_fast.changelog.snapshots import CopyFiles, snapshot_path
 from pgoutput_fast.changelog.view import view_of

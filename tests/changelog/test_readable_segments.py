@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.changelogs.merged import merge
 from support.changelogs.written_segments import METADATA
 from support.columns.columnar import IMPLEMENTATIONS, chosen
 
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.merging import merge
 from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.changelog.view import View, view_of
 from pgoutput_fast.cli import inspect

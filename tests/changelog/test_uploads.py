@@ -18,13 +18,14 @@ pytest.importorskip("moto")
 pytest.importorskip("psycopg")
 
 from support.changelogs.made_directory import KilledError, MadeDirectory
+from support.changelogs.merged import merge
 from support.targets.object_storage import KEY_ID, SECRET, Storage, new_storage, serving
 
 from pgoutput_fast import testing
 from pgoutput_fast.capture_options import CaptureOptions
 from pgoutput_fast.changelog import remote as remote_module
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
-from pgoutput_fast.changelog.merging import FAN, delete_covered, merge
+from pgoutput_fast.changelog.merging import FAN, delete_covered
 from pgoutput_fast.changelog.remote import Remote, RemoteError, RemotePlace, parse_place
 from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.changelog.uploading import Upload, download

@@ -27,7 +27,7 @@ from support.changelogs.written_segments import METADATA
 
 from pgoutput_fast import testing
 from pgoutput_fast.changelog.consumers import Consumer
-from pgoutput_fast.changelog.merging import delete_covered, merge
+from pgoutput_fast.changelog.merging import delete_covered, merges
 from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.segments import SegmentWriter
 
@@ -112,7 +112,7 @@ class Month:
 
     def tidy(self) -> None:
         """What the capture does from time to time, and the consumer."""
-        while (merged := merge(self.directory, SEGMENT_BYTES)) is not None:
+        for merged in merges(self.directory, SEGMENT_BYTES):
             self.clock.stamp(merged.path)
         delete_covered(self.directory, 60.0)
         retain(self.directory, Keep(seconds=self.keep * DAY), self.writer.store_position)

@@ -6,8 +6,9 @@ import random
 from pathlib import Path
 
 from support.changelogs.made_directory import OIDS, Capture, Change, World, apply
+from support.changelogs.merged import merge
 
-from pgoutput_fast.changelog.merging import delete_covered, merge
+from pgoutput_fast.changelog.merging import delete_covered
 from pgoutput_fast.changelog.retention import Keep, retain
 
 
