@@ -153,6 +153,16 @@ def tables_table(results: Results) -> str:
     return table(lines) if len(lines) > 1 else ""
 
 
+def growth_table(results: Results) -> str:
+    """A table of what a sync costs as it has more tables, segments or columns."""
+    lines = [["", "CPU ms"]]
+    for name in results.names():
+        cpu = results.median(name)
+        if name.startswith("growth: ") and cpu is not None:
+            lines.append([name.removeprefix("growth: "), f"{cpu * 1e3:,.1f}"])
+    return table(lines) if len(lines) > 1 else ""
+
+
 def sections(results: Results) -> Iterator[tuple[str, str]]:
     """Title and text of each section of the report."""
     yield "Goals", goal_table(results)
@@ -178,6 +188,8 @@ def sections(results: Results) -> Iterator[tuple[str, str]]:
         yield "Spark", f"{results.described.get('spark', '')}\n\n{text}"
     if text := tables_table(results):
         yield "Tables by Spark", f"{results.described.get('tables by Spark', '')}\n\n{text}"
+    if text := growth_table(results):
+        yield "Growth", f"{results.described.get('growth', '')}\n\n{text}"
 
 
 def write(results: Results, directory: Path = DIRECTORY) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from . import columns, copies, decoders, harness, report, workloads
+from . import columns, copies, decoders, growth, harness, report, workloads
 from .harness import Case, NotMeasured, Results
 
 HERE = Path(__file__).parent
@@ -140,9 +140,10 @@ PARTS: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "apply": apply,
     "spark": spark,
     "tables": tables,
+    "growth": growth.run,
 }
 
-_LONG = ("ways", "spark", "tables")
+_LONG = ("ways", "spark", "tables", "growth")
 """Parts that a quick run has only where they are asked for."""
 
 
