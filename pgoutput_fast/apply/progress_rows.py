@@ -34,21 +34,37 @@ PROGRESS_SCHEMA = pa.schema(
 )
 
 
+def progress_fields(held: Held) -> dict[str, Any]:
+    """Return what is stored of a table, as JSON has it too."""
+    return {
+        "schema": held.namespace, "table": held.name, "relation_id": held.relation_id,
+        "stored": held.stored, "version": held.version, "lsn": held.lsn,
+        "copy_lsn": held.copy_lsn, "commit_time": held.commit_time, "stale": held.stale,
+        "columns": json.dumps(held.columns),
+        "paused": None if held.paused is None else held.paused.reason,
+        "paused_since": None if held.paused is None else int(held.paused.since * 1e6),
+        "gaps": json.dumps(held.gaps), "schema_lsn": held.schema_lsn,
+    }  # fmt: skip
+
+
+def held_of(fields: dict[str, Any]) -> Held:
+    """Return what `progress_fields` gave; `gap` may be among the fields."""
+    paused = fields["paused"]
+    return Held(
+        fields["relation_id"], fields["schema"], fields["table"], fields["stored"],
+        fields["version"], fields["lsn"], fields["copy_lsn"], fields["commit_time"],
+        fields["stale"],
+        tuple(StoredColumn(*one) for one in json.loads(fields["columns"])),
+        fields.get("gap"),
+        None if paused is None else Pause(paused, fields["paused_since"] / 1e6),
+        tuple(Gap(*one) for one in json.loads(fields["gaps"])),
+        fields["schema_lsn"],
+    )  # fmt: skip
+
+
 def progress_rows(tables: Iterable[Held]) -> pa.RecordBatch:
     """Return a row for each table."""
-    rows = [
-        {
-            "schema": one.namespace, "table": one.name, "relation_id": one.relation_id,
-            "stored": one.stored, "version": one.version, "lsn": one.lsn,
-            "copy_lsn": one.copy_lsn, "commit_time": one.commit_time, "stale": one.stale,
-            "columns": json.dumps(one.columns),
-            "paused": None if one.paused is None else one.paused.reason,
-            "paused_since": None if one.paused is None else int(one.paused.since * 1e6),
-            "gaps": json.dumps(one.gaps), "schema_lsn": one.schema_lsn,
-        }
-        for one in tables
-    ]  # fmt: skip
-    return pa.RecordBatch.from_pylist(rows, PROGRESS_SCHEMA)
+    return pa.RecordBatch.from_pylist([*map(progress_fields, tables)], PROGRESS_SCHEMA)
 
 
 def held_tables(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Held, dict[str, Any]]]:
@@ -61,13 +77,4 @@ def held_tables(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Held, dict[st
         moments = rows.column(name).cast(_MOMENT).cast(pa.int64())
         rows = rows.set_column(at, pa.field(name, pa.int64()), moments)
     for row in rows.to_pylist():
-        paused = row["paused"]
-        yield Held(
-            row["relation_id"], row["schema"], row["table"], row["stored"], row["version"],
-            row["lsn"], row["copy_lsn"], row["commit_time"], row["stale"],
-            tuple(StoredColumn(*one) for one in json.loads(row["columns"])),
-            row.get("gap"),
-            None if paused is None else Pause(paused, row["paused_since"] / 1e6),
-            tuple(Gap(*one) for one in json.loads(row["gaps"])),
-            row["schema_lsn"],
-        ), row  # fmt: skip
+        yield held_of(row), row

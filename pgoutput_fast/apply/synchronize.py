@@ -23,11 +23,13 @@ from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import check_lsn
 from ..names import shown_table
 from ..options import arguments_of, near, options_of
+from ..targets import ChangeTarget
 from .continuity import consumer_name, lost_tables, origin_of
 from .departures import check_partitions, check_tables
 from .duckdb_file import SUFFIXES
 from .embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture, check_slot
 from .options import SyncOptions, TargetOptions
+from .own_target import OwnTarget
 from .syncing import (
     Engine,
     Syncing,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DUCKDB = "duckdb:"
+_OWN_DECODED_FOR = "portable"
 _SCHEME = re.compile(r"(?!s3a?://|file://)[A-Za-z][A-Za-z0-9+.-]+:")
 _CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
 _SHOWN = 8  # tables that a warning names
@@ -54,7 +57,7 @@ _POLL = 0.01  # seconds between two looks whether the capture has begun
 def sync(
     dsn: str | ConnectionParameters | None = None,
     *,
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | ChangeTarget,
     slot: str | None = None,
     publications: Sequence[str] | None = None,
     segments: str | os.PathLike[str] | None = None,
@@ -79,7 +82,8 @@ def sync(
         Connection string of libpq, or URL; by default as libpq's variables say.
     target : str or path
         ``duckdb:FILE``; a directory, or ``s3://bucket/prefix``, for Delta tables; or
-        ``parquet:DIR`` for change tables alone, as plain Parquet files. DIR may be a URL.
+        ``parquet:DIR`` for change tables alone, as plain Parquet files. DIR may be a URL. Or a
+        database of your own, as a :class:`pgoutput_fast.targets.ChangeTarget`.
     slot : str
         The replication slot. It is made if it does not exist.
     publications : list or tuple of str
@@ -173,7 +177,7 @@ def sync(
             is_over, until_lsn, captured, wait = run.is_over, None, run.latest, run.wait
         held.enter_context(_claimed(log.directory, name))
         found = Syncing(
-            log, opened.target, str(target), opened.decode_for, options, name, progress, captured,
+            log, opened.target, opened.given, opened.decode_for, options, name, progress, captured,
             engine, opened.file,
         ).run(until_lsn, is_over, stop.is_set, wait)  # fmt: skip
         if segments is None:
@@ -236,6 +240,8 @@ class OpenedTarget(NamedTuple):
     Attributes
     ----------
     target : Target
+    given : str
+        What errors call it.
     decode_for : {"portable", "spark"}
         The decoder's target whose columns it takes.
     name : str
@@ -247,6 +253,7 @@ class OpenedTarget(NamedTuple):
     """
 
     target: Target
+    given: str
     decode_for: Any
     name: str
     path: Path | None
@@ -278,7 +285,7 @@ class OpenedTarget(NamedTuple):
 
 
 def open_target(
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | ChangeTarget,
     options: TargetOptions,
     *,
     tables: Sequence[str] | None = None,
@@ -289,7 +296,8 @@ def open_target(
     Parameters
     ----------
     target : str or path
-        ``duckdb:FILE``, ``parquet:DIR``, or a directory or URL for Delta tables.
+        ``duckdb:FILE``, ``parquet:DIR``, or a directory or URL for Delta tables. Or a
+        `ChangeTarget`.
     options : TargetOptions
     tables, engine
         As of :func:`sync`.
@@ -299,8 +307,12 @@ def open_target(
     PgOutputError
         It can't be one; or a library is not installed.
     """
+    if isinstance(target, ChangeTarget):
+        return _open_own(target, options, tables, engine)
     if not isinstance(target, (str, os.PathLike)):
-        raise TypeError(f"target must be a str or a path, not {type(target).__name__}")
+        raise TypeError(
+            f"target must be a str, a path or a ChangeTarget, not {type(target).__name__}"
+        )
     text = os.fspath(target)
     if not text or "\0" in text:
         raise _wrong_target("it names nothing")
@@ -389,7 +401,7 @@ def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
             parameter="target",
         )
     made = DuckdbTarget(path, kept, memory=options.duckdb_memory, lock_timeout=options.lock_timeout)
-    return OpenedTarget(made, DECODED_FOR, str(path), path, made.file)
+    return OpenedTarget(made, text, DECODED_FOR, str(path), path, made.file)
 
 
 def _open_directory(
@@ -418,7 +430,24 @@ def _open_directory(
             path=str(where.parent),
             parameter="target",
         )
-    return OpenedTarget(made, DECODED_FOR, made.place.uri, where)
+    return OpenedTarget(made, text, DECODED_FOR, made.place.uri, where)
+
+
+def _open_own(
+    target: ChangeTarget,
+    options: TargetOptions,
+    tables: Sequence[str] | None,
+    engine: Engine | None,
+) -> OpenedTarget:
+    """Return the target that is a database of the user's own."""
+    why = f"other targets than {target.name}"
+    _check_kind(options, (*_DELTA_OPTIONS, *_DUCKDB_OPTIONS, "soft_deletes"), why)
+    wanted = None if tables is None else tuple(sorted(tables))
+    kept = Kept(None, wanted, options.policies, options.keep, options.change_policies)
+    made = OwnTarget(target, kept)
+    if engine is not None:
+        engine.check(made)
+    return OpenedTarget(made, target.name, _OWN_DECODED_FOR, target.name, None)
 
 
 def _claim_target(

@@ -1,0 +1,181 @@
+"""A target of the user's own: a `ChangeTarget`, as a sync sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ..errors import Argument, PgOutputError
+from ..segments.reader import CommitRecord
+from .duckdb_sql import versioned
+from .progress_rows import held_of, progress_fields
+from .targets import TARGET_FORMAT, Kept, Stored, TargetOrigin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ..targets import ChangeTarget
+    from .targets import Held, StateWriter
+
+
+class OwnTarget:
+    """See `Target`.
+
+    Parameters
+    ----------
+    own : ChangeTarget
+    kept : Kept
+    """
+
+    threads = 1
+    is_transactional = True
+
+    def __init__(self, own: ChangeTarget, kept: Kept) -> None:
+        if kept.keep == "state":
+            raise PgOutputError(
+                f"{own.name} keeps change tables", code="bad_option", parameter="keep",
+                hint=("Leave out ", Argument("keep")),
+            )  # fmt: skip
+        self.own = own
+        self.kept = kept._replace(keep="changes")
+        self.troubles: dict[int, PgOutputError] = {}
+        self.prepared: dict[str, list[pa.Schema]] = {}
+        self._origin: TargetOrigin | None = None
+        self._stored = Stored(0, {})
+
+    def __repr__(self) -> str:
+        return f"OwnTarget({self.own.name!r})"
+
+    def claim(self) -> None:
+        """See `Target`: of two syncs the change log refuses one, as they read by one name."""
+
+    def open(self, origin: TargetOrigin) -> Stored:
+        """See `Target`."""
+        self._stored = self.peek(origin)
+        return self._stored
+
+    def peek(self, origin: TargetOrigin) -> Stored:
+        """See `Target`."""
+        self._origin = origin
+        text = self.own.load()
+        if text is None:
+            return Stored(0, {}, is_new=True)
+        found = json.loads(text)
+        if found["format"] != TARGET_FORMAT:
+            raise PgOutputError(
+                f"{self.own.name} has format {found['format']}, and this version knows "
+                f"{TARGET_FORMAT}",
+                code="not_supported",
+                hint="Use the version that wrote it, or begin anew in another target",
+            )
+        if found["origin"] != [*origin]:
+            raise PgOutputError(
+                f"{self.own.name} has changes of database {found['origin'][1]!r} of system "
+                f"{found['origin'][0]}, and those that come are of {origin.database!r} of "
+                f"{origin.system_identifier}",
+                code="another_history",
+                hint="Give another target",
+            )
+        tables = {row["relation_id"]: held_of(row) for row in found["tables"]}
+        kept = Kept.of(None, found["selection"], found["policies"], "changes")
+        if not tables and not self.kept.is_like(kept):
+            return Stored(0, {})
+        self.kept = self.kept.check(self.own.name, kept)
+        newest = None if found["newest"] is None else CommitRecord(*found["newest"])
+        return Stored(found["lsn"], tables, newest, policies=kept.policies)
+
+    def retry(self, held: Held) -> None:
+        """See `Target`: that is seen when it is written."""
+
+    def begin(self) -> None:
+        """See `Target`."""
+        self.own.begin()
+
+    def changes(self, held: Held) -> _OwnChanges:
+        """See `Target`."""
+        return _OwnChanges(self, held)
+
+    def state(self, held: Held) -> StateWriter:
+        """See `Target`: it is not called."""
+        raise PgOutputError(f"{self.own.name} keeps no state of {held.stored}", code="internal")
+
+    def shown(self, stored: str) -> str:
+        """See `Target`."""
+        return stored
+
+    def begun(self, held: Held) -> Held:
+        """See `Target`."""
+        return held
+
+    def rename(self, held: Held, stored: str) -> Held:
+        """See `Target`."""
+        for version in range(1, held.version + 1):
+            self.own.rename(versioned(held.stored, version), versioned(stored, version))
+        self.prepared.clear()
+        return held._replace(stored=stored)
+
+    def keep(self) -> None:
+        """See `Target`."""
+        self.own.begin()
+        self.own.commit(self._progress(self._stored))
+
+    def commit(self, stored: Stored) -> None:
+        """See `Target`."""
+        self.own.commit(self._progress(stored))
+        self._stored = stored
+
+    def _progress(self, stored: Stored) -> str:
+        return json.dumps(
+            {
+                "format": TARGET_FORMAT,
+                "origin": self._origin,
+                "lsn": stored.lsn,
+                "newest": stored.newest,
+                "selection": self.kept.listed,
+                "policies": self.kept.policy_texts,
+                "tables": [progress_fields(held) for held in stored.tables.values()],
+            }
+        )
+
+    def abort(self) -> None:
+        """See `Target`."""
+        self.prepared.clear()
+        self.own.rollback()
+
+    def close(self) -> None:
+        """See `Target`."""
+        self.abort()
+        self.own.close()
+
+
+class _OwnChanges:
+    """See `ChangeWriter`."""
+
+    gap = None
+
+    def __init__(self, target: OwnTarget, held: Held) -> None:
+        self._target = target
+        self._name = versioned(held.stored, held.version)
+        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+
+    def fits(self, schema: pa.Schema) -> bool:
+        """See `ChangeWriter`."""
+        prepared = self._target.prepared.setdefault(self._name, [])
+        if schema in prepared:
+            return True
+        is_prepared = self._target.own.prepare(self._name, schema)
+        if is_prepared:
+            prepared.append(schema)
+        return is_prepared
+
+    def append(self, changes: pa.RecordBatch) -> None:
+        """See `ChangeWriter`."""
+        if not self.fits(changes.schema):
+            raise PgOutputError(
+                f"{self._target.own.name} does not make {self._name}", code="unfit_schema"
+            )
+        self._target.own.append(self._name, changes)
+
+    def commit(self, held: Held) -> None:
+        """See `ChangeWriter`."""
+        del held  # it is stored with everything else

@@ -1,0 +1,236 @@
+"""Test a target of your own: each change has to be there once, whenever a sync is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..apply import sync
+from ..apply.naming import stored_table
+from ..segments import SegmentMetadata, SegmentWriter
+from ..targets import ChangeTarget
+from .frames import begin, commit, delete, insert, truncate, update
+from .tables import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import pyarrow as pa
+
+__all__ = ["check_target"]
+
+_METADATA = SegmentMetadata(
+    "7000000000000000001", "shop", "slot", ("p",), 180000, "UTF8", {}, {"proto_version": "1"}
+)
+_VERSIONS = ("", ".v2")
+
+
+def check_target(
+    connect: Callable[[], ChangeTarget],
+    read: Callable[[str], Iterable[Mapping[str, Any]]],
+    reset: Callable[[], None],
+) -> int:
+    """Sync a made change log into a target, killed before each of its calls.
+
+    The change log has inserts, updates that move keys and leave out values, deletes and truncates,
+    a column that is added, one whose type changes, a table that is renamed, and odd names.
+
+    Parameters
+    ----------
+    connect : callable
+        Returns the target, connected anew, as another process would do it.
+    read : callable
+        Returns the rows of a table by its name; none if it is not there. A row has `commit_lsn`,
+        `seq`, `op` and `after`, a mapping of columns to values or None. Values are compared as
+        texts.
+    reset : callable
+        Empties the database. No target is connected then.
+
+    Returns
+    -------
+    int
+        How often a sync was killed.
+
+    Raises
+    ------
+    AssertionError
+        A table has other changes than it should have.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        change_log = Path(directory, "log")
+        _write(change_log)
+        memory: dict[str, list[dict[str, Any]]] = {}
+        _run(Path(directory, "memory"), change_log, lambda: _Memory(memory), None)
+        wanted = _all(lambda name: memory.get(name, []))
+        kills = 0
+        while True:
+            reset()
+            place = Path(directory, f"{kills}")
+            killed = _run(place, change_log, connect, kills)
+            if killed is not None:
+                _run(place, change_log, connect, None)
+            found = _all(read)
+            where = "without a kill" if killed is None else f"killed before {killed}, call {kills}"
+            for name in wanted:
+                if found[name] != wanted[name]:
+                    raise AssertionError(
+                        f"{name}, {where}: it has {found[name]}, and should have {wanted[name]}"
+                    )
+            if killed is None:
+                return kills
+            kills += 1
+
+
+class _KilledError(BaseException):
+    """The process is killed. Field: before (which call)."""
+
+    def __init__(self, before: str) -> None:
+        self.before = before
+
+
+class _Mortal(ChangeTarget):
+    """A target whose process is killed before a call of a number; None: it is not."""
+
+    def __init__(self, own: ChangeTarget, calls: int | None) -> None:
+        self.name = own.name
+        self._own = own
+        self._left = calls
+        self._is_dead = False
+
+    def _live(self, call: str) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                self._is_dead = True
+                raise _KilledError(call)
+
+    def load(self) -> str | None:
+        self._live("load")
+        return self._own.load()
+
+    def begin(self) -> None:
+        self._live("begin")
+        self._own.begin()
+
+    def prepare(self, table: str, schema: pa.Schema) -> bool:
+        self._live("prepare")
+        return self._own.prepare(table, schema)
+
+    def append(self, table: str, changes: pa.RecordBatch) -> None:
+        self._live("append")
+        self._own.append(table, changes)
+
+    def rename(self, table: str, name: str) -> None:
+        self._live("rename")
+        self._own.rename(table, name)
+
+    def commit(self, progress: str) -> None:
+        self._live("commit")
+        self._own.commit(progress)
+
+    def rollback(self) -> None:
+        if not self._is_dead:
+            self._own.rollback()
+
+    def close(self) -> None:
+        self._own.close()  # as the connection of a process that is killed
+
+
+class _Memory(ChangeTarget):
+    """Lists of rows."""
+
+    name = "memory"
+
+    def __init__(self, tables: dict[str, list[dict[str, Any]]]) -> None:
+        self._tables = tables
+
+    def load(self) -> str | None:
+        return None
+
+    def begin(self) -> None:
+        pass
+
+    def prepare(self, table: str, schema: pa.Schema) -> bool:
+        del schema
+        self._tables.setdefault(table, [])
+        return True
+
+    def append(self, table: str, changes: pa.RecordBatch) -> None:
+        self._tables[table] += changes.to_pylist()
+
+    def rename(self, table: str, name: str) -> None:
+        if table in self._tables:
+            self._tables[name] = self._tables.pop(table)
+
+    def commit(self, progress: str) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _run(
+    place: Path, change_log: Path, connect: Callable[[], ChangeTarget], calls: int | None
+) -> str | None:
+    """Sync a copy of a change log; before which call the sync was killed, or None."""
+    if not place.exists():
+        shutil.copytree(change_log, place)
+    try:
+        sync(segments=place, target=_Mortal(connect(), calls), until="now", window_bytes=1)
+    except _KilledError as error:
+        return error.before
+    return None
+
+
+def _all(
+    read: Callable[[str], Iterable[Mapping[str, Any]]],
+) -> dict[str, list[tuple[Any, ...]]]:
+    """The changes of each table, in their order."""
+    found = {}
+    for name in (stored_table("public", "customers"), stored_table("Odd Schema", 'My "Ü".1')):
+        rows = [row for version in _VERSIONS for row in read(name + version)]
+        found[name] = sorted(
+            (
+                int(row["commit_lsn"]),
+                int(row["seq"]),
+                str(row["op"]),
+                {key: str(one) for key, one in (row["after"] or {}).items() if one is not None},
+            )
+            for row in rows
+        )
+    return found
+
+
+def _write(directory: Path) -> None:
+    columns: dict[str, Any] = {"id": "int4", "note": "text", "amount": "numeric(12,2)"}
+    accounts = Table("accounts", columns, 16384, key=["id"])
+    wider = Table("accounts", columns | {"big": "int8"}, 16384, key=["id"])
+    retyped = Table("accounts", columns | {"big": "text"}, 16384, key=["id"])
+    customers = Table("customers", columns | {"big": "text"}, 16384, key=["id"])
+    odd = Table('My "Ü".1', {"Id": "int8", "a.b": "bool"}, 16385,
+                namespace="Odd Schema", key=["Id"])  # fmt: skip
+    windows = [
+        [accounts.relation(), insert(accounts, [1, "a", None]),
+         insert(accounts, [2, "'\"\\ü", "1.50"]), odd.relation(), insert(odd, [1, True])],
+        [accounts.relation(), update(accounts, [3, "b", "2.00"], old={"id": 1}),
+         delete(accounts, {"id": 2}), odd.relation(), insert(odd, [2, None])],
+        [wider.relation(), insert(wider, [4, "c", "3.00", 1 << 40])],
+        [odd.relation(), truncate([odd]), insert(odd, [1, False])],
+        [retyped.relation(), insert(retyped, [5, "d", None, "text"])],
+        [customers.relation(), insert(customers, [6, "e", None, None]),
+         delete(customers, {"id": 4})],
+    ]  # fmt: skip
+    with contextlib.closing(SegmentWriter(directory, _METADATA, confirmed_flush_lsn=900)) as writer:
+        for number, frames in enumerate(windows, 1):
+            lsn = 1000 * number
+            writer.write(lsn, begin(number, lsn, lsn))
+            for frame in frames:
+                writer.write(0 if frame[:1] == b"R" else lsn - 5, frame)
+            writer.write(lsn + 10, commit(lsn, lsn + 10, lsn))
+            writer.flush()
