@@ -1,8 +1,8 @@
-"""Segments: Arrow IPC files of pgoutput frames, with whole transactions in commit order.
+"""Segments: Arrow IPC files that hold pgoutput frames of whole transactions in commit order.
 
-A capture writes them with :class:`SegmentWriter`. Programs read them with :func:`list_segments` and
-:class:`SegmentReader`, one by one and in any process. docs/explanation/change-log-format.md
-specifies the files and their directory; only this package has code for them.
+A capture writes segments with :class:`SegmentWriter`. Any process can find them with
+:func:`list_segments` and read each one alone with :class:`SegmentReader`.
+docs/explanation/change-log-format.md specifies the files and their directory.
 """
 
 from __future__ import annotations

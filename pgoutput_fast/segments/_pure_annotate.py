@@ -1,6 +1,6 @@
-"""What stands beside each frame in a segment, in plain Python. The twin of ``_annotate.pyx``.
+"""The values of the other columns for each frame of a segment. The twin of ``_annotate.pyx``.
 
-`annotate` makes it for a stream. `check` compares it with what a file has.
+`annotate` computes them for a stream. `check` compares them with the columns of a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LENGTHS = {
     ord(tag): offset_of(tag, field)
     for tag, field in (("B", "end"), ("C", "commit_time"), ("T", "relation_ids"), ("M", "prefix"))
 }
-"""How long frames of these tags are at least, up to behind the last field that is read."""
+"""The least length of a frame with this tag: it has all fields that this module reads."""
 
 _RELATION_IDS = offset_of("T", "relation_ids")
 
@@ -32,7 +32,7 @@ _read_truncate = fields_reader("T", "relation_count")
 def annotate(
     data: Any, offsets: Any, open_: tuple[int, int, int, int] | None, end_lsn: int
 ) -> tuple[tuple[Any, ...], list[tuple[int, int]], Any, Any, int, tuple[int, str] | None]:
-    """Go through frames of protocol version 1.
+    """Check frames of protocol version 1, and return the other columns' values for each frame.
 
     Parameters
     ----------
@@ -42,26 +42,26 @@ def annotate(
         Commit LSN, commit time, xid and the next seq of the transaction that is open before the
         first frame.
     end_lsn : int
-        The end of the last transaction before it.
+        The end LSN of the last transaction before the first frame.
 
     Returns
     -------
     tuple of arrays
-        commit_lsn uint64[n], commit_time int64[n], xid uint32[n], seq int64[n], in which -1 stands
-        for none, and within uint8[n]: whether the frame is one of a transaction.
+        commit_lsn uint64[n], commit_time int64[n], xid uint32[n], seq int64[n] and within uint8[n].
+        A seq of -1 stands for null. `within` says whether the frame belongs to a transaction.
     list of (int, int)
         Index and tag of each Relation and Type, and of each message outside of transactions.
     int64[k]
         Indices of the Commits.
     (int, int, int, int) or None
-        The transaction that is open behind the last frame.
+        The transaction that is open after the last frame.
     int
-        The end of the last transaction, or the LSN of a message behind it.
+        The end LSN of the last transaction, or the LSN of a later message.
     (int, str) or None
-        The first frame that is out of place or too short, and what is wrong with it; nothing behind
-        it was looked at.
+        Index of the first frame that is out of place or too short, and what is wrong with it. The
+        frames after it are not checked.
     """
-    import numpy as np  # not needed to check a file
+    import numpy as np  # here, as `check` does not need it
 
     marks: list[tuple[int, int]] = []
     commits: list[int] = []
@@ -81,7 +81,7 @@ def annotate(
         elif tag in b"RY" or (tag == ord("M") and not was_open):
             marks.append((i, tag))
         rows.append((*(within or (0, 0, 0))[:3], seq, within is not None))
-    types = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)  # as in the twin
+    types = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)  # those of the twin
     columns = [np.zeros(len(ends) - 1, type_) for type_ in types]
     for column, values in zip(columns, zip(*rows, strict=True), strict=False):
         column[: len(rows)] = np.array(values, column.dtype)
@@ -90,7 +90,7 @@ def annotate(
 
 
 class _StreamPlace:
-    """Where a stream is: the transaction that is open, and the end of the last one."""
+    """The state of a stream between two frames: its open transaction, and the end LSN before it."""
 
     def __init__(self, open_: tuple[int, int, int, int] | None, end_lsn: int) -> None:
         self.open = open_
@@ -99,16 +99,16 @@ class _StreamPlace:
     def step(
         self, tag: int, frame: bytes
     ) -> tuple[str | None, int, tuple[int, int, int, int] | None]:
-        """Go on by one frame.
+        """Advance by one frame.
 
         Returns
         -------
         str or None
-            What is wrong with it.
+            What is wrong with the frame.
         int
-            Its seq; -1 for none.
+            The frame's seq; -1 for a frame without rows.
         (int, int, int, int) or None
-            The transaction that it is in, as of `open`.
+            The transaction of the frame, in the form of `open`.
         """
         why, seq, within = _out_of_place(tag, frame, self.open is not None), -1, self.open
         if why is not None:
@@ -140,7 +140,7 @@ def _tag(frame: bytes) -> int:
 
 
 def _out_of_place(tag: int, frame: bytes, is_open: bool) -> str | None:
-    """What is wrong with a frame with this tag inside or outside of a transaction."""
+    """Return what is wrong with a frame of this tag inside or outside of a transaction."""
     if tag == ord("B"):
         why = "within a transaction" if is_open else None
     elif tag == ord("C"):
@@ -175,29 +175,30 @@ def check(
     Parameters
     ----------
     count : int
-        The number of its rows.
+        The number of rows.
     columns : tuple of buffer
-        Its columns commit_lsn, commit_time, xid and seq. All buffers have to be long enough.
+        The columns commit_lsn, commit_time, xid and seq. All buffers have to be long enough.
     valid : tuple of buffer or None
-        The validity bitmap of each; None if all values are valid.
+        The validity bitmap of each column; None if all values are valid.
     data, offsets : buffer
-        Its column data.
+        The column data.
     place_ : tuple
-        Where the file is before it: as `annotate` has them the transaction that is open (None if
-        none is) and the end of the last one; and what the first frame has to be that announces
-        nothing: "any", "begin" (of a transaction that goes on), or "begin or any" (of which nothing
-        tells whether it goes on), or None if it came before. A next seq of -1 stands for any.
+        The state of the file before the batch, three values. The first two are the open transaction
+        (or None) and the end LSN of the last transaction, as in `annotate`; a next seq of -1 allows
+        any seq. The third says what the first frame that is no Relation or Type has to be: "begin"
+        in a further part of a segment, "begin or any" in a file whose part is unknown, else "any".
+        It is None once that frame has come.
     counter : LayoutCounter
-        What came in the file; what comes in the batch is added.
+        Counts the changes of the file. The changes of the batch are added.
     is_snapshot : bool
-        Whether the file is one of a snapshot, of which rows of one transaction have no xid.
+        Whether the file belongs to a snapshot. Its rows belong to one transaction without an xid.
 
     Returns
     -------
     tuple
-        `place_` behind the batch.
+        `place_` after the batch.
     (int, str) or None
-        As of `annotate`.
+        As `annotate`.
     """
     open_, end_lsn, first = place_
     place = _StreamPlace(open_, end_lsn)
@@ -248,13 +249,13 @@ def _numbers(buffer: Any, form: str, count: int) -> list[int]:
 
 
 def _values(values: list[int], bits: Any) -> Iterator[int | None]:
-    """The values of a column, None where there is none."""
+    """Yield the values of a column, None for null."""
     for i, value in enumerate(values):
         yield value if bits is None or bits[i >> 3] >> (i & 7) & 1 else None
 
 
 def _wrong_relation(tag: int, frame: bytes, commit_lsn: int, counter: LayoutCounter) -> str | None:
-    """What is wrong with the relations of a frame; what comes of them is counted."""
+    """Return what is wrong with a frame's relation ids; count the frame's changes if nothing is."""
     if tag == ord("T"):
         (count,) = _read_truncate(frame)
         start, end = _RELATION_IDS, _RELATION_IDS + 4 * count

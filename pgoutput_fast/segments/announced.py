@@ -1,4 +1,4 @@
-"""What a session has announced, with which every file of a segment begins."""
+"""The Types and Relations in force in a session. Every file of a segment begins with them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Announced:
-    """The Types and Relations of a session that are in force, with which every file begins.
+    """The Types and Relations in force in a session.
 
-    Relations of tables that no longer exist, and types that only these used, are forgotten as a
-    decoder forgets them. So files do not grow with every table that is dropped and made again.
+    As a decoder does, it forgets the Relation of a dropped table, and the types that only dropped
+    tables used. Otherwise files would grow with each table that is dropped and created again.
     """
 
     def __init__(self) -> None:
@@ -25,13 +25,13 @@ class Announced:
         self._most_types = MOST_UNUSED_TYPES
 
     def take(self, frame: bytes) -> None:
-        """Note a Type or Relation, in place of the one that it replaces."""
+        """Note a Type or Relation frame; it replaces the earlier one with the same OID."""
         # Names are only compared, and Latin-1 decodes all bytes.
         message = decode_rare(frame, in_stream=False, encoding="latin-1")
         if isinstance(message, Type):
             self._types[message.type_id] = frame
         elif isinstance(message, Relation):
-            # Readers take the last one that has a name for the table that has it.
+            # Put it last: for readers, the last Relation with a name is the table of that name.
             self._relations.pop(message.relation_id, None)
             self._relations[message.relation_id] = message
             gone = [self._relations.pop(one) for one in self._names.give(message)]
@@ -44,7 +44,7 @@ class Announced:
                 self._most_types = len(used) + MOST_UNUSED_TYPES
 
     def frames(self) -> Iterator[bytes]:
-        """The frames that are in force, types before the relations that use them."""
+        """Yield the frames in force: types first, because relations refer to them."""
         yield from self._types.values()
         yield from (relation.frame for relation in self._relations.values())
 

@@ -1,4 +1,4 @@
-"""Copy segments that follow each other into one file."""
+"""Merge consecutive segments into one file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 
 class SegmentCopy:
-    """A file into which segments of one part each are copied, one after the other.
+    """A merged segment: the frames of several one-part segments, one after the other, in one file.
 
-    What a later one repeats of Types and Relations in force is left out.
+    The copy leaves out each Type and Relation that a later segment only repeats.
+
+    Use it as a context manager. When the block ends, the file is complete and synced; after an
+    exception it has no end mark, and the caller deletes it.
 
     Parameters
     ----------
     path : pathlib.Path
-        Its temporary name. After `finish` it is whole and synced.
+        The temporary name of the file.
     options : pyarrow.ipc.IpcWriteOptions, optional
     """
 
@@ -49,24 +52,24 @@ class SegmentCopy:
                 self._file.discard()
 
     def add(self, path: Path) -> None:
-        """Copy a segment.
+        """Append the frames of a segment.
 
         Raises
         ------
         PgOutputError
-            It can't be read, or is damaged.
+            The segment can't be read, or is damaged.
         OSError
             The disk refuses.
         """
         with SegmentReader(path) as reader:
             if self._file is None:
                 self._file = SegmentFile(self._path, reader.metadata, self._options)
-            is_begin = True  # nothing but Types and Relations has come
+            is_begin = True  # so far, the segment had only Types and Relations
             for batch in reader:
                 is_begin = self._add(batch, is_begin)
 
     def _add(self, batch: Any, is_begin: bool) -> bool:
-        """Copy a batch, without the Types and Relations at the begin that are in force anyway."""
+        """Append a batch, without Types and Relations at the segment's begin that only repeat."""
         import numpy as np
 
         data = batch.column("data")
@@ -90,7 +93,7 @@ class SegmentCopy:
                 if self._frames:
                     self._flush()
                     continue
-                fits = 1  # it is larger than others are together
+                fits = 1  # the frame alone is larger than BATCH_BYTES
             part = batch.slice(0, fits)
             self._pending.append(part)
             self._frames += fits
@@ -100,7 +103,7 @@ class SegmentCopy:
     def _flush(self) -> None:
         if self._pending and self._file is not None:
             table = self._pa.Table.from_batches(self._pending, segment_schema())
-            # Taken, so that no array begins within its buffers, as that of a slice does.
+            # `take` copies the rows: the arrays of a slice would begin within their buffers.
             (batch,) = table.take(self._pa.array(range(len(table)))).combine_chunks().to_batches()
             self._file.write(batch.columns)
             self._pending = []
@@ -108,12 +111,12 @@ class SegmentCopy:
 
 
 def _key(frame: bytes) -> tuple[bytes, int | None]:
-    """What a Type or Relation announces: its tag and its OID, which lies where a row's does."""
+    """Return the tag and the OID of a Type or Relation frame."""
     return frame[:1], relation_id_of(frame, False)
 
 
 def _data_bytes(batch: Any, start: int, end: int) -> int:
-    """Bytes of the frames from `start` to before `end`."""
+    """Return the bytes of the frames from `start` to before `end`."""
     import numpy as np
 
     column = batch.column("data")
@@ -122,7 +125,7 @@ def _data_bytes(batch: Any, start: int, end: int) -> int:
 
 
 def _fitting(batch: Any, most: int, room: int) -> int:
-    """How many frames from the first on have at most `room` bytes, and are at most `most`."""
+    """Return how many leading frames fit into `room` bytes, at most `most`."""
     import numpy as np
 
     column = batch.column("data")

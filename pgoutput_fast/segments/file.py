@@ -1,4 +1,4 @@
-"""One file of a segment while it is being written."""
+"""Write one file of a segment."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ _NOT_ACKNOWLEDGED = (
 
 
 class SegmentFile:
-    """A file of a segment, whose record batches are checked here, and get their checksums.
+    """A file of a segment that is being written.
+
+    It checks each record batch as a reader does, and adds the checksum.
 
     Parameters
     ----------
     path : pathlib.Path
-        Its temporary name; there must be no such file.
+        The temporary name of the file, which must not exist.
     metadata : SegmentMetadata
     options : pyarrow.ipc.IpcWriteOptions, optional
     part : int
-        The number of the part that the file is.
+        The number of this part of the segment.
 
     Attributes
     ----------
@@ -53,7 +55,7 @@ class SegmentFile:
     Raises
     ------
     OSError
-        The disk refuses, as in all methods.
+        The file can't be written. All methods raise this.
     PgOutputError
         Raised by `write` and `finish`: readers would refuse the file.
     """
@@ -73,7 +75,7 @@ class SegmentFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the record batches so far."""
+        """Bytes of the record batches written so far."""
         return self._file.tell() - self._begins_at
 
     def write(self, columns: list[Any]) -> None:
@@ -108,7 +110,7 @@ class SegmentFile:
         self._batches += 1
 
     def discard(self) -> None:
-        """Close the file without an end, before it is deleted."""
-        # The Arrow writer is not closed, as that would write the footer.
+        """Close the incomplete file. The caller deletes it."""
+        # Do not close the Arrow writer: that would write the footer.
         self._arrow = None
         self._file.close()

@@ -1,6 +1,6 @@
-"""The folders of a change log, and the names of files that are this package's in each of them.
+"""The folders of a change log, and the names of this package's files in each folder.
 
-Nothing else decides which files of a change log may be deleted.
+This package deletes no file of a change log whose name does not match the patterns here.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _log = logging.getLogger(__name__)
 POSITION_NAME = "position.json"
 BEGIN_NAME = "begin.json"
 SLOT_NAME = "slot.json"
-"""While a capture makes its slot, this file names it."""
+"""Names the slot while a capture creates it."""
 UPLOAD_NAME = "upload.json"
-"""The file that names the copy, and the object that says which directory it is of."""
+"""In the directory: names its remote copy. In the remote copy: names the directory."""
 DOWNLOAD_NAME = "download.json"
-"""The file that says that a directory was downloaded, and from where."""
+"""Marks a directory as downloaded, and says from where."""
 SEEN_NAME = "seen.json"
 
 _SEGMENT = r"([0-9A-F]{16})-([0-9A-F]{16})-([0-9]{5})-of-([0-9]{5})\.arrow"
 LAYOUTS_NAME = "layouts.txt"
-"""The file that gathers which tables each segment has changes of. It can be made anew."""
+"""Lists the tables that each segment has changes of: a cache that can be rebuilt."""
 
 _JSON = r"(?:position|begin|slot|upload|download)\.json|layouts\.txt"
 
 SEGMENTS = Folder("", f"{_SEGMENT}|{_JSON}", r"(?P<part>[0-9]{5})\.arrow")
-"""The directory itself. While a segment is written, its parts are only numbered."""
+"""The directory itself. The temporary name of a part is only its number."""
 TABLES = Folder(
     "tables",
     r"([0-9A-F]{8})-([0-9]{5})-(first|again)-(waiting|snapshot|gone)-([0-9A-F]{16})\.json",
@@ -46,49 +46,50 @@ HISTORY = Folder(
     r"|seen\.json",
 )
 PREPARED = Folder("prepared", r"([0-9A-F]{16})-([0-9A-F]{8})(?:-([0-9A-F]{16}))?\.arrow")
-"""PREPARE's LSN and xid; and where it was committed or rolled back, once that came."""
+"""LSN and xid of the PREPARE; then the end LSN of its commit or rollback, once that arrived."""
 REQUESTS = Folder("requests", r"([0-9]{1,10})\.json")
 CONSUMERS = Folder("consumers", r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,62})\.json")
 
 FOLDERS = (SEGMENTS, TABLES, SNAPSHOTS, HISTORY, PREPARED, REQUESTS, CONSUMERS)
 
-# What else may be there: locks of consumers, and what file systems make.
+# Other files to expect without a warning: locks of consumers, and what file systems create.
 _BESIDE = re.compile(r"\.[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\.lock|lost\+found", re.ASCII)
-_AGE = 3600.0  # seconds after which nobody writes to a temporary file any more
-_NAMED = 3  # the most names that a report lists
+_AGE = 3600.0  # seconds; an older temporary file has no writer any more
+_NAMED = 3  # the most names in a warning
 
 
 def owner_of(path: str) -> Folder | None:
-    """The folder that has a file, by its path in a change log; None if it is not this package's."""
+    """Return the folder of a file, by its path in the change log; None for a foreign file."""
     folder, _, name = path.rpartition("/")
     return next((one for one in FOLDERS if one.name == folder and one.match(name)), None)
 
 
 def delete_unfinished(directory: Path) -> None:
-    """Delete what processes have left that were ended while they wrote; the caller has the lock.
+    """Delete the temporary files of killed processes. The caller holds the directory's lock.
 
-    Other processes write requests and consumers, so that such a file may be another one's.
+    Processes without the lock write requests and consumers. Therefore a temporary file in these two
+    folders is deleted only after an hour.
 
     Raises
     ------
     PgOutputError
         A folder is a symbolic link.
     OSError
-        The disk refuses.
+        A file can't be deleted.
     """
     for folder in FOLDERS:
         folder.delete_unfinished(directory, _AGE if folder in (REQUESTS, CONSUMERS) else 0.0)
 
 
 def others_in(folder: Folder, directory: Path) -> list[str]:
-    """The names in a folder that are not this package's.
+    """Return the names of the foreign files in a folder: those that this package did not write.
 
     Raises
     ------
     PgOutputError
         The folder is a symbolic link.
     OSError
-        The disk refuses.
+        The folder can't be read.
     """
     folders = {one.name for one in FOLDERS} if folder is SEGMENTS else {""}
     return [
@@ -99,7 +100,7 @@ def others_in(folder: Folder, directory: Path) -> list[str]:
 
 
 def report_others(directory: Path) -> None:
-    """Log the files in a change log that are not this package's, and are left alone.
+    """Log a warning about foreign files in a change log. They are never deleted.
 
     Raises
     ------

@@ -1,8 +1,7 @@
-"""The form of segments: names, columns, metadata and checksums.
+"""The file format of segments: names, columns, metadata and checksums.
 
-docs/explanation/change-log-format.md specifies them.
-
-Reader, listing and writer take all of these from here.
+docs/explanation/change-log-format.md specifies the format. The reader, the listing and the writer
+all use the definitions of this module.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 3
 
 BATCH_FRAMES = 16384
-"""The most frames of a record batch, which is what a reader holds in memory and decodes at once."""
+"""The most frames in a record batch. A reader loads and decodes one record batch at a time."""
 BATCH_BYTES = 4 << 20
-"""The most bytes of its frames, but where it is one frame alone."""
+"""The most bytes of frames in a record batch. A larger frame gets a record batch of its own."""
 
 METADATA_KEY = b"pgoutput_fast.segment"
 CRC_KEY = b"pgoutput_fast.crc32"
@@ -37,11 +36,14 @@ END_KEY = b"pgoutput_fast.end"
 LAST_PART = b"last"
 OTHER_PART = b"more"
 ANNOUNCED_LSN = 0
-"""The value of the column `lsn` for a Relation or Type, both for those that the server sends and
-for those that are repeated at the beginning of a file. They have no place in the server's log."""
+"""The value of the column `lsn` for every Relation and Type.
+
+The server's log has no record for these messages. It does not matter whether the server sent them
+or the writer repeated them at the beginning of a file.
+"""
 MAX_PART = 99999
-# Advice about a damaged file. It can't be captured again, as the server has forgotten what was
-# acknowledged.
+# Advice about a damaged file. A capture can't write it again: the server does not send
+# acknowledged changes a second time.
 RESTORE = (
     "restore it from a copy; without one, begin with a new slot, a new copy of the tables and an "
     "empty directory"
@@ -52,7 +54,7 @@ _COUNTS = struct.Struct("<qq")
 
 
 def require_pyarrow() -> Any:
-    """The module pyarrow, with its IPC formats loaded.
+    """Return the module pyarrow, with its IPC module imported.
 
     Raises
     ------
@@ -72,7 +74,7 @@ def require_pyarrow() -> Any:
 
 
 def segment_schema() -> pa.Schema:
-    """The Arrow schema of every segment, without its metadata.
+    """Return the Arrow schema of every segment, without metadata.
 
     Raises
     ------
@@ -93,7 +95,7 @@ def segment_schema() -> pa.Schema:
 
 
 def end_batch(index: bytes) -> pa.RecordBatch:
-    """Return the record batch with which each file ends: one row with the layout index."""
+    """Return the last record batch of a file: one row that holds the layout index."""
     pa = require_pyarrow()
     nulls = [pa.nulls(1, field.type) for field in segment_schema()]
     lsn, data = pa.array([0], pa.uint64()), pa.array([index], pa.binary())
@@ -101,43 +103,44 @@ def end_batch(index: bytes) -> pa.RecordBatch:
 
 
 def write_options(compression: str | None) -> pa.ipc.IpcWriteOptions:
-    """How files are written.
+    """Return the options with which pyarrow writes a file.
 
     Parameters
     ----------
     compression : {None, "lz4", "zstd"}
+        How the buffers of record batches are compressed.
     """
     return require_pyarrow().ipc.IpcWriteOptions(compression=compression)
 
 
 @dataclasses.dataclass(frozen=True)
 class SegmentMetadata:
-    """The description of a segment, which is in its schema's metadata.
+    """The description of a segment, stored as JSON in the metadata of its Arrow schema.
 
     Attributes
     ----------
     system_identifier : str
-        Identifies the database cluster; IDENTIFY_SYSTEM tells it.
+        Identifies the database cluster, as IDENTIFY_SYSTEM reports it.
     database, slot : str
-        The database and the slot from which the frames come.
+        The database and the replication slot that the frames come from.
     publications : tuple of str
-        Their names, as they were given to START_REPLICATION.
+        The names of the publications, as passed to START_REPLICATION.
     server_version : int
-        The server's version as libpq has it: 180004 is 18.4.
+        The server's version as a number of libpq: 180004 is 18.4.
     encoding : str
         The client_encoding of the session, by PostgreSQL's name: the encoding of all text in the
         frames.
     settings : dict of str to str
-        Session settings that shape text values: DateStyle, IntervalStyle, TimeZone …
+        Session settings that affect values in text format: DateStyle, IntervalStyle, TimeZone …
     options : dict of str to str
-        Other options given to START_REPLICATION: proto_version, binary …
+        The other options of START_REPLICATION: proto_version, binary …
     start_lsn : int
-        Where this segment goes on: the end of the one before, or where the capture began.
+        The end of the segment before, or the LSN at which the capture began.
     timeline : int
-        The server's timeline; 0 if it is not known.
+        The server's timeline; 0 if unknown.
     snapshot : bool
-        Whether the file belongs to a table's snapshot, and is no segment. Its Inserts are the rows
-        that were there at `start_lsn`.
+        Whether the file belongs to a table's snapshot instead of a segment. The Inserts of such a
+        file are the rows that the table had at `start_lsn`.
     """
 
     system_identifier: str
@@ -153,24 +156,24 @@ class SegmentMetadata:
     snapshot: bool = False
 
     def to_json(self) -> str:
-        """The attributes as JSON, with the format's version and the checksum's name.
+        """Return the attributes as JSON, with the format version and the name of the checksum.
 
         Raises
         ------
         PgOutputError
-            `start_lsn` is out of an LSN's range.
+            `start_lsn` is outside the range of an LSN.
         """
         fields = dataclasses.asdict(self) | {"start_lsn": format_lsn(self.start_lsn)}
         return json.dumps({"format_version": FORMAT_VERSION, "checksum": "crc32", **fields})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> SegmentMetadata:
-        """Read what `to_json` wrote.
+        """Parse the JSON that `to_json` returns.
 
         Raises
         ------
         PgOutputError
-            The text has another form, or is of another format version.
+            The text is malformed, or has another format version or another checksum.
         """
         try:
             fields = json.loads(text)
@@ -192,22 +195,22 @@ class SegmentMetadata:
 
     @property
     def asked(self) -> tuple[object, ...]:
-        """What the server was asked for, which decides what it brings."""
+        """The publications and options of the session. They decide which changes arrive."""
         return self.publications, self.options
 
     @property
     def is_binary(self) -> bool:
-        """Whether values are in binary format, if their types have one."""
+        """Whether the server sends values in binary format where a type has one."""
         return self.options.get("binary") == "true"
 
     def reads_as(self, other: SegmentMetadata) -> bool:
-        """Whether frames of the two sessions mean the same, so that one file can have both."""
+        """Return whether frames of both sessions decode alike, so that one file can hold both."""
         return (self.encoding, self.settings, self.options) == (
             other.encoding, other.settings, other.options
         )  # fmt: skip
 
     def differences(self, other: SegmentMetadata) -> list[str]:
-        """The reasons why segments of the two can't be in one directory, as text."""
+        """Return, as texts, why segments of the two sessions can't share a directory."""
         return [
             f"{name} {getattr(other, name)!r} is not {getattr(self, name)!r}"
             for name in ("system_identifier", "database", "slot")
@@ -216,20 +219,21 @@ class SegmentMetadata:
 
 
 class Segment(NamedTuple):
-    """One file of a directory of segments, as its name describes it.
+    """One file of a segment, as the name of the file describes it.
 
-    A transaction is in the segment if ``start_lsn <= its commit LSN < end_lsn``; parts of one
-    segment have both in common.
+    A transaction is in the segment if ``start_lsn <= commit LSN < end_lsn``. All parts of a segment
+    have the same `start_lsn` and `end_lsn`.
 
     Attributes
     ----------
     start_lsn : int
-        The end of the segment before, or where the directory begins.
+        The end of the segment before, or the LSN at which the directory begins.
     end_lsn : int
+        The start of the next segment.
     part : int
-        From 0.
+        The number of this part, from 0.
     parts : int
-        How many parts the segment has.
+        The number of parts that the segment has.
     directory : pathlib.Path
     name : str
     """
@@ -253,7 +257,7 @@ class Segment(NamedTuple):
         Raises
         ------
         PgOutputError
-            The name is not that of a segment.
+            The name is not the name of a segment's file.
         """
         path = Path(path)
         segment = cls.named(path.parent, path.name)
@@ -269,7 +273,7 @@ class Segment(NamedTuple):
 
     @classmethod
     def named(cls, directory: Path, name: str) -> Segment | None:
-        """Do the same; None if the name is not that of a segment."""
+        """Parse the name of a segment's file; return None if the name has another form."""
         match = SEGMENTS.match(name)
         if match is None or not match[1]:
             return None
@@ -278,23 +282,28 @@ class Segment(NamedTuple):
 
 
 def segment_name(start_lsn: int, end_lsn: int, part: int, parts: int) -> str:
-    """The name of a segment's file, which `Segment.from_path` parses."""
+    """Return the name of a segment's file, which `Segment.from_path` parses."""
     return f"{start_lsn:016X}-{end_lsn:016X}-{part:05d}-of-{parts:05d}.arrow"
 
 
 def checksum(index: int, batch: pa.RecordBatch, more: bytes = b"") -> str | None:
-    """The checksum of a record batch as text; None if its buffers are shorter than its rows need.
+    """Return the checksum of a record batch as text.
 
-    Padding is left out, as Arrow libraries differ in it.
+    The checksum leaves padding out, because Arrow libraries pad buffers differently.
 
     Parameters
     ----------
     index : int
-        The batch's index in the file. It is part of the checksum, so that lost, doubled and
-        exchanged batches are noticed.
+        The batch's index in the file. The checksum covers the index too, so a reader notices lost,
+        repeated and exchanged batches.
     batch : pyarrow.RecordBatch
     more : bytes
-        More bytes that the checksum covers: for the end mark, the file's metadata.
+        More bytes for the checksum to cover. For the end mark: the file's metadata and the mark.
+
+    Returns
+    -------
+    str or None
+        8 hexadecimal digits; None if a buffer is shorter than the rows need.
     """
     rows = batch.num_rows
     crc = zlib.crc32(_COUNTS.pack(index, rows))
@@ -323,12 +332,12 @@ def checksum(index: int, batch: pa.RecordBatch, more: bytes = b"") -> str | None
 
 
 def check_options(segment_bytes: int, compression: str | None) -> None:
-    """Refuse wrong arguments of a :class:`SegmentWriter`.
+    """Check the arguments of a :class:`SegmentWriter`.
 
     Raises
     ------
     PgOutputError
-        `segment_bytes` is less than 1, or there is no such `compression`.
+        `segment_bytes` is less than 1, or `compression` is unknown.
     """
     byte_count(1).check("segment_bytes", segment_bytes)
     if compression is not None:

@@ -1,7 +1,7 @@
-"""The layout index of a file: for each table and layout, what the file has of its changes.
+"""The layout index of a file: how many changes of each table and layout the file holds.
 
-`check` counts changes while it checks frames, so that a writer makes the index without a further
-pass. The index is a cache of that function: a reader that needs it needs to read no row batch.
+`check` counts the changes while it checks the frames, so a writer gets the index without another
+pass. A reader plans from the index and does not have to read the batches of frames.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Span(NamedTuple):
     truncates : int
         Truncates of the table.
     first_commit_lsn, last_commit_lsn : int
-        Of the transactions that have these changes and Truncates.
+        Commit LSNs of the first and the last transaction with a change or Truncate of the span.
     relation : bytes
         The Relation frame of the layout.
     types : tuple of bytes
@@ -56,20 +56,20 @@ class LayoutCounter:
     Attributes
     ----------
     counts : dict of int to list
-        For each relation id that the file has announced: changes, size, truncates, first commit
-        LSN and last commit LSN since its layout changed last. `check` adds to them.
+        For each relation id announced in the file: changes, size, truncates, first commit LSN
+        and last commit LSN. The numbers begin anew when the layout changes. `check` adds to them.
     """
 
     def __init__(self) -> None:
         self.counts: dict[int, list[int]] = {}
-        # In the order of announcements: the counts, the Relation frame, the Type frames in force.
+        # For each announced layout, in order: counts, Relation frame, Type frames in force.
         self._spans: list[tuple[list[int], bytes, dict[int, bytes]]] = []
         self._newest: dict[int, tuple[bytes, dict[int, bytes]]] = {}
-        # Replaced, never changed: spans refer to it.
+        # The spans share this dictionary: replace it, never change it.
         self._types: dict[int, bytes] = {}
 
     def announce(self, frame: bytes) -> None:
-        """Take a Type or Relation frame that has at least its OID."""
+        """Note a Type or Relation frame. Ignore a frame that is too short to hold its OID."""
         oid = relation_id_of(frame, False)
         if oid is None:
             return
@@ -82,7 +82,7 @@ class LayoutCounter:
             self._spans.append((self.counts[oid], frame, self._types))
 
     def spans(self) -> list[Span]:
-        """Return the spans that have changes or Truncates, in the order of their announcements.
+        """Return the spans with changes or Truncates, in the order of their Relation frames.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class LayoutCounter:
             span = Span(relation.relation_id, changes, size, truncates, first, last, *layout)
             index = newest.get(span.relation_id)
             if index is not None and spans[index][-2:] == layout:
-                # A Type that the table does not use has come between.
+                # A Type that this table does not use began a new span: the layout is the same.
                 before = spans[index]
                 spans[index] = span._replace(
                     changes=before.changes + span.changes,
@@ -131,12 +131,12 @@ def index_bytes(spans: Iterable[Span]) -> bytes:
 
 
 def read_index(content: bytes) -> list[Span]:
-    """Return the spans of what `index_bytes` gave.
+    """Return the spans of a layout index that `index_bytes` wrote.
 
     Raises
     ------
     Exception
-        One of `MALFORMED`: the bytes are something else.
+        One of `MALFORMED`: the bytes are not a layout index.
     """
     return [_span(fields) for fields in json.loads(content)]
 

@@ -1,4 +1,4 @@
-"""List segments, and check that they follow each other in one slot's stream."""
+"""List segments, and check that they are consecutive parts of one slot's stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _names(directory: Path) -> list[str]:
-    """The names of all files; a directory may have very many, so that no path is made of each."""
+    """Return the names of all files. No Path is made of each: there may be very many."""
     try:
         return os.listdir(directory)  # noqa: PTH208 - names are enough
     except OSError as error:
@@ -33,7 +33,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def listed(directory: Path) -> list[Segment]:
-    """The files of segments in a directory, sorted, without those that are still being written."""
+    """Return the files of segments in a directory, sorted; leave out temporary files."""
     return sorted(
         Segment.named(directory, name) or Segment.from_path(directory / name)  # which refuses it
         for name in _names(directory)
@@ -47,35 +47,35 @@ class SegmentGroup(NamedTuple):
     parts: list[Segment]
     complete: bool
     has_last: bool
-    """Whether its last part exists, which gets its name after all others."""
+    """Whether the last part exists. The writer renames the last part after all others."""
 
     @property
     def start_lsn(self) -> int:
-        """Where the segment before ends."""
+        """The end of the segment before."""
         return self.parts[0].start_lsn
 
     @property
     def end_lsn(self) -> int:
-        """Where the next segment goes on."""
+        """The start of the next segment."""
         return self.parts[0].end_lsn
 
     @property
     def name(self) -> str:
-        """The segment as errors name it."""
+        """The name of the segment in errors."""
         return f"segment {self.parts[0].path}"
 
     @property
     def numbers(self) -> str:
-        """The numbers of the parts that exist, as errors list them."""
+        """The numbers of the existing parts, as a list for errors."""
         return ", ".join(str(segment.part) for segment in self.parts)
 
     def metadata(self) -> SegmentMetadata:
-        """The description of the segment, of which each file is opened.
+        """Return the metadata of the segment. This opens each part, and so checks its end mark.
 
         Raises
         ------
         PgOutputError
-            A file can't be read, or is damaged.
+            A part can't be read, or is damaged.
         """
         for segment in self.parts:
             with SegmentReader(segment.path) as reader:
@@ -84,7 +84,7 @@ class SegmentGroup(NamedTuple):
 
 
 def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
-    """Refuse two files of different slots."""
+    """Raise an error if two files come from different slots."""
     differences = before.metadata.differences(reader.metadata)
     if differences:
         raise PgOutputError(
@@ -95,7 +95,7 @@ def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
 
 
 def _check_files(segments: Iterable[Segment]) -> None:
-    """Refuse files of which one is damaged, or of another slot than the one before it."""
+    """Open each file; raise an error if one is damaged, or if the slots differ."""
     before: SegmentReader | None = None
     for segment in segments:
         with SegmentReader(segment.path) as reader:
@@ -105,12 +105,12 @@ def _check_files(segments: Iterable[Segment]) -> None:
 
 
 def _group(parts: list[Segment]) -> SegmentGroup:
-    """The group of all files with one start and end.
+    """Return the group of all files that share one start and end.
 
     Raises
     ------
     PgOutputError
-        A file is given twice.
+        A part is given twice.
     """
     for before, segment in itertools.pairwise(parts):
         if segment.part == before.part:
@@ -124,9 +124,9 @@ def _group(parts: list[Segment]) -> SegmentGroup:
 
 
 def newest_forms(segments: list[Segment]) -> Iterator[SegmentGroup]:
-    """Group sorted files into segments, without those that a merged one covers.
+    """Group files into segments, and leave out the segments that a merged segment covers.
 
-    A capture merges small segments that follow each other into one, and deletes them later.
+    A capture merges small consecutive segments into one segment, and deletes the small ones later.
     """
     ordered = sorted(segments, key=lambda one: (one.start_lsn, -one.end_lsn, one.part))
     covered: Segment | None = None
@@ -138,7 +138,7 @@ def newest_forms(segments: list[Segment]) -> Iterator[SegmentGroup]:
 
 
 def covered(segments: list[Segment]) -> Iterator[tuple[Segment, Segment]]:
-    """Files that a merged one covers, each with that one."""
+    """Yield each file that a merged segment covers, with the file of the merged segment."""
     kept = [segment for group in newest_forms(segments) for segment in group.parts]
     names = {segment.path for segment in kept}
     for segment in segments:
@@ -150,14 +150,19 @@ def covered(segments: list[Segment]) -> Iterator[tuple[Segment, Segment]]:
 
 
 def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | None]:
-    """The complete segments of files, and a last one that lacks its last part or None.
+    """Group files into consecutive segments, by their names alone: no file is opened.
 
-    Files are not opened.
+    Returns
+    -------
+    list of SegmentGroup
+        The complete segments.
+    SegmentGroup or None
+        The newest segment, if its last part is missing.
 
     Raises
     ------
     PgOutputError
-        Segments overlap, or one is missing between two others, or a part of one is.
+        Segments overlap, a segment is missing between two others, or a part is missing.
     """
     groups = list(newest_forms(segments))
     for before, group in itertools.pairwise(groups):
@@ -186,7 +191,7 @@ def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | N
 
 
 def _incomplete(group: SegmentGroup) -> PgOutputError:
-    """The error for a segment of which a part is missing."""
+    """Return the error for a segment with a missing part."""
     return PgOutputError(
         f"{group.name} is not complete: there are its parts {group.numbers}, and the last or one "
         f"before it is missing; a list of files needs all of them; if it is gone, {RESTORE}",
@@ -196,7 +201,7 @@ def _incomplete(group: SegmentGroup) -> PgOutputError:
 
 
 def _is_last_part_unnamed(group: SegmentGroup) -> bool:
-    """Whether the last part still has its temporary name: a capture renames it last."""
+    """Return whether the last part still has its temporary name: a capture renames it last."""
     found = map(SEGMENTS.unfinished, _names(group.parts[0].directory))
     return any(
         match and match["part"] and int(match["part"]) > group.parts[-1].part for match in found
@@ -211,7 +216,7 @@ class Contents(NamedTuple):
     segments : list of Segment
         All parts of all complete segments, in commit order.
     begin, end : int
-        Everything that was committed from `begin` on and before `end` is in them.
+        The segments hold every transaction with ``begin <= commit LSN < end``.
     """
 
     segments: list[Segment]
@@ -220,12 +225,12 @@ class Contents(NamedTuple):
 
 
 def contents(directory: Path) -> Contents:
-    """The complete segments of a directory.
+    """Return the complete segments of a directory.
 
     Raises
     ------
     PgOutputError
-        As of `list_segments`.
+        As `list_segments`.
     """
     while True:
         found = _contents(directory)
@@ -233,7 +238,7 @@ def contents(directory: Path) -> Contents:
         try:
             _check_files(ends)
         except PgOutputError:
-            # The capture may have deleted the first one since, or merged it into another one.
+            # The capture may have deleted or merged a segment since it was listed: list again.
             if all(os.path.lexists(segment.path) for segment in ends):
                 raise
         else:
@@ -241,13 +246,13 @@ def contents(directory: Path) -> Contents:
 
 
 def _contents(directory: Path) -> Contents:
-    """Do the same without opening a file."""
-    # Before the segments are listed: it is stored once all that comes before it has its name.
+    """Return the complete segments of a directory without opening any of them."""
+    # Read the position before listing: everything before a stored position has its final name.
     stored = directory / POSITION_NAME
     position, next_start = _stored(stored, "position"), _stored(stored, "segments_end")
     groups, unfinished = present(directory)
     while unfinished is not None and not _is_last_part_unnamed(unfinished):
-        # The last part may have got its name since the directory was listed.
+        # The capture may have renamed the last part since the directory was listed: list again.
         before = unfinished
         groups, unfinished = present(directory)
         if unfinished == before:
@@ -259,12 +264,12 @@ def _contents(directory: Path) -> Contents:
 
 
 def begin_of(directory: Path) -> int:
-    """The LSN before which everything in a directory is deleted, or being deleted; 0: nothing."""
+    """Return the LSN before which the capture deletes everything; 0 if it never deleted."""
     return _stored(directory / BEGIN_NAME, "begin")
 
 
 def _stored(path: Path, key: str) -> int:
-    """An LSN from a file in JSON; 0 if there is no file."""
+    """Read an LSN from a JSON file; return 0 if the file does not exist."""
     try:
         fields = of_form(json.loads(read_json_file(path)), dict[str, Any], "fields")
         return parse_lsn(of_form(fields[key], str, key))
@@ -275,17 +280,17 @@ def _stored(path: Path, key: str) -> int:
 
 
 def asked_since(directory: Path) -> int:
-    """From where on the server was asked for what the stored position says; 0: all the time."""
+    """Return the LSN since which publications and options are unchanged; 0 if none is stored."""
     return _stored(directory / POSITION_NAME, "asked_since")
 
 
 def stored_metadata(directory: Path) -> SegmentMetadata | None:
-    """What the stored position says of the slot; None if there is no stored position.
+    """Return the session metadata in the stored position; None without a stored position.
 
     Raises
     ------
     PgOutputError
-        It can't be read.
+        The stored position can't be read.
     """
     path = directory / POSITION_NAME
     try:
@@ -298,12 +303,14 @@ def stored_metadata(directory: Path) -> SegmentMetadata | None:
 
 
 def metadata_of(directory: Path) -> SegmentMetadata | None:
-    """The description of what was captured into a directory; None if nothing was yet.
+    """Return the session metadata of a directory; None before a capture has begun in it.
+
+    The metadata are those of the first segment, or of the stored position if there is no segment.
 
     Raises
     ------
     PgOutputError
-        As of :func:`contents`, or a file can't be read.
+        As :func:`contents`, or a file can't be read.
     """
     while True:
         segments = contents(directory).segments
@@ -313,22 +320,22 @@ def metadata_of(directory: Path) -> SegmentMetadata | None:
             with SegmentReader(segments[0].path) as reader:
                 return reader.metadata
         except PgOutputError:
-            # The capture may have deleted it since, or merged it into another one.
+            # The capture may have deleted or merged it since it was listed: list again.
             if os.path.lexists(segments[0].path):
                 raise
 
 
 def present(directory: Path) -> tuple[list[SegmentGroup], SegmentGroup | None]:
-    """The chain of a directory, as `chain` gives it, without what is being deleted."""
+    """Return what `chain` returns for a directory, without the segments that are being deleted."""
     before = ""
     while True:
         segments = listed(directory)
-        begin = begin_of(directory)  # later: deletion begins after it is stored
+        begin = begin_of(directory)  # after listing: it is stored before a deletion begins
         try:
             return chain([segment for segment in segments if segment.end_lsn > begin])
         except PgOutputError as error:
-            # While files get their names, a directory may be read with a later one and without
-            # the one before it. What is there when it is read again is in it.
+            # While a capture renames files, a listing may show a later file without the one before
+            # it. List again, and raise the error only if it comes twice.
             if str(error) == before:
                 raise
             before = str(error)
@@ -339,8 +346,8 @@ def list_segments(
 ) -> list[Segment]:
     """Return the files of complete segments in commit order.
 
-    In a directory, only the first and the last file are opened. A damaged file is refused when it
-    is read. In a list of files, each file is opened.
+    In a directory, only the first and the last file are opened; other damaged files are noticed
+    when a reader reads them. In a list of files, each file is opened.
 
     Parameters
     ----------
@@ -356,9 +363,9 @@ def list_segments(
     Raises
     ------
     PgOutputError
-        The directory can't be read. A file has another name or is damaged. Files are of different
-        slots. Segments overlap, or a segment or a part is missing. One of several paths is given
-        twice, or is a directory. pyarrow is not installed.
+        The directory can't be read. A file does not have the name of a segment, or is damaged.
+        Files come from different slots. Segments overlap, or a segment or a part is missing. One of
+        several paths is given twice, or is a directory. pyarrow is not installed.
     """
     if not isinstance(path, (str, os.PathLike)):
         return _list_files([Path(one) for one in path])
@@ -369,7 +376,7 @@ def list_segments(
 
 
 def _list_files(paths: list[Path]) -> list[Segment]:
-    """Do the same for a list of files."""
+    """Return the given files of complete segments in commit order."""
     for path in paths:
         if path.is_dir():
             raise PgOutputError(
@@ -387,7 +394,7 @@ def _list_files(paths: list[Path]) -> list[Segment]:
 
 
 def has_begun(directory: str | os.PathLike[str]) -> bool:
-    """Whether a capture has begun in a directory, which then has a stored position or segments.
+    """Return whether a directory has a stored position or segments: a capture has begun there.
 
     Raises
     ------
@@ -401,7 +408,7 @@ def has_begun(directory: str | os.PathLike[str]) -> bool:
 
 
 def not_begun(directory: str | os.PathLike[str]) -> PgOutputError:
-    """Return the error that no capture has begun in a directory, or that it is not there."""
+    """Return the error for a path that is missing, no directory, or without a capture."""
     path = Path(directory)
     message = f"no capture has begun in {path}"
     if not path.exists():

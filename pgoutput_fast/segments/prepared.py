@@ -1,8 +1,8 @@
-"""Prepared transactions that a capture keeps on disk until they are committed or rolled back.
+"""Prepared transactions, which a capture keeps in files until they are committed or rolled back.
 
-The server sends the content of a prepared transaction once, at its PREPARE. Once anything behind
-the PREPARE is acknowledged, a new connection brings only the commit. So the content has to be on
-disk before, and stays there until the segment with the commit is.
+The server sends the changes of a prepared transaction once, at its PREPARE. After the capture has
+acknowledged an LSN beyond the PREPARE, a new connection brings only the commit. So the changes are
+on disk before that, and stay until the segment with the commit is on disk too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORMAT_VERSION = 2
 
 @dataclasses.dataclass(frozen=True)
 class _Header:
-    """What a file says of its transaction; frames are in hexadecimal."""
+    """The description of a prepared transaction in its file; frames are in hexadecimal."""
 
     format_version: int
     xid: int
@@ -49,22 +49,22 @@ class PreparedTransactions:
     Parameters
     ----------
     directory : pathlib.Path
-        That of the segments, of which the caller is the only writer.
+        The directory of the segments. The caller is its only writer.
     position : int
-        Everything before this LSN is durable: what was committed or rolled back before it is
-        deleted here.
+        Everything before this LSN is durable. The files of transactions that were committed or
+        rolled back up to it are deleted.
 
     Raises
     ------
     PgOutputError
-        The disk refuses.
+        The folder can't be read, or a file can't be deleted.
     """
 
     def __init__(self, directory: Path, position: int) -> None:
         self._of = directory
         self._directory = PREPARED.path(directory)
         self._position = position
-        # Whether the stream has come so far, so that all came that the server sends from before.
+        # Whether the stream has passed the position: the server sends nothing from before it.
         self._is_past = False
         self._paths: dict[tuple[int, str], Path] = {}
         self._ended: list[tuple[int, Path]] = []
@@ -85,12 +85,12 @@ class PreparedTransactions:
         )
 
     def load(self, spill_directory: Path | None) -> Iterator[Prepared]:
-        """Those that are neither committed nor rolled back, in the order of their PREPAREs.
+        """Yield the transactions that are neither committed nor rolled back, in order of PREPARE.
 
         Parameters
         ----------
         spill_directory : path, optional
-            As of :class:`pgoutput_fast.transactions.Assembler`.
+            As for :class:`pgoutput_fast.transactions.Assembler`.
 
         Raises
         ------
@@ -104,17 +104,21 @@ class PreparedTransactions:
             yield kept
 
     def keep(self, kept: Prepared) -> None:
-        """Have a transaction on disk when this returns.
+        """Write a prepared transaction to a synced file, unless it is not needed.
 
-        The server sends transactions again that it was not told to forget. One before the position
-        whose file is there is on disk already. Where there is none, it has ended before the
-        position too, so that its file would stay: its end may not come again. Only what comes when
-        a stream begins may also be new, as another session may have left it out.
+        The server sends a transaction again if the slot's acknowledged position allows it. There
+        are three cases for a PREPARE before the position:
+
+        - The transaction has a file: nothing has to be written.
+        - It has no file, and the stream has passed the position: the transaction ended before the
+          position too. A new file might stay forever, as the end may not come again.
+        - It has no file, and the stream has just begun: the transaction may be new, because another
+          session may have left it out. Its file is written.
 
         Raises
         ------
         PgOutputError
-            The disk refuses.
+            The file can't be written.
         """
         is_there = (kept.xid, kept.gid) in self._paths
         if kept.lsn < self._position and (is_there or self._is_past):
@@ -130,15 +134,16 @@ class PreparedTransactions:
         self._paths[kept.xid, kept.gid] = path
 
     def end(self, xid: int, gid: str, end_lsn: int) -> None:
-        """A transaction was committed or rolled back by a record that ends at an LSN.
+        """Note that a transaction was committed or rolled back by a record that ends at `end_lsn`.
 
-        Its file gets that LSN into its name before anything up to there becomes durable: so the
-        next start knows whether it is still needed. It is deleted if all up to there is durable.
+        Add that LSN to the file's name before anything up to the LSN becomes durable. So the next
+        start knows whether the file is still needed. If everything up to the LSN is durable
+        already, delete the file instead.
 
         Raises
         ------
         PgOutputError
-            The disk refuses.
+            The file can't be renamed or deleted.
         """
         path = self._paths.pop((xid, gid), None)
         if path is None:
@@ -158,12 +163,17 @@ class PreparedTransactions:
             self._ended.append((end_lsn, renamed))
 
     def forget(self, position: int) -> None:
-        """Everything before an LSN is durable now, and the stream has come so far.
+        """Delete the files that are not needed any more, now that `position` is durable.
+
+        Parameters
+        ----------
+        position : int
+            Everything before this LSN is durable, and the stream has passed it.
 
         Raises
         ------
         PgOutputError
-            The disk refuses.
+            A file can't be deleted.
         """
         self._position, self._is_past = position, True
         try:
@@ -187,7 +197,7 @@ def _schema(header: bytes) -> Any:
 
 
 def _write(path: Path, kept: Prepared) -> None:
-    """Write a file and have it on disk; it does not have its name yet."""
+    """Write and sync a file under its temporary name."""
     import numpy as np
 
     pa = require_pyarrow()
@@ -230,7 +240,7 @@ def _write(path: Path, kept: Prepared) -> None:
 
 
 def _read(path: Path, spill_directory: Path | None) -> Prepared:
-    """Read what `_write` wrote.
+    """Read a file that `_write` wrote.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Reading one segment, each record batch checked against its checksum."""
+"""Read one file of a segment, and check each record batch."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class CommitRecord(NamedTuple):
 
 
 class SegmentReader:
-    """The record batches of one file of a segment, with checks of checksums and frames.
+    """Reads the record batches of one file of a segment, and checks checksums and frames.
 
-    Use it as a context manager and iterate over it. One batch is in memory at a time.
+    Use it as a context manager and iterate over it. It holds one batch in memory at a time.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ class SegmentReader:
     Raises
     ------
     PgOutputError
-        The file can't be read, is no segment, of another version, cut short or damaged, or pyarrow
-        is not installed. Metadata and the number of batches are checked when the file is opened,
-        each batch when it is read.
+        The file can't be read, is not a segment, has another format version, is cut short or is
+        damaged; or pyarrow is not installed. Metadata and the number of batches are checked when
+        the file is opened, each batch when it is read.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class SegmentReader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         pa = require_pyarrow()
-        # Not mapped into memory: a file that shrinks under a map kills the process.
+        # Do not map the file into memory: if a mapped file shrinks, the process is killed.
         try:
             self._file = pa.OSFile(str(self.path))
         except OSError as error:
@@ -150,7 +150,7 @@ class SegmentReader:
         expected = custom.get(CRC_KEY, b"").decode("ascii", "replace")
         if found != expected:
             what = "the end mark with the metadata" if more else f"record batch {index}"
-            # The file is damaged, so that this may be anything.
+            # In a damaged file, this may be any bytes of any length.
             shown = printable(expected[:16]) or "one"
             raise self._damaged(f"{what} has checksum {found}, expected {shown}")
 
@@ -162,14 +162,14 @@ class SegmentReader:
         int
             The number of batches before the end mark.
         bool
-            Whether this is a segment's last part.
+            Whether the file is the last part of its segment.
         bytes
             The layout index.
 
         Raises
         ------
         PgOutputError
-            There is no end mark, or its checksum is not that of the file's metadata.
+            There is no end mark, or its checksum is wrong.
         """
         last = self._reader.num_record_batches - 1
         if last < 0:
@@ -186,7 +186,7 @@ class SegmentReader:
 
     @property
     def index(self) -> list[Span]:
-        """The layout index of the file: which changes of which tables it has.
+        """The layout index of the file: the spans of the tables that have changes in it.
 
         Raises
         ------
@@ -224,7 +224,7 @@ class SegmentReader:
     def newest_commit(self) -> CommitRecord | None:
         """Return the commit of the last transaction; None if the file has no commit.
 
-        The method reads only the last record batches of the file.
+        Read batches from the end of the file until one has a commit LSN.
         """
         for index in reversed(range(self._batches)):
             batch, custom = self._batch(index)
@@ -236,12 +236,12 @@ class SegmentReader:
 
 
 def is_segment(path: Path) -> bool:
-    """Whether an Arrow IPC file is a segment; else it may be a recorded stream.
+    """Return whether an Arrow IPC file is a segment. Other files may be recorded streams.
 
     Raises
     ------
     PgOutputError
-        It can't be read, or is no Arrow IPC file.
+        The file can't be read, or is not an Arrow IPC file.
     """
     pa = require_pyarrow()
     try:

@@ -1,7 +1,7 @@
-"""Read recorded streams, which have all that came over one replication connection.
+"""Read recorded streams: all frames that came over one replication connection.
 
-Tests keep real servers' streams in this form, of any protocol version. `inspect` prints them, so
-docs/explanation/change-log-format.md specifies their form. This package writes none.
+Tests keep the streams of real servers as recordings, in all protocol versions. `inspect` prints
+them, so docs/explanation/change-log-format.md specifies their format. This package writes none.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Frame(NamedTuple):
-    """A frame, with what is known of its XLogData header."""
+    """A frame, with two fields of its XLogData header; they are None if not recorded."""
 
     lsn: int | None
-    """Where the change begins in the server's log; 0 for Type and Relation."""
+    """The LSN at which the change begins in the server's log; 0 for Type and Relation."""
     time: int | None
-    """When it was sent, in microseconds since 2000-01-01 UTC."""
+    """When the server sent the frame, in microseconds since 2000-01-01 UTC."""
     frame: bytes
 
 
@@ -40,7 +40,7 @@ class Recording:
     Raises
     ------
     PgOutputError
-        The file can't be read, is no recorded stream, or is damaged.
+        The file can't be read, is not a recorded stream, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class Recording:
         self._file.close()
 
     def frames(self) -> Iterator[Frame | Keepalive]:
-        """The frames and keepalives in order. One record batch is in memory at a time.
+        """Yield the frames and keepalives in order. One record batch is in memory at a time.
 
         Raises
         ------
@@ -113,7 +113,7 @@ class Recording:
                 yield self._unwrap(payload) if self._is_copy_data else Frame(lsn, time, payload)
 
     def _unwrap(self, payload: bytes) -> Frame | Keepalive:
-        """The frame or the keepalive in one CopyData."""
+        """Return the frame or the keepalive in a CopyData message."""
         if len(payload) >= XLOG_DATA.size and payload[0] == XLOG_DATA_TAG:
             lsn, _, time = XLOG_DATA.unpack_from(payload)
             return Frame(lsn, time, payload[XLOG_DATA.size :])

@@ -1,6 +1,6 @@
-"""What makes the frames of a file a segment's. Whoever writes a file, or reads one, checks it here.
+"""The checks that the frames of a file have to pass, used by writers and readers of segments.
 
-So nothing is acknowledged that readers would refuse.
+A writer checks frames before it writes them, so no frame is acknowledged that readers would refuse.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ ANNOUNCEMENTS = tuple(b"RY")
 
 
 class Structure:
-    """Checks the record batches of one file, in their order.
+    """Checks the record batches of one file, in order.
 
     Parameters
     ----------
     path : pathlib.Path
     metadata : SegmentMetadata
     part : int or None
-        The number of the part that the file is; None if nothing tells it.
+        The number of this part of the segment; None if it is unknown.
     advice : str
-        What errors tell to do.
+        What to do about a damaged file, for the end of error texts.
 
     Raises
     ------
     PgOutputError
-        Raised by the methods: a frame is not what follows, or a column beside it has another value
-        than the frames say.
+        Raised by the methods: a frame may not come at this point, or another column of its row
+        contradicts the frames.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Structure:
         self._counter = LayoutCounter()
         self._place: tuple[Any, ...]
         if metadata.snapshot:
-            # Rows of one transaction without Begin and Commit. Each file has numbers of its own.
+            # A snapshot file has rows of one transaction, without Begin and Commit. -1: its first
+            # row may have any `seq`.
             self._place = ((start, 0, 0, -1), start, None)
         else:
             first = "begin or any" if part is None else "begin" if part else "any"
@@ -64,7 +65,7 @@ class Structure:
         self._batches = 0
 
     def check(self, batch: pa.RecordBatch) -> None:
-        """Check the next record batch, whose buffers `checksum` has found long enough."""
+        """Check the next record batch. `checksum` has checked already that its buffers suffice."""
         count = batch.num_rows
         if count:
             beside = [batch.column(name) for name in _BESIDE]
@@ -102,7 +103,7 @@ class Structure:
             )
 
     def spans(self) -> list[Span]:
-        """Return the layout index of what was checked; its errors are those of `LayoutCounter`."""
+        """Return the spans of all checked frames; raise the errors of `LayoutCounter.spans`."""
         return self._counter.spans()
 
     def _error(self, what: str) -> PgOutputError:
@@ -114,7 +115,7 @@ class Structure:
 
 
 def tags_of(data: Any) -> Any:
-    """The tag of each frame; 0 for an empty one.
+    """Return the tag of each frame; 0 for an empty frame.
 
     Parameters
     ----------

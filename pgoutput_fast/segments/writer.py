@@ -1,4 +1,4 @@
-"""Write segments: put frames into files, continue a directory, tell what may be acknowledged."""
+"""Write segments: put frames into files, resume a directory, say which LSN to acknowledge."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Bytes that a frame takes in a file beside its own.
+# Bytes that the other columns take in a file for each frame.
 _BESIDE_FRAME = 40
-# A file ends within a transaction where it has so many times the bytes that a segment should have:
-# before, its Commit is waited for.
+# A file ends within a transaction once it is this many times as large as `segment_bytes`. A smaller
+# file waits for the Commit.
 _MOST_FULL = 1.5
-# Frames of so many bytes that lie in one buffer are a record batch of their own.
+# Frames of this many bytes in one buffer become a record batch of their own, to save a copy.
 _LARGE = 256 << 10
-# However few bytes a segment should have, a transaction that is cut has so many in each part: each
-# is a file of its own, and there may not be more than MAX_PART.
+# Each part of a transaction has at least this many bytes, even if `segment_bytes` is smaller: each
+# part is a file, and numbers of parts end at MAX_PART.
 _LEAST_PART = 256 << 10
-_SEQ, _WITHIN = 3, 4  # the numbers of columns in what `annotate` gives
+_SEQ, _WITHIN = 3, 4  # indices of columns that `annotate` returns
 
-# What `annotate` says of frames that are told more about here.
+# Reasons given by `annotate` for which this module raises a more detailed error.
 _TOO_SHORT = "too short"
 _TOO_EARLY = "of a transaction that was committed before what came already"
 _OTHER_COMMIT = "of another transaction than the Begin before it"
@@ -81,9 +81,9 @@ def _require_numpy() -> None:
 def _guarded(
     method: Callable[Concatenate[SegmentWriter, _P], _R],
 ) -> Callable[Concatenate[SegmentWriter, _P], _R]:
-    """Make a method refuse a writer that has failed or was closed, and note its own failure.
+    """Decorate a method: refuse to run on a failed or closed writer, and mark it failed on errors.
 
-    An OSError is raised as this package's error.
+    An OSError becomes a PgOutputError.
     """
 
     @functools.wraps(method)
@@ -104,18 +104,18 @@ def _malformed(lsn: int, error: DecodeError) -> PgOutputError:
 
 
 class _Piece(NamedTuple):
-    """Frames of one run, with what stands beside each in a segment."""
+    """Frames of one run, with the values of the other columns of a segment."""
 
     run: Run
     columns: tuple[Any, ...]
-    """As of `annotate`."""
+    """The arrays that `annotate` returns."""
     commits: Any
-    """Indices of the Commits."""
+    """Indices of the Commit frames."""
 
     def first_full(self, start: int, stop: int, room: int) -> int | None:
-        """Behind the first Commit where frames from `start` on take `room` bytes or more.
+        """Return the index after the first Commit with which the frames take `room` bytes or more.
 
-        None if there is none before `stop`.
+        The frames begin at `start`. Return None if there is no such Commit before `stop`.
         """
         run = self.run
         if int(run.offsets[stop] - run.offsets[start]) + _BESIDE_FRAME * (stop - start) < room:
@@ -129,9 +129,9 @@ class _Piece(NamedTuple):
         return None
 
     def first_beyond(self, start: int, stop: int, room: int) -> int:
-        """Behind the first frame with which those from `start` on take `room` bytes or more.
+        """Return the index after the first frame with which the frames take `room` bytes or more.
 
-        `stop` if there is none before.
+        The frames begin at `start`. Return `stop` if all frames before it take less.
         """
         run = self.run
         if int(run.offsets[stop] - run.offsets[start]) + _BESIDE_FRAME * (stop - start) < room:
@@ -144,13 +144,13 @@ class _Piece(NamedTuple):
         return low
 
     def end_lsn(self, commit: int) -> int:
-        """The end LSN of the transaction whose Commit has an index."""
+        """Return the end LSN in the Commit frame with an index."""
         return _read_commit(self.run.frame(commit))[1]
 
     def begin_before(self, index: int) -> tuple[int, bytes] | None:
-        """LSN and frame of the Begin of the transaction that is open at an index.
+        """Return LSN and frame of the Begin of the transaction that is open at an index.
 
-        None if it is not among these frames.
+        Return None if the Begin is not among these frames.
         """
         before = int(self.commits.searchsorted(index))
         first = int(self.commits[before - 1]) + 1 if before else 0
@@ -158,34 +158,35 @@ class _Piece(NamedTuple):
             if self.run.data[int(self.run.offsets[i])] == ord("B"):
                 return int(self.run.lsns[i]), self.run.frame(i)
             if self.columns[_WITHIN][i]:
-                return None  # it began before these frames
+                return None  # the transaction began before these frames
         return None
 
 
 class SegmentWriter:
     """Writes frames of protocol version 1 to segments, in the order in which the server sends them.
 
-    Use it as a context manager. At the end, the writer throws away what is not durable yet: the
-    server sends it again. Only one writer at a time may use a directory. After any error the writer
-    refuses to go on, because frames may be missing.
+    Use it as a context manager. On exit, the writer discards frames that are not durable yet: the
+    server sends them again. Only one writer at a time may use a directory. After any error the
+    writer refuses to go on, because frames may be missing.
 
     Parameters
     ----------
     directory : path
-        The directory, which is made if it does not exist.
+        The directory. It is created if it does not exist.
     metadata : SegmentMetadata
-        The description of the session; its `start_lsn` is ignored.
+        The description of the session. The writer ignores its `start_lsn`.
     confirmed_flush_lsn : int
         The LSN up to which the slot was acknowledged. A directory without segments begins there.
     segment_bytes : int
-        A segment ends with the first commit after this many bytes of its file. A transaction larger
-        than 1.5 times this size is cut into parts of about that size, or of 256 KiB if that is
-        more.
+        A segment ends with the first Commit after its file has this many bytes. A transaction
+        larger than 1.5 times this size is split into parts of about that size, or of 256 KiB if
+        that is more.
     made_slot : bool
-        Whether the slot was made for this directory, which then has everything that the slot ever
-        sent. The directory remembers this.
+        Whether the slot was created for this directory, so that the directory has everything that
+        the slot ever sent. The directory stores this when it begins.
     lock : int, optional
-        A file descriptor that holds the directory's lock already. The caller closes it.
+        A file descriptor that already holds the directory's lock. The writer duplicates it; the
+        caller closes its own.
     compression : {None, "lz4", "zstd"}
         How the buffers of segments are compressed.
 
@@ -193,20 +194,21 @@ class SegmentWriter:
     ----------
     directory : pathlib.Path
     made_slot : bool
-        The argument with which the directory was begun.
+        The value of this argument when the directory began.
     position : int
-        LSN up to which everything is durable. You may acknowledge it. The next stream has to begin
-        there.
+        The LSN up to which everything is durable: acknowledge it to the server. The next stream has
+        to begin there.
     changes : int
         Insert, Update, Delete and Truncate messages that this writer has received.
     completed : int
-        Segments that it has completed.
+        Segments that this writer has completed.
 
     Raises
     ------
     PgOutputError
-        Another capture has the directory, its segments are another slot's or damaged, the slot is
-        beyond their end, the disk refuses, or pyarrow or NumPy is not installed.
+        Another capture holds the directory. Its segments come from another slot or are damaged. The
+        slot is beyond the end of the directory. A file can't be written. pyarrow or NumPy is not
+        installed.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class SegmentWriter:
         self._pa = require_pyarrow()
         self._ipc_options = write_options(compression)
         _require_numpy()
-        from ..transactions.runs import runs_of  # loads NumPy, as reading segments does not
+        from ..transactions.runs import runs_of  # imports NumPy, which reading does not need
 
         self._runs_of = runs_of
         self._annotate = twin("segments._annotate").annotate
@@ -236,11 +238,11 @@ class SegmentWriter:
             self._lock = claim_directory(self.directory, "capture", "segments")
         else:
             self._lock = os.dup(lock)
-        self._unusable: str | None = None  # why it can't be used, once it has failed or was closed
+        self._unusable: str | None = None  # the reason, after a failure or `close`
         self._file: SegmentFile | None = None
-        self._temporary: list[Path] = []  # the names of this segment's parts, with the open one
+        self._temporary: list[Path] = []  # the parts of the open segment
         self._stored_end = 0
-        # From this LSN on the server was asked for the same publications, with the same options.
+        # The LSN since which publications and options are the same as now.
         self._asked_since = 0
         try:
             self._resume(confirmed_flush_lsn)
@@ -251,12 +253,12 @@ class SegmentWriter:
 
         self.changes = self.completed = 0
         self._announced = Announced()
-        # Of the transaction that is open: commit LSN, commit time, xid, the next seq; and LSN and
-        # frame of its Begin.
+        # The open transaction: commit LSN, commit time, xid and the next seq. Then LSN and frame of
+        # its Begin.
         self._open: tuple[int, int, int, int] | None = None
         self._begin: tuple[int, bytes] | None = None
-        # The open segment.
-        self._opened: float | None = None  # when, by time.monotonic; None: none is open
+        # The open segment: when it began (time.monotonic), or None if none is open.
+        self._opened: float | None = None
         self._end_lsn = self.position
         self._part_bytes = 0
         self._new_batch()
@@ -271,7 +273,7 @@ class SegmentWriter:
         self.close()
 
     def close(self) -> None:
-        """Throw away what is not durable yet, and let other writers use the directory."""
+        """Discard frames that are not durable yet, and release the directory's lock."""
         if self._lock < 0:
             return
         try:
@@ -287,7 +289,7 @@ class SegmentWriter:
             self._unusable = self._unusable or "it is closed"
 
     def _failed(self, error: BaseException) -> None:
-        """Refuse to go on after an error; raise an OSError as a PgOutputError."""
+        """Mark the writer as failed; raise an OSError as a PgOutputError."""
         self._unusable = f"it failed before ({printable(str(error)) or type(error).__name__})"
         if isinstance(error, OSError):
             raise PgOutputError(
@@ -298,7 +300,7 @@ class SegmentWriter:
             ) from error
 
     def _check_usable(self) -> None:
-        """Refuse a writer that has failed or was closed."""
+        """Raise an error if the writer has failed or was closed."""
         if self._unusable is not None:
             raise PgOutputError(
                 f"this writer of {self.directory} can't be used any more: {self._unusable}",
@@ -310,10 +312,10 @@ class SegmentWriter:
     # --- beginning
 
     def _resume(self, confirmed_flush_lsn: int) -> None:
-        """Find where to go on, and delete what a capture that was killed has left.
+        """Find the position to resume at, and delete unfinished files of a killed capture.
 
-        The directory is checked against the slot first, so that nothing is deleted that the server
-        does not send again.
+        Compare the directory with the slot first. Then only files are deleted whose frames the
+        server sends again.
         """
         groups, unfinished = present(self.directory)
         self._timeline = groups[-1].metadata().timeline if groups else 0
@@ -325,7 +327,8 @@ class SegmentWriter:
         known = [lsn for lsn in (last_end, acknowledged) if lsn is not None]
         self.position = max(known, default=confirmed_flush_lsn)
         slot = f"slot {self._metadata.slot!r} is at {format_lsn(confirmed_flush_lsn)}"
-        # It was acknowledged, if something behind its start was: nothing within it ever is.
+        # A capture acknowledges whole segments only. So a slot beyond the start of the unfinished
+        # segment was acknowledged up to its end or further.
         if unfinished is not None and (
             confirmed_flush_lsn > self.position or unfinished.end_lsn <= self.position
         ):
@@ -348,20 +351,20 @@ class SegmentWriter:
                 "tables and an empty directory",
             )
         self._clean_up(unfinished)
-        # The next segment goes on at the end of the last one, even if the server has said since
-        # that it has nothing to send for some stretch behind it.
+        # The next segment starts at the end of the last one, even if the stored position is beyond
+        # it: a keepalive has said that the server had nothing to send in between.
         self._start_lsn = self._stored_end or self.position if last_end is None else last_end
         self._asked_since = self._asked_since or self.position
         if not known:
-            # Without it nobody would notice if the slot moved on before the first segment was
-            # written.
+            # Without a stored position, nobody would notice if another reader advanced the slot
+            # before the first segment is written.
             self._write_position(self.position)
 
     def _clean_up(self, unfinished: SegmentGroup | None) -> None:
-        """Delete the parts of a segment without its last one, and temporary files.
+        """Delete the parts of an unfinished segment, then temporary files.
 
-        The parts are deleted first, as the temporary file of their last one shows that they are
-        such parts.
+        The order matters after a crash in between. The temporary file of the last part shows that
+        the other parts belong to an unfinished segment.
         """
         if unfinished is not None:
             for segment in unfinished.parts:
@@ -371,7 +374,7 @@ class SegmentWriter:
         fsync_path(self.directory)
 
     def _read_position(self) -> int | None:
-        """The stored LSN that was acknowledged without a segment; None if there is none."""
+        """Read position.json; return its LSN, or None if there is no such file."""
         path = self.directory / POSITION_NAME
         try:
             fields = json.loads(read_json_file(path))
@@ -395,7 +398,7 @@ class SegmentWriter:
         return position
 
     def _check_origin(self, found: SegmentMetadata, path: Path) -> None:
-        """Refuse a file of another slot."""
+        """Raise an error if a file comes from another slot."""
         differences = self._metadata.differences(found)
         if differences:
             is_other = found.slot != self._metadata.slot
@@ -414,48 +417,48 @@ class SegmentWriter:
     # --- frames
 
     def write(self, lsn: int, frame: bytes) -> int | None:
-        """Take the next frame; many at once cost much less with `write_frames`.
+        """Write the next frame. For many frames, `write_frames` is much faster.
 
         Parameters
         ----------
         lsn : int
-            The start LSN of its XLogData header.
+            The start LSN in the XLogData header of the frame.
         frame : bytes
 
         Returns
         -------
         int or None
-            The new `position`, if a segment was completed: it may be acknowledged.
+            The new `position` if this completed a segment: acknowledge it to the server.
 
         Raises
         ------
         PgOutputError
-            The frame is malformed or can't come here in protocol version 1, a file can't be
-            written, the writer failed before, or it is closed.
+            The frame is malformed, or protocol version 1 does not allow it here. A file can't be
+            written. The writer has failed before, or is closed.
         """
         return self.write_frames([frame], [lsn])
 
     def write_frames(self, frames: Any, lsns: Any, offsets: Any = None) -> int | None:
-        """Take the next frames.
+        """Write the next frames.
 
         Parameters
         ----------
         frames, offsets
             As `data` and `offsets` of :func:`pgoutput_fast.decode_batch`.
         lsns : array of int
-            The start LSN of each one's XLogData header.
+            The start LSN in the XLogData header of each frame.
 
         Returns
         -------
         int or None
-            As of `write`.
+            As `write`.
 
         Raises
         ------
         PgOutputError
-            As of `write`. None of these frames counts then.
+            As `write`. Then none of these frames counts as written.
         TypeError, ValueError
-            An argument is something else.
+            An argument has another type or form.
         """
         position = None
         for run in self._runs_of(frames, offsets, lsns):
@@ -464,7 +467,7 @@ class SegmentWriter:
 
     @_guarded
     def write_run(self, run: Run) -> int | None:
-        """Take the frames of a run; their bytes are not copied before a record batch is full."""
+        """Write the frames of a run. Their bytes are not copied before a record batch is full."""
         columns, marks, commits, self._open, end_lsn, wrong = self._annotate(
             run.data, run.offsets, self._open, self._end_lsn
         )
@@ -485,7 +488,7 @@ class SegmentWriter:
         return position
 
     def _out_of_order(self, run: Run, index: int, why: str, end_lsn: int) -> PgOutputError:
-        """The error for a frame that is not what follows."""
+        """Return the error for a frame that may not come at this point of the stream."""
         frame, lsn = run.frame(index), int(run.lsns[index])
         try:
             if why == _TOO_SHORT:
@@ -513,12 +516,12 @@ class SegmentWriter:
         )
 
     def _take(self, piece: _Piece, start: int, end: int) -> int | None:
-        """Take frames of which none announces anything, nor is a message outside of transactions.
+        """Write frames of transactions, among them no Relation and no Type.
 
         Returns
         -------
         int or None
-            The new position, if a segment was completed.
+            The new position, if this completed a segment.
         """
         position = None
         most = int(_MOST_FULL * self._segment_bytes)
@@ -526,26 +529,26 @@ class SegmentWriter:
             self._open_segment()
             stop = self._fit(piece.run, start, end)
             stop = piece.first_beyond(start, stop, max(most - self._size, _LEAST_PART))
-            # One of several parts ends with the transaction that made them necessary.
+            # A segment of several parts ends with the large transaction that filled them.
             room = 0 if len(self._temporary) > 1 else self._segment_bytes - self._size
             full = piece.first_full(start, stop, room)
             stop = full or stop
             self._append(piece, start, stop)
             if self._pending_bytes >= _LARGE and len(self._pending) == 1:
-                self._write_batch()  # while its bytes lie in one buffer, and need not be copied
+                self._write_batch()  # now its bytes lie in one buffer, so nothing is copied
             if full:
                 position = self._complete(piece.end_lsn(stop - 1))
             elif self._size >= most:
-                self._write_batch()  # compressed, it takes less
+                self._write_batch()  # compression may make the file small enough
                 if self._size >= most:
-                    # Within a transaction, as the segment would have ended with its Commit.
+                    # A transaction is open here: a Commit would have ended the segment.
                     self._finish_part(last=False)
                     self._open_part(self._begin_at(piece, stop))
             start = stop
         return position
 
     def _take_marked(self, piece: _Piece, index: int, tag: int) -> int | None:
-        """Take a Relation or Type, or a message outside of transactions."""
+        """Write a Relation or Type, or a message outside of transactions."""
         frame = piece.run.frame(index)
         if tag == ord("M"):
             (lsn,) = _read_message(frame)
@@ -557,7 +560,7 @@ class SegmentWriter:
                 lsn = int(piece.run.lsns[index])
                 raise _malformed(lsn, error) from error
             if self._file is None:
-                return None  # it is written when a file is opened
+                return None  # the next file begins with it
         self._fit(piece.run, index, index + 1)
         self._append(piece, index, index + 1)
         if tag == ord("M") and self._size >= self._segment_bytes:
@@ -565,7 +568,7 @@ class SegmentWriter:
         return None
 
     def _fit(self, run: Run, start: int, end: int) -> int:
-        """Up to where frames fit into the record batch that is being filled; one fits always."""
+        """Return the index up to which frames fit into the record batch; at least one fits."""
         while True:
             stop = min(end, start + BATCH_FRAMES - self._pending_frames)
             limit = int(run.offsets[start]) + BATCH_BYTES - self._pending_bytes
@@ -574,16 +577,16 @@ class SegmentWriter:
             if stop > start:
                 return stop
             if not self._pending_frames:
-                return start + 1  # it is larger than others are together
+                return start + 1  # the frame alone is larger than BATCH_BYTES
             self._write_batch()
 
     def _begin_at(self, piece: _Piece, index: int) -> tuple[int, bytes] | None:
-        """LSN and frame of the Begin of the transaction that a frame is in."""
+        """Return LSN and frame of the Begin of the transaction that is open at an index."""
         return piece.begin_before(index) or self._begin
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction has begun whose Commit is still to come."""
+        """Whether a transaction is open: its Commit has not arrived yet."""
         return self._open is not None
 
     @property
@@ -593,12 +596,12 @@ class SegmentWriter:
 
     @property
     def timeline(self) -> int:
-        """The server's timeline when the directory's end was written; 0 if nothing tells it."""
+        """The server's timeline at the end of the directory; 0 if unknown."""
         return self._timeline
 
     @property
     def opened(self) -> float | None:
-        """When the oldest commit that is not durable came, by `time.monotonic`; None if all are."""
+        """When the open segment began, by `time.monotonic`; None if no segment is open."""
         return self._opened
 
     @property
@@ -613,26 +616,26 @@ class SegmentWriter:
         Returns
         -------
         int or None
-            The new `position`, which may be acknowledged; None if nothing was pending, or a
+            The new `position`: acknowledge it to the server. None if no frame was pending, or if a
             transaction is open.
 
         Raises
         ------
         PgOutputError
-            A file can't be written, the writer failed before, or it is closed.
+            A file can't be written. The writer has failed before, or is closed.
         """
         if self._open is not None or self._opened is None:
             return None
         return self._complete(self._end_lsn)
 
     def _complete(self, end_lsn: int) -> int:
-        """Have the segment on disk, with its name; the new position."""
+        """Sync the segment's files, give them their final names, and return the new position."""
         self._finish_part(last=True)
         parts = len(self._temporary)
         for part, path in enumerate(self._temporary):
             if 0 < part == parts - 1:
-                # Synced here, so that after a crash of the machine the last part never has its name
-                # while another part lacks it.
+                # Sync before the last rename. Otherwise, after a crash of the machine, the last
+                # part might have its final name while another part lacks it.
                 fsync_path(self.directory)
             path.rename(self.directory / segment_name(self._start_lsn, end_lsn, part, parts))
         fsync_path(self.directory)
@@ -645,19 +648,19 @@ class SegmentWriter:
 
     @_guarded
     def set_timeline(self, timeline: int) -> int | None:
-        """Note the timeline of the server that sends what is written from here on.
+        """Set the server's timeline for all frames from here on.
 
-        It is called between two transactions.
+        Call it between two transactions. A new timeline completes the open segment.
 
         Returns
         -------
         int or None
-            As of `flush`: the segment is completed, if the timeline is another one.
+            As `flush`.
 
         Raises
         ------
         PgOutputError
-            As of `flush`.
+            As `flush`.
         """
         if timeline == self._metadata.timeline:
             return None
@@ -677,12 +680,13 @@ class SegmentWriter:
         Returns
         -------
         int or None
-            The LSN, which may be acknowledged; None if frames are pending, or it is not new.
+            The LSN: acknowledge it to the server. None if frames are pending, or if the LSN is not
+            beyond `position`.
 
         Raises
         ------
         PgOutputError
-            A file can't be written, the writer failed before, or it is closed.
+            A file can't be written. The writer has failed before, or is closed.
         """
         if not self.is_idle or lsn <= self.position:
             return None
@@ -691,12 +695,12 @@ class SegmentWriter:
         return lsn
 
     def store_position(self) -> None:
-        """Store durably where the directory ends, as if there were no segments.
+        """Write `position` to position.json, so that it does not depend on segments.
 
         Raises
         ------
         OSError
-            The disk refuses.
+            The file can't be written.
         """
         self._write_position(self.position)
 
@@ -719,28 +723,28 @@ class SegmentWriter:
 
     @property
     def _size(self) -> int:
-        """Bytes that the file takes, with what is pending."""
+        """Bytes of the file, with an estimate for the pending frames."""
         return self._part_bytes + self._pending_bytes + _BESIDE_FRAME * self._pending_frames
 
     def _append(self, piece: _Piece, start: int, end: int) -> None:
-        """Put frames into the record batch that is being filled."""
+        """Add frames to the pending record batch."""
         self._pending.append((piece, start, end))
         self._pending_frames += end - start
         self._pending_bytes += int(piece.run.offsets[end] - piece.run.offsets[start])
 
     def _open_segment(self) -> None:
-        """Begin a segment, unless one has begun."""
+        """Open a segment if none is open."""
         if self._opened is None:
             self._opened = time.monotonic()
             self._open_part(None)
 
     def _open_part(self, begin: tuple[int, bytes] | None) -> None:
-        """Open a new file, which begins with what was announced before, and with the Begin.
+        """Open a file; write the Types and Relations in force, and the open transaction's Begin.
 
         Parameters
         ----------
         begin : (int, bytes) or None
-            LSN and frame of the Begin of the transaction that goes on in the file.
+            LSN and frame of the Begin of the transaction that continues in this file.
         """
         part = len(self._temporary)
         if part > MAX_PART:
@@ -768,7 +772,7 @@ class SegmentWriter:
                 start = stop
 
     def _write_batch(self) -> None:
-        """Write the pending frames to the file, as a record batch."""
+        """Write the pending frames to the file as a record batch."""
         import numpy as np
 
         pa = self._pa
