@@ -1,10 +1,10 @@
-"""PostgreSQL's changes as Spark DataFrames.
+"""Read PostgreSQL's changes as Spark DataFrames, and keep Delta tables up to date with Spark.
 
-:func:`read_segments` and :func:`decode_frames` give the changes of a table,
-:func:`current_state` the rows that the table holds after them. The source ``format("pgoutput")``,
-:class:`PgOutputDataSource`, has changes as batch and streaming DataFrames, and
-:class:`PgOutputQueryListener` shows how far such streams are. :func:`sync` keeps Delta tables up to
-date.
+:func:`read_segments` and :func:`decode_frames` return the changes of a table.
+:func:`current_state` returns the rows that the table holds after these changes. The source
+``format("pgoutput")``, :class:`PgOutputDataSource`, reads changes as batch and streaming
+DataFrames; :class:`PgOutputQueryListener` reports how far such streams are. :func:`sync` keeps
+Delta tables up to date.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # It needs a newer PySpark than the rest.
+    # Imported on use: these modules need more than the others. The source and the listener need
+    # a newer PySpark, the engine and sync need deltalake.
     if name == "PgOutputDataSource":
         from .data_source import PgOutputDataSource
 
@@ -61,7 +62,7 @@ def __getattr__(name: str) -> Any:
         from .query_listener import PgOutputQueryListener
 
         return PgOutputQueryListener
-    if name in ("SparkEngine", "sync"):  # which need deltalake
+    if name in ("SparkEngine", "sync"):
         from . import sync_engine
 
         return getattr(sync_engine, name)

@@ -1,8 +1,8 @@
-"""Mode "manifest" of the source: executors write files of changes, and tell what they wrote.
+"""Mode "manifest" of the source: executors write files of changes and report the files.
 
-A file has the changes of one version of one table, in the order of the stream. Its name has a part
-made by chance, so that a task that runs twice, or goes on though Spark has given it up, never
-writes into a file of another one. Only files that the DataFrame names count.
+A file holds the changes of one version of one table, in the order of the stream. Part of its name
+is random. A task that runs twice, or goes on after Spark has given it up, therefore never writes
+into another task's file. Only the files that the DataFrame lists are valid.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ SCHEMA = pa.schema(
         "last_lsn": pa.int64(),
     }
 )
-"""What the DataFrame tells of each file; the LSNs are the least and the greatest `commit_lsn`."""
+"""The DataFrame's columns; the LSNs are the smallest and largest `commit_lsn` of each file."""
 
 DDL = "relation_id bigint, table string, path string, rows bigint, bytes bigint, first_lsn bigint, last_lsn bigint"  # noqa: E501
 
 _PENDING = 64 << 20
-"""Bytes of changes of all tables that wait in memory."""
+"""Bytes of changes of all tables that a task keeps in memory before it writes."""
 _ROW_GROUP = 16 << 20
-"""Bytes of changes of a table that are written together, if there are so many."""
+"""Bytes of changes of one table that make a row group; memory pressure may write fewer."""
 
 
 def _of_parquet(schema: pa.Schema) -> pa.Schema:
-    """The schema of files that have such changes: Spark reads no time of nanoseconds."""
+    """Return the schema of the files: as given, but Spark cannot read times in nanoseconds."""
     fields = [field.with_type(_micros(field.type)) for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
 
@@ -71,13 +71,13 @@ def _micros(type_: pa.DataType) -> pa.DataType:
 
 
 class _ChangeFile:
-    """A file of one table's changes.
+    """One file with changes of one table.
 
     Parameters
     ----------
     files : pyarrow.fs.FileSystem
     root : str
-        The directory of all of them.
+        The directory that holds the files of all tables.
     relation : Relation
     schema : pyarrow.Schema
     """
@@ -95,14 +95,14 @@ class _ChangeFile:
         self._first, self._last = 1 << 63, 0
 
     def add(self, changes: pa.RecordBatch) -> None:
-        """Take changes, which are kept in memory for a while."""
+        """Keep changes in memory, and write them once there are enough for a row group."""
         self._waiting.append(changes)
         self.pending += changes.nbytes
         if self.pending >= _ROW_GROUP:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the changes that are in memory."""
         if not self._waiting:
             return
         rows = pa.Table.from_batches(self._waiting).cast(self._schema)
@@ -120,7 +120,7 @@ class _ChangeFile:
         self._rows += len(rows)
 
     def finish(self) -> dict[str, Any]:
-        """What is told of it."""
+        """Close the file and return its row of the DataFrame."""
         self.flush()
         self._writer.close()
         return {
@@ -134,7 +134,7 @@ class _ChangeFile:
         }
 
     def discard(self) -> None:
-        """Delete it, as the task has failed."""
+        """Delete the file, because the task has failed."""
         if self._writer is not None:
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._writer.close()
@@ -151,7 +151,7 @@ def write_changes(
     policies: Policies,
     history: HistoryPolicy,
 ) -> Iterator[pa.RecordBatch]:
-    """Write the changes of reads, and yield what was written.
+    """Write the changes of reads into files, and yield the list of the files.
 
     Parameters
     ----------
@@ -159,18 +159,18 @@ def write_changes(
         In the order of the stream.
     metadata : SegmentMetadata
     directory : str
-        Of the segments, whose history has the types.
+        The change log, whose schema history has the types.
     output : str
         A directory, or a URL such as ``s3://bucket/files``.
     tables, policies, history
-        As of the source's options.
+        As in the options of the source.
 
     Raises
     ------
     PgOutputError
         A frame or a value is refused, or the files can't be written.
     """
-    refuse_secrets(output)  # again, as this machine's environment may name an endpoint of its own
+    refuse_secrets(output)  # again: the environment of this machine may set another endpoint
     try:
         files, root = fs.FileSystem.from_uri(output) if "://" in output else (
             fs.LocalFileSystem(), output

@@ -22,38 +22,41 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
-# In each family, a type holds all values of the types before it.
+# In each family, every type can hold all values of the types before it.
 _INTEGERS = ("smallint", "int", "bigint")
 _FLOATS = ("float", "double")
 _KEEPS_ALL = Policies(infinity="text", out_of_range="text")
 
 
 def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
-    """The schema that record batches have with the columns of a DataFrame."""
+    """Return the Arrow schema of record batches with the columns of a DataFrame."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    # PySpark has no such argument before 4.1: it is UTC there.
+    # Before PySpark 4.1 the function has no such argument and uses UTC.
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
     given: dict[str, Any] = {"timezone": zone} if takes_zone else {}
     return to_arrow_schema(schema, **given)
 
 
 _TIMESTAMP = re.compile(r"`[^`]*`|\btimestamp\b")
-"""The word, or a quoted name, in which it stays what it is."""
+"""The word `timestamp`, or a quoted name, which must stay as it is."""
 
 
 def explicit(ddl: str) -> str:
-    """DDL whose timestamps are points in time, whatever ``spark.sql.timestampType`` says."""
+    """Return DDL with `timestamp_ltz` for `timestamp`, whose meaning depends on the session.
+
+    ``spark.sql.timestampType`` decides whether a plain `timestamp` is a point in time.
+    """
     return _TIMESTAMP.sub(lambda one: "timestamp_ltz" if one[0] == "timestamp" else one[0], ddl)
 
 
 def parsed(name: str, ddl: str) -> DataType:
-    """The type that DDL tells of a column.
+    """Parse the DDL of one column's type.
 
     Raises
     ------
     PgOutputError
-        This Spark does not have it.
+        This version of Spark lacks the type.
     """
     from pyspark.errors import ParseException
     from pyspark.sql import types as T  # noqa: N812 - its usual name
@@ -71,16 +74,17 @@ def parsed(name: str, ddl: str) -> DataType:
 
 
 def column_ddl(type_: ColumnType, settings: Settings, *, binary: bool) -> str:
-    """Spark's type of a column, as DDL.
+    """Return Spark's type of a column, as DDL.
 
     Parameters
     ----------
     type_ : ColumnType
     settings : Settings
-        With a policy of "text", a column is a string if Spark's type could not hold some of its
-        values. With `json` "parse", JSON is a variant. `numeric` and `arrays` choose the types of
-        numerics without a precision and of arrays.
+        With a policy of "text", a column becomes a string if Spark's type cannot hold all of its
+        values. With `json` "parse", JSON becomes a variant. `numeric` and `arrays` choose the types
+        of arrays, and of numerics without a precision.
     binary : bool
+        Whether the server sends values of unknown types in binary format.
         Whether values of unknown types come in binary format.
     """
     return _natural(type_, settings, binary=binary).spark_type
@@ -89,16 +93,16 @@ def column_ddl(type_: ColumnType, settings: Settings, *, binary: bool) -> str:
 def policies_for(
     type_: ColumnType, wanted: str, settings: Settings
 ) -> tuple[Policies, bool] | None:
-    """The policies with which Spark's type `wanted` holds every value of the column unchanged.
+    """Return the policies with which Spark's type `wanted` holds each value unchanged.
 
     Returns
     -------
     Policies
-        The given policies, except that an array may have any number of dimensions.
+        The policies of `settings`, except that an array may have any number of dimensions.
     bool
         Whether values of unknown types are to be binary.
 
-    In place of both it is None if the type does not fit.
+    Returns None in place of both if `wanted` does not fit the column.
     """
     policies = settings.policies
     shaped = (replace(policies, arrays=n + 1) for n in range(MOST_DIMENSIONS))
@@ -127,7 +131,7 @@ def _fits(ddl: str, wanted: str) -> bool:
 
 
 def is_text(type_: ColumnType, ddl: str) -> bool:
-    """Whether the column holds the server's text, rather than values of a type of its own."""
+    """Return whether the column holds the server's text, not values of a type of its own."""
     if type_.entry is not None and type_.entry.codec == "interval":
         return False
     registered = type_.registered
@@ -136,15 +140,15 @@ def is_text(type_: ColumnType, ddl: str) -> bool:
 
 
 def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: bool) -> Field:
-    """How the columnar engine stores a column for Spark.
+    """Return how the columnar engine stores a column for Spark.
 
     Parameters
     ----------
     type_ : ColumnType
     settings : Settings
-        With the policies that :func:`policies_for` gave.
+        With the policies that :func:`policies_for` returned.
     ddl : str
-        Spark's type. "string" fits every column and holds the server's text.
+        Spark's type. "string" fits every column; the column then holds the server's text.
     binary : bool
         As in :func:`column_ddl`.
     """
@@ -153,14 +157,14 @@ def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
     plain = without_functions(type_)
     entry = plain.entry
     if plain.registered is None and entry is not None and entry.codec == "numeric":
-        # The wanted decimal holds all values of the column's own decimal.
+        # `policies_for` has checked that the wanted decimal holds all values of the column's own.
         precision, scale = _precision_and_scale(ddl)
         plain = replace(plain, modifier=(precision << 16 | scale) + 4)
     return _natural(plain, settings, binary=binary)
 
 
 def _natural(type_: ColumnType, settings: Settings, *, binary: bool) -> Field:
-    """The column that a type gets in Spark if the user asks for no other type."""
+    """Return the column that a type gets in Spark if the user asks for no other type."""
 
     def special(part: ColumnType, settings: Settings) -> Field | None:
         if part.registered is not None:
@@ -185,7 +189,7 @@ def _precision_and_scale(ddl: str) -> tuple[int, int]:
 
 
 def _unknown_field(type_: ColumnType, settings: Settings, *, binary: bool) -> Field:
-    """The column of a type that is not known: bytes if `binary`, else text, in either format."""
+    """Return the column of an unknown type: bytes if `binary`, else text, in either format."""
     codec, encoding = codec_of(type_, settings), settings.encoding
 
     def text(raw: bytes) -> bytes:
@@ -219,7 +223,7 @@ def _variant(value: str) -> bytes:
 
 
 def _iso_interval(value: Interval | str) -> str:
-    """An interval as the server writes it with IntervalStyle iso_8601."""
+    """Return an interval as the server writes it with IntervalStyle iso_8601."""
     return value if isinstance(value, str) else interval_iso(value)
 
 

@@ -1,7 +1,8 @@
-"""Mode "envelope" of the source: a record for each change, as Debezium would send it.
+"""Mode "envelope" of the source: one record for each change, as Debezium would send it.
 
-A record has a topic, a key and a value, which are JSON, so that Spark's sink for Kafka takes it as
-it is. Key and value are made of whole columns, for all tables that are in the frames.
+A record has a topic, a key and a value. Key and value are JSON, so a query can write the records
+with Spark's sink for Kafka as they are. Whole columns are converted at once, for all tables in the
+frames.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ RECORD_SCHEMA = pa.schema(
         "errors": ERRORS_TYPE,
     }
 )
-"""The columns; `(commit_lsn, seq, part)` orders the records of all topics."""
+"""The columns of the DataFrame; `(commit_lsn, seq, part)` orders the records of all topics."""
 
 RECORD_DDL = "topic string, key string, value string, lsn bigint, commit_lsn bigint, commit_time timestamp_ltz, xid bigint, seq bigint, part int, errors array<struct<code: string, column: string, message: string, raw: binary>>"  # noqa: E501
 
 PLACEHOLDER = "__debezium_unavailable_value"
-"""What stands for a value that the server did not send."""
+"""The default text in place of a value that the server did not send."""
 
 _REFUSED_ROWS = 4096
-"""Rows that are decoded again at once: what is told of each takes some kB in Python's objects."""
+"""Refused rows decoded again in one batch: the errors of a row take some kB as Python objects."""
 
 _OPS = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "read": "r"}
 _NONE = pa.scalar(None, pa.string())
@@ -63,16 +64,16 @@ _NONE = pa.scalar(None, pa.string())
 
 @dataclass(frozen=True)
 class Style:
-    """What a user chooses of the records.
+    """The user's choices about the records.
 
     Attributes
     ----------
     prefix : str or None
-        With which topics begin; None: the name of the database.
+        The first part of each topic; None: the name of the database.
     tombstones : bool
-        Whether a record without a value follows that of a row that is no longer there.
+        Whether a record without a value follows each record that ends a row under its key.
     placeholder : str or None
-        What stands for values that the server did not send; None: their fields are left out.
+        The text in place of a value that the server did not send; None: leave out the field.
     """
 
     prefix: str | None = None
@@ -91,7 +92,7 @@ def envelopes(
     policies: Policies,
     history: HistoryPolicy,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the changes as records.
+    """Return the changes as records.
 
     Parameters
     ----------
@@ -99,12 +100,12 @@ def envelopes(
         In the order of the stream.
     metadata : SegmentMetadata
     directory : str
-        Of the segments, whose history has the types.
+        The change log, whose schema history has the types.
     style : Style
     explain : callable
-        Makes the text of an error that of the source, such as to name options.
+        Rewrites the text of an error for the source, for example to name its options.
     tables, policies, history
-        As of the source's options.
+        As in the options of the source.
 
     Raises
     ------
@@ -143,7 +144,7 @@ def envelopes(
 
 
 def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Records of a table in the order of the stream, of several batches that are each in it."""
+    """Merge batches of one table's records, each in stream order, into one such order."""
     if len(batches) == 1:
         return batches
     order = [(name, "ascending") for name in ("commit_lsn", "seq", "part")]
@@ -152,7 +153,7 @@ def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 
 def _primary_key(known: History | None, relation: Any, batch: pa.RecordBatch) -> tuple[str, ...]:
-    """The columns of a table's primary key, as far as the history has it."""
+    """Return the columns of a table's primary key, or nothing if the history does not have it."""
     if known is None or known.is_empty:
         return ()
     commit = batch.column("commit_lsn")[0].as_py() or 0
@@ -169,23 +170,23 @@ def records(
     primary_key: Sequence[str] = (),
     errors: list[Any] | None = None,
 ) -> pa.RecordBatch:
-    """The records of a batch of changes.
+    """Convert a batch of changes to records.
 
     Parameters
     ----------
     changes : pyarrow.RecordBatch
-        Made of a ChangeBatch.
+        A ChangeBatch, converted.
     database : str
     style : Style
     primary_key : sequence of str
-        The key of a table with REPLICA IDENTITY FULL or NOTHING, whose stream does not tell it.
+        The key of a table with REPLICA IDENTITY FULL or NOTHING, whose stream does not name a key.
     errors : list, optional
-        Of each change, in the form of `ERRORS_TYPE`: the values that are refused.
+        For each change its refused values, in the form of `ERRORS_TYPE`.
 
     Raises
     ------
     PgOutputError
-        The records of a batch do not fit into an Arrow array of texts.
+        The records of a batch are too large for one Arrow array of texts.
     """
     try:
         return _TopicTable(changes.schema, database, style, primary_key).records(changes, errors)
@@ -197,7 +198,7 @@ def records(
 
 
 class _TopicTable:
-    """How the changes of one version of a table become records."""
+    """Converts the changes of one version of a table to records."""
 
     def __init__(
         self, schema: pa.Schema, database: str, style: Style, primary_key: Sequence[str]
@@ -209,13 +210,13 @@ class _TopicTable:
         self._namespace = metadata["pgoutput.namespace"]
         self._name = metadata["pgoutput.relation"]
         self._topic = topic_of(self._prefix, self._namespace, self._name)
-        # With REPLICA IDENTITY FULL all columns identify a row, with NOTHING none does.
+        # FULL lists all columns as the key, NOTHING lists none: neither is the primary key.
         tells_key = metadata["pgoutput.replica_identity"] not in ("f", "n")
         told = json.loads(metadata["pgoutput.key_columns"])
         self._key_names = told if tells_key else list(primary_key)
 
     def records(self, changes: pa.RecordBatch, errors: list[Any] | None) -> pa.RecordBatch:
-        """The records of changes."""
+        """Convert changes to records."""
         columns = dict(zip(changes.schema.names, changes.columns, strict=True))
         op = columns["op"]
         lacking = _lacking(columns["unchanged"])
@@ -223,8 +224,8 @@ class _TopicTable:
         after, before = self._row(rows_after, lacking), self._row(columns["before"], {})
         new_key, old_key = self._key(rows_after), self._key(columns["before"])
         is_delete = _bools(pc.equal(op, "delete"))
-        # An old row of the key alone does not say that the key has changed: it comes too where a
-        # value of the key is stored out of line.
+        # Compare the keys: the server also sends an old row when the key is unchanged but one of
+        # its values is stored out of line.
         moved = _bools(pc.and_(pc.equal(op, "update"), pc.not_equal(old_key, new_key)))
         if not self._key_names:
             moved[:] = False
@@ -232,7 +233,7 @@ class _TopicTable:
         counts = 1 + tombs + moved
         rows = np.repeat(np.arange(len(op)), counts)
         part = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        # The parts of a change are the row's end, its tombstone, and its new beginning.
+        # A change of the key makes a delete, a tombstone, and a create.
         is_end = (part == 0) & (is_delete | moved)[rows]
         is_tomb = (part == 1) & tombs[rows]
         is_new = moved[rows] & ~is_end & ~is_tomb
@@ -265,9 +266,9 @@ class _TopicTable:
         return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
 
     def _with_key(self, after: Any, before: Any, lacking: dict[str, Any]) -> Any:
-        """The new rows with all of their key; what was not sent of it is in the old rows.
+        """Return the new rows with complete keys: unsent values of a key come from the old rows.
 
-        Rows in which that was so are taken out of `lacking`.
+        The method removes these rows from `lacking`.
         """
         names = [field.name for field in after.type]
         there = before.is_valid().to_numpy(zero_copy_only=False)
@@ -283,7 +284,7 @@ class _TopicTable:
         return pa.StructArray.from_arrays(list(values.values()), fields=fields, mask=is_null)
 
     def _row(self, rows: Any, lacking: dict[str, Any]) -> Any:
-        """The JSON of rows, with what stands for values that were not sent."""
+        """Return the rows as JSON, with the placeholder for values that the server did not send."""
         names = [field.name for field in rows.type]
         if not lacking or not names:
             return json_column(rows)
@@ -300,7 +301,7 @@ class _TopicTable:
         return pc.if_else(rows.is_valid(), made, "null")
 
     def _key(self, rows: Any) -> Any:
-        """The JSON of the columns that identify a row; null where there are none."""
+        """Return the key columns of each row as JSON; null if the table has no key."""
         names = [field.name for field in rows.type]
         if not self._key_names or not set(self._key_names) <= set(names):
             return pa.nulls(len(rows), pa.string())
@@ -312,7 +313,7 @@ class _TopicTable:
         return pc.if_else(rows.is_valid(), joined(*pieces, "}"), _NONE)
 
     def _source(self, columns: dict[str, Any]) -> Any:
-        """The JSON of where changes come from."""
+        """Return the field `source` as JSON: the database, table and position of each change."""
         told = {
             "version": __version__, "connector": "postgresql", "name": self._prefix,
         }  # fmt: skip
@@ -330,12 +331,12 @@ class _TopicTable:
 
 
 def topic_of(prefix: str, namespace: str, table: str) -> str:
-    """The topic of a table, in which Kafka allows ASCII letters, digits, and `.`, `_` and `-`."""
+    """Return a table's topic: Kafka allows ASCII letters, digits, and `.`, `_` and `-`."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", f"{prefix}.{namespace}.{table}")
 
 
 def _errors_json(errors: list[list[dict[str, str]]]) -> Any:
-    """The field `errors` of records. The bytes of values are in the columns themselves."""
+    """Return the field `errors` of records; the column `errors` has the raw bytes."""
     names = ("code", "column", "message")
     told = ([{name: one[name] for name in names} for one in row] for row in errors)
     pieces = (json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in told)
@@ -347,7 +348,7 @@ def _object_of(entries: dict[str, str]) -> str:
 
 
 def _bools(array: Any) -> Any:
-    """A NumPy array of booleans, in which null is false."""
+    """Return a NumPy array of booleans, with false for null."""
     return pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(bool)
 
 
@@ -356,13 +357,13 @@ def _digits(array: Any) -> Any:
 
 
 def _times(times: Any) -> Any:
-    """The fields of timestamps in each unit."""
+    """Return the fields `ts_ms`, `ts_us` and `ts_ns` of timestamps."""
     millis, micros, nanos = _units(times)
     return joined('"ts_ms":', millis, ',"ts_us":', micros, ',"ts_ns":', nanos)
 
 
 def _units(times: Any) -> tuple[Any, Any, Any]:
-    """The digits of timestamps in milli-, micro- and nanoseconds since 1970."""
+    """Return the digits of timestamps in milli-, micro- and nanoseconds since 1970."""
     micros = times.cast(pa.int64())
     digits = _digits(micros)
     nanos = pc.if_else(micros.is_valid(), joined(digits, "000"), "null")
@@ -370,7 +371,7 @@ def _units(times: Any) -> tuple[Any, Any, Any]:
 
 
 def _milliseconds(times: Any) -> Any:
-    """The digits of timestamps in milliseconds since 1970."""
+    """Return the digits of timestamps in milliseconds since 1970."""
     micros = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
     if times.null_count:
         return _digits(times.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()))
@@ -378,7 +379,7 @@ def _milliseconds(times: Any) -> Any:
 
 
 def _lacking(unchanged: Any) -> dict[str, Any]:
-    """The rows in which each column was not sent."""
+    """Return, for each column, a mask of the rows whose value the server did not send."""
     if unchanged.null_count == len(unchanged):
         return {}
     parents = pc.list_parent_indices(unchanged).to_numpy()
@@ -393,7 +394,7 @@ def _lacking(unchanged: Any) -> dict[str, Any]:
 
 
 def _placeholder(style: Style, type_: Any) -> str:
-    """The JSON of the placeholder, in the form of the column's values where they are texts."""
+    """Return the placeholder as JSON: base64 for bytes, a list for an array of texts."""
     text = pa.array([style.placeholder], pa.string())
     if pa.types.is_binary(type_):
         return json_name(base64_text(text.cast(pa.binary()))[0].as_py())

@@ -1,8 +1,8 @@
-"""Run on Spark's executors: make record batches of one table's changes from frames.
+"""Run on Spark's executors: decode frames into record batches of one table's changes.
 
-The readers call :func:`change_batches`. A ColumnarDecoder makes columns of Spark's types. Here
-whole columns are brought into the form of the DataFrame: columns that an older version of the table
-lacks are added, and what was given beside the frames is filled in.
+The readers call :func:`change_batches`. A ColumnarDecoder makes columns of Spark's types. This
+module then gives whole columns the form of the DataFrame: it adds columns that an older version of
+the table lacks, and fills in the values of the columns beside the frames.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from pgoutput_fast.protocol.messages import Message
 
 
-# A record batch is given out when it has this many rows or bytes, and at the end of each batch of
-# frames.
+# The decoder returns a record batch when the batch has this many rows or bytes, and at the end of
+# each batch of frames.
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 8 << 20
 
-# Of decode_frames and of the source, which say this in two ways.
+# Parts of hints. Spark functions and the source write the argument `schema` in two ways.
 _OWN_SCHEMA = ("Give a schema (", Argument("schema"), ", or .schema() of a source)")
 _NEW_COPY = "begin after the change with a new copy of the table"
 
-# A frame from inside a stream chunk has an xid, which other frames lack. If it is decoded as one
-# from outside, it raises one of these errors.
+# A frame inside a stream chunk has an xid, a frame outside lacks it. A frame from inside that is
+# decoded as one from outside raises one of these errors.
 _MISREAD = frozenset(
     ("bad_column_kind", "bad_count", "bad_length", "bad_marker", "trailing_bytes", "truncated",
      "unknown_relation", "unterminated_string")
@@ -62,16 +62,16 @@ _MISREAD = frozenset(
 
 @dataclass(frozen=True)
 class FixedVersion:
-    """The version of a table that the DataFrame's schema was made for.
+    """The version of the table from which the DataFrame's schema was made.
 
     Attributes
     ----------
     relation_id : int
         The table's OID.
     columns : dict of str to int
-        The names of its columns, in their order, and the OIDs of their types.
+        The OIDs of the columns' types by column name, in the order of the columns.
     newest : bool
-        Whether the frames hold no later version of the table.
+        Whether the frames have no later version of the table.
     """
 
     relation_id: int
@@ -86,35 +86,35 @@ class FixedVersion:
 
 @dataclass(frozen=True)
 class ExecutorTarget:
-    """The wanted form of the record batches.
+    """What the executors decode, and the form of the record batches.
 
     Attributes
     ----------
     table : str
-        ``namespace.name`` of the table whose changes are wanted.
+        ``namespace.name`` of the table.
     columns : tuple of (name, Spark's type)
         The columns of `before` and `after`.
     schema : pyarrow.Schema
         The schema of the record batches.
     relations : tuple of bytes
-        Frames of Relation and Type messages, which the decoder is given before all others.
+        Frames of Relation and Type messages that the decoder gets before all others.
     settings : Settings
-        The session's client_encoding, the user's policies and types.
+        The session's client_encoding, and the user's policies and types.
     version : FixedVersion, optional
-        The version of the table that other versions are compared with, to find columns that were
-        renamed.
+        The version with which other versions are compared to find renamed columns.
     by_id : bool
-        Whether the table is known by the relation id of `version`, not by its name.
+        Whether the relation id of `version` identifies the table, instead of its name.
     history : History, optional
-        Has the types, in place of those of `settings`.
+        The schema history, whose types replace those of `settings`.
     history_policy : {"error", "older", "newer"}
+        What to do with a value whose type was altered at about the same time.
     since : int, optional
         Changes from this commit LSN on are refused if they have a column that is not in `known`.
     known : frozenset of str
-        The names of the columns that the table had then.
+        The names of the table's columns at `since`.
     is_settled : bool
-        Whether it was settled which table has the name when all of the frames were there, so that
-        another table which has it among them had it before.
+        Whether the table was chosen by its name when all of the frames were already there. Then
+        any other table with this name among the frames had the name earlier, and is skipped.
     """
 
     table: str
@@ -131,7 +131,7 @@ class ExecutorTarget:
     is_settled: bool = False
 
     def has(self, relation: Relation) -> bool:
-        """Whether a relation is the wanted table."""
+        """Return whether a relation is the wanted table."""
         if self.by_id:
             return self.version is not None and relation.relation_id == self.version.relation_id
         return shown_table(relation) == self.table
@@ -145,7 +145,7 @@ def decoder_of(settings: Settings) -> pf.Decoder:
 
 
 def column_types(plan: RelationPlan, *, binary: bool) -> Iterator[tuple[str, str]]:
-    """The name of each column of a relation, and its type in Spark as DDL."""
+    """Yield the name of each column of a relation, and its type in Spark as DDL."""
     for column, type_ in zip(plan.relation.columns, plan.column_types, strict=True):
         yield shown_name(column.name), column_ddl(type_, plan.settings, binary=binary)
 
@@ -158,35 +158,36 @@ def change_batches(
     follower: HistoryFollower | None = None,
     path: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of one table in a stream of frames.
+    """Decode the changes of one table from a stream of frames.
 
     Parameters
     ----------
     batches : iterable of (str, pyarrow.RecordBatch)
-        Frames in the order of the stream, and where each batch comes from, which errors name. The
-        column `data` has the frames. Beside it there may be `lsn`, `commit_lsn`, `commit_time`
-        (microseconds since 2000-01-01), `xid` and `seq` (of the frame's first row), of any integer
-        type, with nulls or without.
+        Frames in the order of the stream, and the origin of each batch, for errors. The column
+        `data` has the frames. Beside it there may be `lsn`, `commit_lsn`, `commit_time`
+        (microseconds since 2000-01-01), `xid` and `seq` (of the frame's first row). These columns
+        may have any integer type, and may have nulls.
     target : ExecutorTarget
     read : bool
-        Whether they are a snapshot's, with `commit_lsn` and `commit_time` beside them: its inserts
-        are rows that were read.
-    follower : Follower, optional
-        Has the types of each batch, when that is asked for, in the registry of the settings.
+        Whether the frames are a snapshot's, with `commit_lsn` and `commit_time` beside them. Their
+        inserts become rows with "read" as `op`.
+    follower : HistoryFollower, optional
+        Keeps the registry of the settings at the types of the batch that is decoded.
     path : str, optional
+        The file of all batches.
         The file that all batches come from.
 
     Yields
     ------
     pyarrow.RecordBatch
-        In the form of ``target.schema``. `xid`, `commit_lsn`, `commit_time` and `seq` are null
+        With the schema ``target.schema``. `xid`, `commit_lsn`, `commit_time` and `seq` are null
         where neither the columns beside the frames nor a Begin among the frames has them.
 
     Raises
     ------
     PgOutputError
-        A frame or a value was refused, or what came before a frame is not known; the error says
-        which frame, and what to do.
+        A frame or a value was refused, or a Relation or Begin before a frame is missing. The error
+        names the frame and says what to do.
     """
     reader = FrameReader(target, read=read, follower=follower, path=path)
     for where, batch in batches:
@@ -194,18 +195,18 @@ def change_batches(
 
 
 def _check_names(relation: Relation, target: ExecutorTarget) -> None:
-    """Refuse a version of the table in which a wanted column seems to have had another name.
+    """Refuse a version of the table in which a wanted column seems to have another name.
 
-    A Relation has the names of columns, but does not say that a column was renamed. It can be seen
-    from the order: columns keep their order, and a new column comes last. So if two versions have
-    different names between the same two neighbours, the column was renamed. Behind the last column
-    that both versions have, one column may instead have been dropped and another added. If their
-    types differ, this is what is assumed, because ALTER TABLE RENAME keeps the type.
+    A Relation names the columns, but does not say that a column was renamed. Their order shows it:
+    columns keep their order, and a new column comes last. So if two versions have different names
+    between the same two neighbours, the column was renamed. After the last column that both
+    versions have, one column may instead have been dropped and another added. This function
+    assumes so if the two types differ, because ALTER TABLE RENAME keeps the type.
 
     Raises
     ------
     PgOutputError
-        A column was renamed, or one was added that older rows had a value of.
+        A column was renamed, or older rows had unpublished values of a column.
     """
     version = target.version
     if version is None or relation.relation_id != version.relation_id:
@@ -256,7 +257,7 @@ def _check_names(relation: Relation, target: ExecutorTarget) -> None:
 
 
 def _gaps(columns: Iterable[str], others: Container[str]) -> dict[str | None, list[str]]:
-    """The columns that `others` lacks, listed under the last column before them that it has."""
+    """List the columns that `others` lacks, under the last column before them that it has."""
     gaps: dict[str | None, list[str]] = {}
     neighbour = None
     for name in columns:
@@ -294,19 +295,19 @@ _AS_STRING: Hint = ("The column takes the text as string in ", Argument("schema"
 def explained(
     place: str, error: DecodeError, state: StreamState, frame: int | None, path: str | None = None
 ) -> PgOutputError:
-    """The error of a frame that was refused, with advice on what to do about it.
+    """Return the error of a refused frame, with advice on what to do.
 
     Parameters
     ----------
     place : str
-        How the error names the frame.
+        The error's name for the frame.
     error : DecodeError
     state : StreamState
-        That of the decoder that refused it.
+        The state of the decoder that refused the frame.
     frame : int or None
-        Its index in its batch of frames.
+        The frame's index in its batch of frames.
     path : str, optional
-        The file that it comes from.
+        The file of the frame.
     """
     hints = [error.hint] if error.hint else []
     if error.code == "stream_order":
@@ -324,18 +325,18 @@ def explained(
 
 
 class _Mapping:
-    """Makes the columns of the target from those of one version of the table.
+    """Makes the target's columns from the columns of one version of the table.
 
     Attributes
     ----------
     layout : Layout
-        The record batches with those of the target's columns that this version has.
+        The target's columns that this version has.
     lacking : list of str
-        The names of the target's columns that this version does not have.
+        The names of the target's columns that this version lacks.
     added : list of str
-        The names of columns that are not in the target's `known`.
+        The names of this version's columns that are not in the target's `known`.
     relation : str
-        JSON of what change batches have as metadata of their relation.
+        The metadata of the relation, as change batches have it, as JSON.
     """
 
     added: list[str]
@@ -395,7 +396,7 @@ class _Mapping:
         self.relation = json.dumps({name.decode(): metadata[name].decode() for name in metadata})
 
     def tuples(self, found: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
-        """The target's struct of a batch's `before` or `after`."""
+        """Convert a batch's `before` or `after` to the target's struct."""
         if found.type == type_:
             return found
         children = []
@@ -407,12 +408,12 @@ class _Mapping:
             child = found.field(position)
             if child.type != wanted.type:
                 child = child.cast(wanted.type)  # from an older version's smaller type
-            children.append(child)
+                child = child.cast(wanted.type)  # an older version had a smaller type
         mask = found.is_null() if found.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
 
     def unchanged(self, found: pa.ListArray, ops: pa.StringArray) -> pa.ListArray:
-        """`unchanged`, with the names of the columns that this version lacks before the others."""
+        """Return `unchanged` with the names of the columns that this version lacks put first."""
         count = len(self.lacking)
         if not count:
             return found
@@ -420,7 +421,7 @@ class _Mapping:
         known = pc.not_equal(ops, "truncate").to_numpy(zero_copy_only=False)
         offsets = np.zeros(len(found) + 1, np.int32)
         offsets[1:] = np.cumsum(counts + known * count)
-        # Each index points into the names that are lacking, followed by the values of `found`.
+        # Each index points into the missing names, followed by the values of `found`.
         indices = np.empty(offsets[-1], np.int64)
         free = np.ones(offsets[-1], bool)
         for i in range(count):
@@ -437,9 +438,9 @@ class _Mapping:
 
 
 class FrameReader:
-    """Decodes batches of frames, and fills in what the columns beside the frames say."""
+    """Decodes batches of frames, and fills in the values of the columns beside the frames."""
 
-    places: NDArray[np.uint64]  # of the frames of a call: the index in their batch
+    places: NDArray[np.uint64]  # the index of each frame of a call in its batch of frames
 
     def __init__(
         self,
@@ -454,10 +455,10 @@ class FrameReader:
         self.follower = follower
         self.where = ""
         self.lsns: pa.Array | None = None  # of the frames of a batch, where they are known
-        self.is_read = read
+        self.lsns: pa.Array | None = None  # the LSNs of a batch's frames, where they are known
         self.mappings: dict[Layout, _Mapping] = {}
         self.told = ""  # the relation of the batch before
-        decoder = decoder_of(target.settings)
+        self.told = ""  # the relation of the last batch, so that only a new one is written
         announced = [decoder.decode(frame) for frame in target.relations]
         self.given = {one.relation_id for one in announced if isinstance(one, Relation)}
         self.decoder = pf.ColumnarDecoder(
@@ -467,13 +468,13 @@ class FrameReader:
             max_bytes=_BATCH_BYTES,
             layouts=self.layout,
         )
-        # The xids of streamed transactions in progress whose first chunk was read here, so that
-        # their rows were counted from the first one on; and whether the open chunk is of one.
+        # The xids of streamed transactions in progress whose first chunk was read here: their rows
+        # have been counted from the first one on. `counted` says so of the open chunk.
         self.streamed: set[int] = set()
         self.counted = False
 
     def layout(self, plan: RelationPlan) -> Layout | None:
-        """The layout for a version of the wanted table; None for other tables."""
+        """Return the layout for a version of the wanted table; None for other tables."""
         if not self.target.has(plan.relation):
             self.check_other(plan.relation)
             return None
@@ -482,7 +483,7 @@ class FrameReader:
         return mapping.layout
 
     def check_other(self, relation: Relation) -> None:
-        """Refuse a table that may have got the wanted name after the one that was given."""
+        """Refuse another table that may have taken over the wanted name."""
         version = self.target.version
         if version is None or relation.relation_id in self.given or self.target.is_settled:
             return
@@ -509,7 +510,7 @@ class FrameReader:
     def read(
         self, where: str, batch: pa.RecordBatch, rows: NDArray[np.int64] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The changes in a batch of frames, or in those of its frames that `rows` names."""
+        """Yield the changes in a batch of frames, or in those with the indices `rows`."""
         self.where = where
         names = batch.schema.names
         frames = batch.column(names.index("data"))
@@ -539,24 +540,23 @@ class FrameReader:
             raise null
 
     def decoded(self, frames: pa.Array, places: NDArray[np.uint64]) -> Iterator[Any]:
-        """The batches of changes in frames.
+        """Decode frames into batches of changes.
 
         Parameters
         ----------
         frames : pyarrow.BinaryArray
             With n frames.
         places : uint64[n]
-            The index of each of them in its batch of frames.
+            The index of each frame in its batch of frames.
 
         Yields
         ------
         ChangeBatch
-            Its column `lsn` has the index of each row's frame in its batch of frames.
+            Its column `lsn` has the index of each row's frame instead of an LSN.
         """
         self.places = places
         self.first_rows: dict[int, int] = {}
-        # The column lsn gets the index of each row's frame. By it the values of the columns beside
-        # the frames are found later.
+        # The index in the column lsn later finds a row's values in the columns beside the frames.
         try:
             yield from self.decoder.decode(frames, lsns=places)
         except DecodeError as error:
@@ -564,10 +564,10 @@ class FrameReader:
             raise self.refused(error, frame) from error
 
     def refused(self, error: DecodeError, frame: int | None) -> PgOutputError:
-        """The error of a frame, which is given by its index in its batch of frames."""
+        """Return the error of a frame, with the frame's index in its batch of frames."""
         if self.follower is not None and self.target.version is not None:
             self.follower.check(self.target.version.relation_id, self.where)
-        error.frame = None  # the place in the error names it already
+        error.frame = None  # `place` names the frame already
         place = f"{self.target.table}: {self.where}, frame {frame}"
         found = explained(place, error, self.decoder.state, frame, self.path)
         if self.lsns is not None and frame is not None:
@@ -578,23 +578,23 @@ class FrameReader:
 
     @property
     def messages(self) -> dict[int, Message]:
-        """The messages of this call that are no rows, by the index of the frame in its batch."""
+        """The messages of this call other than rows, by the frame's index in its batch."""
         found = self.decoder.events.messages
         return {int(self.places[frame]): message for frame, message in found.items()}
 
     def chunks(self, streamed: set[int]) -> tuple[list[int], list[bool]]:
-        """Where stream chunks begin in this call, and whether the rows of each can be counted.
+        """Return where stream chunks begin in this call, and whether their rows can be counted.
 
         Parameters
         ----------
         streamed : set of int
-            The xids of streamed transactions whose rows are counted. Those that begin or end in
-            this call are added to it or taken from it.
+            The xids of streamed transactions whose rows are counted. The method adds transactions
+            that begin in this call, and removes those that end.
 
         Returns
         -------
         list of int
-            The index of the frame that begins each chunk, after -1 for the chunk that was open.
+            The index of each chunk's first frame; -1 stands for a chunk that was already open.
         list of bool
             Whether the rows of each chunk can be counted.
         """
@@ -612,11 +612,11 @@ class FrameReader:
         return starts, counted
 
     def finished(self, change: Any, frames: pa.Array, given: dict[str, pa.Array]) -> pa.RecordBatch:
-        """A decoded batch in the form of the target."""
+        """Return a decoded batch in the form of the target."""
         layout = change.layout
         if self.is_read:
             commit = (given[name][-1].as_py() for name in ("commit_lsn", "commit_time"))
-            change = change.as_read(*commit, 0)  # seq is beside the frames
+            change = change.as_read(*commit, 0)  # the column beside the frames has the seq
         found = pa.record_batch(change)
         if self.follower is not None:
             self.follower.check_batch(layout, found, self.where)
@@ -643,7 +643,7 @@ class FrameReader:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def check_added(self, mapping: _Mapping, lsns: pa.Array) -> None:
-        """Refuse columns that the table has got since the query began, whose values would go."""
+        """Refuse columns added since the query began: the DataFrame would drop their values."""
         since = self.target.since
         if since is None or not mapping.added or not len(lsns):
             return
@@ -664,7 +664,7 @@ class FrameReader:
         frames: pa.Array,
         given: dict[str, pa.Array],
     ) -> None:
-        """Put what was given beside the frames into the columns."""
+        """Fill in the columns that came beside the frames."""
         indices = columns["lsn"]
         beside = {
             name: self.as_type(name, values.take(indices), self.target.schema.field(name).type)
@@ -675,7 +675,7 @@ class FrameReader:
         if "seq" in beside:
             beside["seq"] = self.stepped(beside["seq"], columns["seq"], indices, change)
         if columns["xid"].null_count:
-            # Rows are counted within a transaction. These belong to no known one.
+            # seq counts the rows of a transaction. These rows have no known transaction.
             columns["seq"] = pc.if_else(columns["xid"].is_valid(), columns["seq"], None)
         if columns["subxid"].null_count < len(indices):
             in_stream = columns["subxid"].is_valid()
@@ -684,13 +684,13 @@ class FrameReader:
                 unknown = pc.and_(in_stream, beside["seq"].is_null())
             self.check_counted(unknown, indices, columns["xid"], frames)
             if "xid" in beside:
-                # The frames of a streamed transaction have its xid themselves.
+                # Frames of a streamed transaction carry its xid themselves.
                 beside["xid"] = pc.if_else(in_stream, None, beside["xid"])
         for name, values in beside.items():
             columns[name] = pc.coalesce(values, columns[name]) if values.null_count else values
 
     def as_type(self, name: str, values: pa.Array, type_: pa.DataType) -> pa.Array:
-        """Integers or timestamps that were given, in the type of their column."""
+        """Convert a column beside the frames to the type of the DataFrame's column."""
         try:
             if name == "commit_time" and pa.types.is_integer(values.type):
                 values = pc.add_checked(values.cast(pa.int64()), EPOCH_SHIFT)
@@ -704,7 +704,7 @@ class FrameReader:
             ) from error
 
     def stepped(self, seqs: pa.Array, rows: pa.Array, indices: pa.Array, change: Any) -> pa.Array:
-        """The seq of each row, made from the given ones, which belong to each frame's first row.
+        """Return the seq of each row; the columns beside the frames have that of the first row.
 
         A TRUNCATE of several tables makes several rows, so a row may not be its frame's first.
         """
@@ -728,9 +728,9 @@ class FrameReader:
     def check_counted(
         self, unknown: pa.Array, indices: pa.Array, xids: pa.Array, frames: pa.Array
     ) -> None:
-        """Refuse rows of a streamed transaction whose beginning was not read here.
+        """Refuse rows of a streamed transaction whose first chunk was not read here.
 
-        The rows before them are unknown, and so is their seq.
+        The number of rows before them is unknown, so their seq is unknown too.
         """
         starts, counted = self.chunks(set(self.streamed))
         rows = np.flatnonzero(unknown.to_numpy(zero_copy_only=False))
