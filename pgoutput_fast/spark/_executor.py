@@ -407,8 +407,8 @@ class _Mapping:
                 continue
             child = found.field(position)
             if child.type != wanted.type:
-                child = child.cast(wanted.type)  # from an older version's smaller type
                 child = child.cast(wanted.type)  # an older version had a smaller type
+            children.append(child)
         mask = found.is_null() if found.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
 
@@ -454,11 +454,11 @@ class FrameReader:
         self.path = path
         self.follower = follower
         self.where = ""
-        self.lsns: pa.Array | None = None  # of the frames of a batch, where they are known
         self.lsns: pa.Array | None = None  # the LSNs of a batch's frames, where they are known
+        self.is_read = read
         self.mappings: dict[Layout, _Mapping] = {}
-        self.told = ""  # the relation of the batch before
         self.told = ""  # the relation of the last batch, so that only a new one is written
+        decoder = decoder_of(target.settings)
         announced = [decoder.decode(frame) for frame in target.relations]
         self.given = {one.relation_id for one in announced if isinstance(one, Relation)}
         self.decoder = pf.ColumnarDecoder(

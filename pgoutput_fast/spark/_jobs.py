@@ -1,4 +1,4 @@
-"""Have Spark run functions of this package on its executors."""
+"""Run functions of this package on Spark's executors."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 _SCHEMA = pa.schema({"id": pa.int64(), "result": pa.binary()})
 _DDL = "id bigint, result binary"
-_TOLD = 0.5  # seconds between two looks whether a job has ended
+_TOLD = 0.5  # seconds between two calls of `tell` while a job runs
 
 
 class Jobs(Protocol):
-    """What runs functions, each on arguments of its own, beside each other."""
+    """Runs a function on many arguments in parallel."""
 
     @property
     def cores(self) -> int:
-        """So many at a time.
+        """The number of tasks that run at once.
 
         Raises
         ------
         RetryableError
-            Nobody can tell any more.
+            Spark does not answer any more.
         """
 
     def run(
@@ -45,20 +45,20 @@ class Jobs(Protocol):
         tasks: Sequence[_T],
         tell: Callable[[], None],
     ) -> list[_R]:
-        """Run a function once for each of some arguments, each in a task of its own.
+        """Run a function once for each argument, each in its own task.
 
-        A task may run several times, also at the same time: the function has to be such that this
-        does no harm.
+        A task may run several times, even at the same time. The function must allow this.
 
         Parameters
         ----------
         what : str
-            What is done.
+            What the tasks do, for errors and Spark's user interface.
         function : callable
-            A module's.
+            A function at the top level of a module.
         tasks : sequence
+            The arguments.
         tell : callable
-            Called now and then.
+            Called from time to time while the tasks run.
 
         Returns
         -------
@@ -68,16 +68,16 @@ class Jobs(Protocol):
         Raises
         ------
         PgOutputError
-            As the function has raised it; or the tasks can't be run.
+            The function has raised it, or Spark cannot run the tasks.
         """
 
 
 class SparkJobs:
-    """See `Jobs`: tasks of Spark."""
+    """Runs functions as tasks of Spark; see `Jobs`."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        # One thread, as each has a connection of its own to the JVM.
+        # One thread, because each thread opens its own connection to the JVM.
         self._thread = ThreadPoolExecutor(1, "pgoutput_fast-spark")
 
     @property
@@ -99,7 +99,7 @@ class SparkJobs:
             tell()
         from pyspark.errors import PythonException
 
-        with calls(what, PythonException):  # an error of a function comes again
+        with calls(what, PythonException):  # an error of the function would only come again
             found = job.result()
         results = {number: unpickled(payload) for number, payload in found}
         for number in range(len(tasks)):
@@ -120,16 +120,16 @@ class SparkJobs:
                     columns = [pa.array([number], pa.int64()), made]
                     yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
-        self._spark.sparkContext.setJobDescription(f"pgoutput: {what}")  # of this thread
+        self._spark.sparkContext.setJobDescription(f"pgoutput: {what}")  # for this thread only
         numbers = self._spark.range(0, len(tasks), 1, len(tasks))
         found = numbers.mapInArrow(run, _DDL).toArrow()
         return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
 def outcome(function: Callable[[Any], Any], task: bytes) -> bytes:
-    """What a function gives for an argument, or the error of this package that it raises.
+    """Return a function's pickled result, or the pickled error of this package that it raises.
 
-    Such an error comes back as what it is, and its task is not run again.
+    The error reaches the driver unchanged, and Spark does not run the task again.
     """
     result: Any
     try:
@@ -140,5 +140,5 @@ def outcome(function: Callable[[Any], Any], task: bytes) -> bytes:
 
 
 def unpickled(payload: bytes) -> Any:
-    """What this module has pickled, on the driver or on an executor."""
+    """Load a payload that this module has pickled, on the driver or on an executor."""
     return pickle.loads(payload)  # noqa: S301

@@ -1,6 +1,6 @@
-"""The JSON of whole Arrow columns, without a Python object for each value.
+"""Convert whole Arrow columns to JSON, without a Python object for each value.
 
-Texts are meant to be those of Debezium with ``decimal.handling.mode=string``,
+The texts are meant to equal those of Debezium with ``decimal.handling.mode=string``,
 ``time.precision.mode=isostring`` and ``binary.handling.mode=base64``.
 """
 
@@ -21,12 +21,12 @@ _ALPHABET = np.frombuffer(
 
 
 def json_column(array: Any) -> Any:
-    """Convert each value to JSON, an array of utf8 without nulls; null becomes ``null``.
+    """Convert each value to JSON: an array of utf8 without nulls, where null is ``null``.
 
-    Integers, finite floats and booleans become numbers and booleans. Numerics become strings, which
-    lose no digit, and so do NaN and infinities, which JSON does not have. Dates, times and
-    timestamps are strings of ISO 8601 with ``Z``, bytes strings of base64. Lists become arrays,
-    structs and maps objects.
+    Integers, finite floats and booleans become numbers and booleans. Numerics become strings, so
+    that no digit is lost. NaN and infinities become strings because JSON lacks them. Dates, times
+    and timestamps become strings of ISO 8601 with ``Z``, bytes become strings of base64. Lists
+    become arrays; structs and maps become objects.
     """
     type_ = array.type
     if isinstance(array, pa.ExtensionArray):
@@ -40,18 +40,18 @@ def json_column(array: Any) -> Any:
 
 
 def json_string(text: Any) -> Any:
-    """Quote texts, an array of utf8; null stays null."""
+    """Return texts, an array of utf8, as JSON strings; null stays null."""
     return joined('"', escaped(text), '"')
 
 
 def joined(*parts: Any) -> Any:
-    """Put texts behind each other; null where one of them is null."""
+    """Concatenate texts row by row; null where one of them is null."""
     made = [pa.scalar(one) if isinstance(one, str) else one for one in parts]
     return pc.binary_join_element_wise(*made, _NOTHING)
 
 
 def json_name(name: str) -> str:
-    """A name of a field."""
+    """Return a text as a JSON string, such as the name of a field."""
     return json.dumps(name, ensure_ascii=False)
 
 
@@ -59,7 +59,7 @@ def escaped(text: Any) -> Any:
     r"""Escape quotes, backslashes and control characters of texts."""
     found = _bytes_of(text)
     special = np.unique(found[(found < 0x20) | (found == 0x22) | (found == 0x5C)])
-    # A backslash first, as the others' escapes have one.
+    # Backslashes first: the escapes of the other characters contain one.
     for byte in sorted(special.tolist(), key=lambda byte: byte != 0x5C):
         character = chr(byte)
         text = pc.replace_substring(text, character, json.dumps(character)[1:-1])
@@ -67,10 +67,10 @@ def escaped(text: Any) -> Any:
 
 
 def _bytes_of(array: Any) -> Any:
-    """The bytes of all values of an array of utf8 or binary."""
+    """Return the bytes of all values of an array of utf8 or binary."""
     _, offsets, data = array.buffers()
     bounds = _bounds(array, offsets)
-    # Arrow may leave out the buffer of the values if all of them are empty.
+    # Arrow may omit the buffer of the values if all of them are empty.
     return np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
 
 
@@ -79,7 +79,7 @@ def _bounds(array: Any, offsets: Any) -> Any:
 
 
 def _valid_json(array: Any) -> Any:
-    """The JSON of an array's values; null stays null."""
+    """Return the values as JSON; null stays null."""
     type_ = array.type
     if pa.types.is_string(type_):
         return json_string(array)
@@ -92,8 +92,7 @@ def _valid_json(array: Any) -> Any:
     if pa.types.is_date(type_):
         return joined('"', array.cast(pa.string()), 'Z"')
     if pa.types.is_timestamp(type_):
-        # The text of a timestamp with a time zone, here always UTC, takes Arrow thirty times as
-        # long.
+        # Arrow takes thirty times as long to print a timestamp with a time zone, here always UTC.
         plain = array.cast(pa.timestamp(type_.unit)).cast(pa.string())
         return joined('"', _short(pc.replace_substring(plain, " ", "T")), 'Z"')
     if pa.types.is_time(type_):
@@ -111,12 +110,12 @@ def _valid_json(array: Any) -> Any:
 
 
 def _key_json(keys: Any) -> Any:
-    """The names of an object's fields."""
+    """Return keys of a map as the names of an object's fields."""
     return json_string(keys if pa.types.is_string(keys.type) else keys.cast(pa.string()))
 
 
 def _lists(array: Any, values: Any, begin: str, end: str) -> Any:
-    """Put the texts of a list's or map's parts together."""
+    """Join the texts of a list's or map's elements."""
     parts = pa.Array.from_buffers(
         pa.list_(pa.string()), len(array), array.buffers()[:2], array.null_count, array.offset,
         children=[values],
@@ -125,7 +124,7 @@ def _lists(array: Any, values: Any, begin: str, end: str) -> Any:
 
 
 def _object(array: Any) -> Any:
-    """Put the texts of a struct's fields together."""
+    """Join the texts of a struct's fields."""
     pieces: list[Any] = ["{"]
     for field, column in zip(array.type, array.flatten(), strict=True):
         comma = "," if len(pieces) > 1 else ""
@@ -145,12 +144,12 @@ def _float_json(array: Any) -> Any:
         return text
     for found, wanted in (("nan", "NaN"), ("-inf", "-Infinity"), ("inf", "Infinity")):
         text = pc.if_else(pc.equal(text, found), f'"{wanted}"', text)
-    # PostgreSQL has one NaN; one that has a sign bit is the same.
+    # Arrow prints NaN's sign bit. PostgreSQL has one NaN only.
     return pc.if_else(pc.equal(text, "-nan"), '"NaN"', text)
 
 
 def _decimal_text(array: Any) -> Any:
-    """The digits of numerics; Arrow prints very small ones with an exponent."""
+    """Return the digits of numerics; Arrow prints very small numerics with an exponent."""
     text = array.cast(pa.string())
     odd = pc.match_substring(text, "E")
     if not pc.any(odd).as_py():
@@ -160,7 +159,7 @@ def _decimal_text(array: Any) -> Any:
 
 
 def _short(text: Any) -> Any:
-    """Times without the zeros behind their fraction, which Arrow always prints."""
+    """Strip the zeros at the end of the fractions, which Arrow always prints."""
     return pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".") if _has_fraction(text) else text
 
 
@@ -170,7 +169,7 @@ def _has_fraction(text: Any) -> bool:
 
 
 def base64_text(array: Any) -> Any:
-    """The base64 of each value of an array of binary; null stays null."""
+    """Return the base64 of each value of an array of binary; null stays null."""
     _, offsets, _ = array.buffers()
     bounds = _bounds(array, offsets).astype(np.int64)
     lengths = np.diff(bounds)

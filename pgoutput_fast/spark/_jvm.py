@@ -1,7 +1,7 @@
-"""Calls into Java, by which PySpark has everything done: how their errors are said.
+"""Report errors of calls into Java, through which PySpark does all its work.
 
-The Java process of the driver, its JVM, can be killed while the driver's Python goes on. Then each
-call fails, and by which exception depends on the moment.
+The driver's Java process, its JVM, can be killed while the driver's Python process goes on. Then
+each call fails, with an exception that depends on the moment.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pgoutput_fast.errors import PgOutputError, RetryableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ANSWER = 5.0  # seconds until a JVM that accepts no connection is taken to be gone
+_ANSWER = 5.0  # seconds after which a JVM that accepts no connection counts as ended
 _RAISED = re.compile(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)(?::.*)?$")
 _CAUSE = re.compile(r"^(?:Caused by)?: ([\w.$]+)(?:: (.*))?$")
-"""A line of a Java stack trace that begins an exception: its class and its message."""
+"""A line of a Java stack trace where an exception begins: its class and its message."""
 
 
 @contextlib.contextmanager
 def calls(what: str, *lasting: type[Exception]) -> Iterator[None]:
-    """Have errors of calls into Java say what Spark could not do.
+    """Raise errors of calls into Java as errors that say what Spark could not do.
 
     Parameters
     ----------
     what : str
-        What is done.
+        What the calls do.
     *lasting : type
-        Exceptions that come again. All others may pass: executors, or a JVM, that were lost may be
-        there later.
+        Exceptions that would come again. Any other exception may pass: lost executors, or a lost
+        JVM, may be back later.
 
     Raises
     ------
@@ -55,14 +55,14 @@ def calls(what: str, *lasting: type[Exception]) -> Iterator[None]:
 
 
 def is_gone() -> bool:
-    """Whether the JVM that this process had has ended."""
+    """Return whether this process had a JVM that has ended."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway  # noqa: SLF001 - nothing public tells it
     if gateway is None:
         return False
     at = gateway.gateway_parameters
-    # A call would tell too, but py4j logs a traceback of each one that fails.
+    # Do not make a call: py4j logs a traceback of each call that fails.
     try:
         socket.create_connection((at.address, at.port), _ANSWER).close()
     except OSError:
@@ -71,10 +71,10 @@ def is_gone() -> bool:
 
 
 def said(error: Exception) -> str:
-    """One line of an error: of a traceback, its end; of a Java stack trace, its messages."""
+    """Return one line of an error: a traceback's end, or the messages of a Java stack trace."""
     try:
-        text = str(error)  # for which py4j asks the JVM
-    except Exception:  # noqa: BLE001 - it is gone meanwhile
+        text = str(error)  # py4j asks the JVM for the text
+    except Exception:  # noqa: BLE001 - the JVM has ended
         text = ""
     found = raised_in(text)
     is_whole = _RAISED.match(found) or _messages(text)
@@ -82,9 +82,9 @@ def said(error: Exception) -> str:
 
 
 def raised_in(text: str) -> str:
-    """One line of what Spark says of an error.
+    """Return one line of Spark's text of an error.
 
-    Of a traceback it is the end, of a Java stack trace the messages, else the first line.
+    The line is the end of a traceback, the messages of a Java stack trace, or else the first line.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if _RAISED.match(line)]
@@ -94,12 +94,12 @@ def raised_in(text: str) -> str:
 
 
 def _messages(text: str) -> str:
-    """The messages of the exceptions of a Java stack trace; of those without one, the classes."""
+    """Return the messages of a Java stack trace; the exceptions' classes if none has a message."""
     causes = [found for line in text.splitlines() if (found := _CAUSE.match(line))]
     messages: list[str] = []
     for one in causes:
         message = (one[2] or "").strip()
-        # One that ends so has its cause say it, and one that says it all may be told twice.
+        # A message that ends with a colon is followed by its cause. Causes repeat messages, too.
         if message and not message.endswith(":") and not any(message in had for had in messages):
             messages.append(message)
     return "; ".join(messages or dict.fromkeys(one[1] for one in causes))

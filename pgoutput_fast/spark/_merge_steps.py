@@ -1,7 +1,7 @@
-"""Merges into large state tables, whose files Spark's executors search and write anew together.
+"""Merge net changes into large state tables: Spark's executors search and rewrite files together.
 
-The net changes are in a file of the target meanwhile, which all tasks read. The driver decides what
-becomes of each row, and commits.
+The net changes are meanwhile in a file of the target that all tasks read. The driver decides which
+rows to write, and commits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class NetFile(NamedTuple):
-    """Net changes in a file of the target. Fields: path (in the target); others of `NetChanges`."""
+    """Net changes in a file of the target; `path` is in the target, the rest as in `NetChanges`."""
 
     path: str
     table: str
@@ -48,12 +48,12 @@ class NetFile(NamedTuple):
 
 
 def write_net(place: DeltaPlace, net: NetChanges, prefix: str) -> NetFile:
-    """Write net changes into a file.
+    """Write net changes into a file of the target.
 
     Parameters
     ----------
     place : DeltaPlace
-        Of the target.
+        The target's place.
     net : NetChanges
     prefix : str
         A directory in the target.
@@ -61,9 +61,9 @@ def write_net(place: DeltaPlace, net: NetChanges, prefix: str) -> NetFile:
     Raises
     ------
     PgOutputError
-        The storage refuses.
+        The storage has refused.
     """
-    # A task may run twice at the same time.
+    # Part of the name is random, because a task may run twice at the same time.
     path = f"{prefix}/{net.relation_id}-{uuid.uuid4().hex}.arrow"
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with place.refusals(path):
@@ -82,7 +82,7 @@ def write_net(place: DeltaPlace, net: NetChanges, prefix: str) -> NetFile:
 
 
 def opened_net(place: DeltaPlace, file: NetFile) -> NetChanges:
-    """Return net changes that are in a file; errors of reading it are those of the storage."""
+    """Return the net changes in a file; errors of reading it are errors of the storage."""
 
     def opened() -> Any:
         return pa.ipc.open_stream(place.filesystem().open_input_stream(file.path))
@@ -100,9 +100,10 @@ def opened_net(place: DeltaPlace, file: NetFile) -> NetChanges:
 
 
 class Staging(NamedTuple):
-    """Where tasks write net changes that they leave to the driver.
+    """Where tasks write net changes that the driver merges.
 
-    Fields: prefix (the directory in the target); least_bytes (of files that may be written anew).
+    Fields: prefix (a directory in the target); least_bytes (of files to rewrite, from which on the
+    driver merges).
     """
 
     prefix: str
@@ -110,19 +111,19 @@ class Staging(NamedTuple):
 
 
 class MergedTable(NamedTuple):
-    """A state table and its net changes, as tasks have them.
+    """A state table and its net changes, in a form that can be sent to tasks.
 
     Attributes
     ----------
     uri : str
-        Of the target.
+        The target's URI.
     storage_options : dict of str to str
-        They may have secrets.
+        May contain secrets.
     directory : str
-        Of the table, in the target.
+        The table's directory in the target.
     shape : Shape
     marker : str or None
-        The column in which deleted rows are marked.
+        The column that marks deleted rows.
     net : NetFile
     """
 
@@ -137,23 +138,23 @@ class MergedTable(NamedTuple):
         return f"MergedTable({self.directory!r})"
 
     def opened(self) -> tuple[LakeTable, MergeFiles, NetChanges]:
-        """The table, which is not loaded, its files, and the net changes."""
+        """Return the table, not loaded yet, its files for the merge, and the net changes."""
         place = DeltaPlace(self.uri, self.storage_options)
         table = LakeTable(place, self.directory, "", 0)
         return table, MergeFiles(table, self.shape, self.marker), opened_net(place, self.net)
 
 
 class FindTask(NamedTuple):
-    """Files that one task searches. Fields: table; files (with their numbers)."""
+    """Files for one task to search. Fields: table; files (with their numbers)."""
 
     table: MergedTable
     files: Sequence[tuple[int, File]]
 
 
 class RewriteTask(NamedTuple):
-    """Files that one task writes anew.
+    """Files for one task to rewrite.
 
-    Fields: table; part; partition_by (the columns by which the table is partitioned).
+    Fields: table; part (of the merge); partition_by (the table's partition columns).
     """
 
     table: MergedTable
@@ -162,7 +163,7 @@ class RewriteTask(NamedTuple):
 
 
 def find_hits(task: FindTask) -> list[Hits]:
-    """Look for the rows of net changes in some files; errors are those of the storage."""
+    """Search some files for the rows of net changes; errors are those of the storage."""
     table, files, net = task.table.opened()
     schema = task.table.shape.schema
     with table.refusals():
@@ -184,17 +185,17 @@ def rewrite_files(task: RewriteTask) -> Written:
 
 
 class SparkSteps(LocalSteps):
-    """See `MergeSteps`: Spark's executors share them where they have much to read.
+    """Steps of a merge that Spark's executors share if there is much to read; see `MergeSteps`.
 
     Parameters
     ----------
     jobs : Jobs
     least_bytes : int
-        Of fewer bytes of files this process does a step itself.
+        The process does a step itself if the step's files have fewer bytes.
     held : contextlib.ExitStack
-        What it has until the merge stands or fails.
+        Keeps the staged file of net changes until the merge has ended.
     net : NetFile, optional
-        The file that has the net changes; by default it is written when a task needs it.
+        A file that already has the net changes; by default a step writes it when tasks need it.
     """
 
     def __init__(
@@ -242,10 +243,10 @@ class SparkSteps(LocalSteps):
 
 @contextlib.contextmanager
 def spark_steps(jobs: Jobs, least_bytes: int, net: NetFile | None = None) -> Iterator[SparkSteps]:
-    """Have Spark do the steps of a merge; the arguments are those of `SparkSteps`."""
+    """Let Spark do the steps of a merge; the arguments are those of `SparkSteps`."""
     with contextlib.ExitStack() as held:
         yield SparkSteps(jobs, least_bytes, held, net)
 
 
 def _nothing() -> None:
-    """Tell nothing: the thread that waits for this one tells."""
+    """Report nothing: the thread that waits for the merge reports."""

@@ -22,7 +22,7 @@ def offset_at(
     position: Position,
     newest: CommitRecord | None = None,
 ) -> dict[str, Any]:
-    """Return a position as Spark stores it, with the newest commit before it that was read."""
+    """Return a position as Spark stores it, with the newest commit that was read before it."""
     offset = {
         "position": format_lsn(position.lsn),
         "tables": {str(key): format_lsn(lsn) for key, lsn in sorted(position.tables.items())},
@@ -34,12 +34,12 @@ def offset_at(
 
 
 def newest_of(offset: Mapping[str, Any]) -> CommitRecord | None:
-    """The newest commit that was read up to an offset; None: the offset does not have it.
+    """Return the newest commit that was read before an offset; None if the offset lacks it.
 
     Raises
     ------
     PgOutputError
-        It is of another form.
+        This source does not write such offsets.
     """
     if (found := offset.get("newest")) is None:
         return None
@@ -51,7 +51,7 @@ def newest_of(offset: Mapping[str, Any]) -> CommitRecord | None:
 
 
 def is_no_offset(offset: Mapping[str, Any]) -> PgOutputError:
-    """The error for an offset of another form."""
+    """Return the error for an offset that this source does not write."""
     return PgOutputError(
         f"the checkpoint has an offset that this source does not write: {dict(offset)}",
         code="not_ours",
@@ -59,12 +59,12 @@ def is_no_offset(offset: Mapping[str, Any]) -> PgOutputError:
 
 
 def position_of(offset: Mapping[str, Any], view: View) -> Position:
-    """The position of an offset.
+    """Return the position of an offset.
 
     Raises
     ------
     PgOutputError
-        It is another source's, or none.
+        The offset belongs to another server, database or slot, or is no offset of this source.
     """
     try:
         of = {name: offset[name] for name in _IDENTITY}

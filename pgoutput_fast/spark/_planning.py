@@ -1,4 +1,4 @@
-"""Which files have the changes of one table, and its newest version; decided on the driver."""
+"""Decide on the driver which files have the changes of one table, and find its newest version."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _Path = str | os.PathLike[str]
 
 
 class Planned:
-    """What there is to read.
+    """The files to read.
 
     Parameters
     ----------
     path : path or iterable of paths
-        A directory, or files of segments.
+        A change log, or files of segments.
 
     Attributes
     ----------
     metadata : SegmentMetadata
-        Of the newest file.
+        The metadata of the newest file.
     end : int
-        What is committed before this LSN is there.
+        The files have all commits before this LSN.
 
     Raises
     ------
     PgOutputError
-        There is nothing, or it can't be read.
+        There are no segments, or they can't be read.
     """
 
     metadata: SegmentMetadata
@@ -68,14 +68,14 @@ class Planned:
     def newest(
         self, table: str, settings: Settings, kept: History | None = None
     ) -> RelationPlan | None:
-        """The newest version of the table that has, or had last, a name; None if there is none.
+        """Return the newest version of the table that has, or last had, a name; None if none had.
 
         Parameters
         ----------
         table : str
         settings : Settings
         kept : History, optional
-            Tells which of two tables has the name, where nothing else does.
+            The schema history: decides which of two tables has the name if segments do not tell.
         """
         relation_id = self._relation_id(table, settings, kept)
         if relation_id is None:
@@ -89,21 +89,21 @@ class Planned:
         copied = _plan_of(_spans(paths[0])[-1], settings)
         if newest is None or newest.relation.frame == copied.relation.frame:
             return copied
-        # Changes behind the snapshot have its layout, or a newer one.
+        # Changes after the snapshot have the snapshot's layout or a newer one.
         return next(self._plans(relation_id, settings, since=copy.lsn), copied)
 
     def as_of(self, relation_id: int) -> int:
-        """The LSN of which the newest version of a table is known.
+        """Return the LSN up to which the newest version of a table is known.
 
-        Of a copy that is not finished nothing tells the columns yet, and its point may be before
-        the end of the directory.
+        While a snapshot is not complete, the table's changes after it are not readable yet. The
+        version may then be older than the end of the change log.
         """
         state = self._view.states.get(relation_id)
         held_from = None if state is None else state.held_from
         return self.end if held_from is None else min(self.end, held_from)
 
     def _relation_id(self, table: str, settings: Settings, kept: History | None) -> int | None:
-        """The relation id of the table that has a name, or had it last."""
+        """Return the relation id of the table that has, or last had, a name."""
         announced = self._announced(table, settings)
         copied = {}
         if self._directory is not None and self._view.states:
@@ -120,8 +120,8 @@ class Planned:
         return announced if is_later else last
 
     def _announced(self, table: str, settings: Settings) -> int | None:
-        """The relation id of the table that had a name last, by segments."""
-        # A capture goes on announcing in each segment what it has announced before.
+        """Return the relation id of the table that last had a name, as segments tell."""
+        # Each segment announces again what earlier segments have announced: the newest is enough.
         for segment in self._view.segments[-1:]:
             for relation_id, name in reversed(announced_tables(segment.path).items()):
                 if shown_name(".".join(name)) == table:
@@ -137,7 +137,7 @@ class Planned:
         settings: Settings,
         kept: History | None,
     ) -> bool:
-        """Whether one table got a name that another one had when it was copied, at an LSN."""
+        """Return whether a table got a name after another table's snapshot had it, at an LSN."""
         other, lsn = copied
         for span in self._spans(since=lsn):
             if span.relation_id == announced and _name_of(span, settings) == table:
@@ -152,7 +152,7 @@ class Planned:
         )
 
     def tables(self) -> set[str]:
-        """The names of the tables that the newest segment announces, and of those with copies."""
+        """Return the tables that the newest segment announces, and the tables with snapshots."""
         if self._directory is not None:
             known = known_tables(self._directory)
         else:
@@ -160,16 +160,16 @@ class Planned:
         return {shown_name(".".join(name)) for name in known.values()}
 
     def relations(self, relation_id: int, settings: Settings) -> Iterator[Relation]:
-        """All versions of a table that files have, newest first, most of them several times."""
+        """Yield all versions of a table in the files, newest first; most come several times."""
         yield from (plan.relation for plan in self._plans(relation_id, settings))
         for key, files in self._view.files.items():
             if key[0] == relation_id:
                 yield _plan_of(_spans(files[0])[-1], settings).relation
 
     def _spans(self, relation_id: int | None = None, *, since: int = 0) -> Iterator[Span]:
-        """The spans of segments, of one table or all, newest first.
+        """Yield the spans of segments, of one table or all, newest first.
 
-        With `since`, those with a transaction that was committed there or later.
+        With `since`, only spans with a transaction that was committed at this LSN or later.
         """
         for segment in reversed(self._view.segments):
             if segment.end_lsn <= since:
@@ -185,7 +185,7 @@ class Planned:
     def _plans(
         self, relation_id: int, settings: Settings, *, since: int = 0
     ) -> Iterator[RelationPlan]:
-        """The plans of a table's layouts, newest first."""
+        """Yield the plans of a table's layouts, newest first."""
         for span in self._spans(relation_id, since=since):
             yield _plan_of(span, settings)
 
@@ -198,15 +198,14 @@ class Planned:
         ----------
         relation_id : int or None
         start : int, optional
-            What was committed before this LSN is not wanted; by default it begins with the newest
-            snapshot.
+            Leave out what was committed before this LSN; by default begin with the newest snapshot.
         end : int, optional
-            What was committed from this LSN on is not wanted, nor the snapshots since.
+            Leave out what was committed from this LSN on, and later snapshots.
 
         Raises
         ------
         PgOutputError
-            Some of them are deleted.
+            The capture has deleted some of the changes.
         """
         if relation_id is None:
             return []
@@ -219,7 +218,7 @@ class Planned:
 def read_batches(
     read: Read, metadata: SegmentMetadata, target: ExecutorTarget
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the changes of a read of one table and one file, on an executor."""
+    """Yield the changes of a read of one table and one file; runs on an executor."""
     follower = None
     if target.history is not None:
         follower = HistoryFollower(target.history, target.history_policy)
@@ -229,7 +228,7 @@ def read_batches(
     wanted = None if is_snapshot else _wanted(read)
     with SegmentReader(path) as reader:
         check_file(reader, metadata)
-        # The other columns are filled in from the Begins in a segment.
+        # The Begins in a segment give the other columns.
         names = ["data", "lsn", "seq"]
         if is_snapshot:
             names += ["commit_lsn", "commit_time"]
@@ -250,14 +249,14 @@ def read_batches(
 
 
 def _wanted(read: Read) -> tuple[int, int] | None:
-    """Return the commit LSNs that are wanted of a segment; None: all."""
+    """Return the range of commit LSNs that is wanted of a segment; None: all."""
     ((start, end),) = read.ranges.values()
     segment = Segment.from_path(read.files[0])
     return None if start <= segment.start_lsn and segment.end_lsn <= end else (start, end)
 
 
 def _within(batch: pa.RecordBatch, window: tuple[int, int] | None) -> pa.RecordBatch:
-    """The frames of the transactions that count, and what announces tables and types."""
+    """Return the frames of the wanted transactions, and all Relations and Types."""
     if window is None:
         return batch
     lsns = batch.column("commit_lsn")
@@ -266,18 +265,18 @@ def _within(batch: pa.RecordBatch, window: tuple[int, int] | None) -> pa.RecordB
 
 
 def _announces(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """Whether each frame is a Type or Relation."""
+    """Return whether each frame is a Type or Relation."""
     return pa.array(np.isin(tags_of(batch.column("data")), ANNOUNCEMENTS))
 
 
 def _spans(path: Path) -> list[Span]:
-    """The layout index of a file."""
+    """Return the layout index of a file."""
     with SegmentReader(path) as reader:
         return reader.index
 
 
 def _plan_of(span: Span, settings: Settings) -> RelationPlan:
-    """The plan of a span's layout."""
+    """Return the plan of a span's layout."""
     decoder = decoder_of(settings)
     for frame in (*span.types, span.relation):
         decoder.decode(frame)
@@ -287,6 +286,6 @@ def _plan_of(span: Span, settings: Settings) -> RelationPlan:
 
 
 def _name_of(span: Span, settings: Settings) -> str:
-    """The name of a span's table, as users give it."""
+    """Return the name of a span's table, as users write it."""
     relation: Any = decode_rare(span.relation, in_stream=False, encoding=settings.encoding)
     return shown_table(relation)

@@ -1,6 +1,6 @@
-"""Rows of which a value is refused, with the bytes of that value in the value's place.
+"""Decode rows with refused values again, with the bytes of each such value in its place.
 
-Mode "envelope" of the source has them as records. So no row is lost, and no value of one is null
+Mode "envelope" of the source makes records of these rows. So no row is lost, and no value is null
 without an error beside it.
 """
 
@@ -32,7 +32,7 @@ ERRORS_TYPE = pa.list_(
         {"code": pa.string(), "column": pa.string(), "message": pa.string(), "raw": pa.binary()}
     )
 )
-"""What is told of the values of a row that are refused."""
+"""The refused values of a row, with their errors."""
 
 _TEXT, _BYTES = "text", "bytes"
 
@@ -44,9 +44,9 @@ class RefusedRows(NamedTuple):
     ----------
     relation : Relation
     changes : pyarrow.RecordBatch
-        In the form of a ChangeBatch.
+        With the columns of a ChangeBatch.
     errors : list of list of dict
-        Of each row, in the form of `ERRORS_TYPE`.
+        For each row, a value of `ERRORS_TYPE`.
     """
 
     relation: Any
@@ -55,18 +55,18 @@ class RefusedRows(NamedTuple):
 
 
 class _RefusedRow(NamedTuple):
-    """A row, and what is known of it."""
+    """A row with its refused values."""
 
     data: bytes
     frame: int
-    """The index of its frame in the chunk."""
+    """The index of the row's frame in the chunk."""
     plan: RelationPlan
     forms: Mapping[str, str]
-    """In place of its type, the form in which a column is decoded."""
+    """The columns to decode as text or as bytes instead of by their type."""
     errors: list[dict[str, Any]]
 
     def without(self, error: DecodeError) -> _RefusedRow:
-        """The same with one more column in another form, as its value is refused."""
+        """Return this row with one more refused column, which becomes text or else bytes."""
         column, errors = error.column or "", self.errors
         if column not in self.forms:
             told = {
@@ -79,7 +79,7 @@ class _RefusedRow(NamedTuple):
 
 
 def _raw(frame: bytes, offset: int) -> bytes:
-    """The value that begins at an offset, behind its length."""
+    """Return the value at an offset; its length stands before it."""
     return frame[offset : offset + int.from_bytes(frame[offset - 4 : offset], "big")]
 
 
@@ -89,22 +89,22 @@ def refused_rows(
     decoding: Mapping[str, Any],
     explain: Callable[[str], str],
 ) -> Iterator[RefusedRows]:
-    """Decode refused rows again, each refused value as its text, or else as its bytes.
+    """Decode refused rows again, each refused value as text, or else as bytes.
 
     Parameters
     ----------
     chunk : Chunk
     refusals : sequence of Refusal
-        Of frames of the chunk.
+        The refused frames of the chunk.
     decoding : dict
-        Arguments of the ColumnarDecoder that refused them.
+        Arguments of the ColumnarDecoder that refused the frames.
     explain : callable
-        Makes the text of an error that of the source, such as to name options.
+        Rewrites the text of an error for the source, for example to name its options.
 
     Raises
     ------
     PgOutputError
-        More than a value is refused.
+        A frame was refused for another reason than a column's value.
     """
     rows = []
     for relation, error, bad in refusals:
@@ -112,8 +112,8 @@ def refused_rows(
         if bad is None or bad.plan is None or bad.error.column is None:
             raise error
         rows.append(_RefusedRow(bad.data, bad.frame, bad.plan, {}, []).without(bad.error))
-    # Rows of which the same columns are refused are decoded together. Each time one more column
-    # of a row is known to be refused, so that it ends.
+    # Rows with the same refused columns are decoded together. Each round makes one more column of
+    # each remaining row text or bytes, so the loop ends.
     while rows:
         groups: dict[tuple[int, frozenset[tuple[str, str]]], list[_RefusedRow]] = {}
         for row in rows:
@@ -123,7 +123,7 @@ def refused_rows(
         for group in groups.values():
             decoder = _decoder(group[0], chunk, decoding)
             frames = [group[0].plan.relation.frame, *(row.data for row in group)]
-            # The column lsn gets the place of each row in the group.
+            # The column lsn gets the index of each row in the group.
             for changes in decoder.decode(frames, lsns=np.array([0, *range(len(group))])):
                 batch = pa.record_batch(changes)
                 taken = [group[i] for i in batch.column("lsn").to_pylist()]
@@ -138,7 +138,7 @@ def refused_rows(
 
 
 def _decoder(row: _RefusedRow, chunk: Chunk, decoding: Mapping[str, Any]) -> ColumnarDecoder:
-    """A decoder for rows like this one."""
+    """Return a decoder for rows with the same refused columns as this row."""
     plan = row.plan
     natural = layout_of(plan, "spark", Selection())
     columns = []
@@ -157,7 +157,7 @@ def _decoder(row: _RefusedRow, chunk: Chunk, decoding: Mapping[str, Any]) -> Col
 
 
 def _placed(batch: pa.RecordBatch, chunk: Chunk, rows: Sequence[_RefusedRow]) -> pa.RecordBatch:
-    """Changes with the values that stand beside their frames."""
+    """Return changes with the values of the columns beside their frames filled in."""
     at = pa.array([row.frame for row in rows])
     beside = {
         name: chunk.beside.column(name).take(at).combine_chunks()

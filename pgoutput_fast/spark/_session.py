@@ -1,4 +1,4 @@
-"""A local Spark session with the settings that the readers of this package need."""
+"""Make a local Spark session with the settings that the readers of this package need."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONFIGURATION: Mapping[str, str] = {
-    # Without this setting Spark does not compare the names and types of the columns that a Python
-    # function returns: it takes them by their position.
+    # Without this setting Spark matches the columns that a Python function returns by their
+    # position, and compares neither names nor types.
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # PostgreSQL's `time` is Spark's TIME, which is written to Parquet only with this setting.
     "spark.sql.timeType.enabled": "true",
-    # 64-bit microseconds. The default is INT96, which others read as nanoseconds, with overflows.
+    # 64-bit microseconds. The default INT96 is read as nanoseconds by others, and overflows there.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A timestamptz is a point in time. It is shown and parsed in UTC, whatever the machine's zone.
+    # Show and parse timestamptz, a point in time, in UTC, whatever the machine's time zone.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""The settings of :func:`session`, which its caller may override."""
+"""The settings of :func:`session`; its caller may override them."""
 
 _PACKAGE = "pyspark_pgoutput"
 _KNOWING: WeakSet[SparkSession] = WeakSet()
-"""The sessions in which the source was registered: once more is a warning of Spark's."""
+"""The sessions that know the source: Spark warns if a source is registered twice."""
 
 
 def session(
@@ -46,16 +46,16 @@ def session(
 ) -> SparkSession:
     """Make a Spark session with a Java that works, and with workers that run this Python.
 
-    It knows the source ``format("pgoutput")``, also where Spark does not find that by itself.
+    The session knows the source ``format("pgoutput")``, even if Spark does not find it by itself.
 
     Parameters
     ----------
     master : str or None
-        Spark's master URL. None: as the environment and spark-submit say, or ``local[*]``.
+        Spark's master URL. None: as the environment and spark-submit say, else ``local[*]``.
     app_name : str
         The application's name.
     configuration : mapping of str to str, optional
-        Spark's settings; they override those of :data:`CONFIGURATION`.
+        Spark's settings, which override those of :data:`CONFIGURATION`.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def session(
 def plain_session(
     master: str | None, app_name: str, configuration: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session of :func:`session`, which knows the source only if Spark finds it by itself."""
+    """Return a session like :func:`session`; only Spark's own search makes it know the source."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name)
@@ -81,32 +81,32 @@ def plain_session(
 
 
 def _make_known(running: Any) -> None:
-    """Register the source where Spark does not find the package that names it.
+    """Register the source if Spark does not find the package that names it.
 
-    Spark looks for packages in the directories of the import path, and does not ask the finder of
-    an editable install. There registering has Spark look once, which begins a Python process and
-    takes a second; where the package is found it costs nothing.
+    Spark searches the directories of the import path, and does not ask the import hook of an
+    editable install. Registering lets Spark search once, which starts a Python process and takes a
+    second. Nothing is registered if Spark finds the package.
     """
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 
-    # With Spark Connect the server finds its own. PySpark 3 has no such sources.
+    # A server of Spark Connect finds its own sources. PySpark 3 has no Python sources.
     is_own = isinstance(running, SparkSession) and hasattr(running, "dataSource")
     if not is_own or running in _KNOWING or _is_found():
         return
     try:
         from .data_source import PgOutputDataSource
     except PgOutputError:
-        return  # this PySpark is too old for the source, and not for the rest
-    # It is known if Spark's own Python finds it and this one does not.
+        return  # the source needs a newer PySpark; the rest of this package does not
+    # The error means that Spark's own Python finds the source although this one does not.
     with contextlib.suppress(AnalysisException):
         running.dataSource.register(PgOutputDataSource)
     _KNOWING.add(running)
 
 
 def _is_found() -> bool:
-    """Whether Spark finds the package, which looks where Python does by itself."""
-    # Spark's Python is begun where this process runs, and does not know where a script is.
+    """Return whether Spark finds the package in the directories of the import path."""
+    # Spark starts its Python in this working directory. It does not see a script's directory.
     is_safe = getattr(sys.flags, "safe_path", False)
     first = [] if is_safe else [one for one in sys.path[:1] if one not in {"", str(Path.cwd())}]
     places = sys.path[len(first) :]
@@ -116,14 +116,14 @@ def _is_found() -> bool:
 def begin_java(
     master: str | None, app_name: str, configuration: Mapping[str, str], output: int
 ) -> None:
-    """Begin the Java of a session that is made next by the same arguments.
+    """Start the Java process of the session that the same arguments then make.
 
     Parameters
     ----------
     master, app_name, configuration
-        As of :func:`session`.
+        As in :func:`session`.
     output : int
-        The file descriptor of what it prints, and of what its workers print.
+        The file descriptor for the output of Java and of its workers.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def begin_java(
     conf = SparkConf().setAppName(app_name)
     for name, value in _settings(master, configuration).items():
         conf.set(name, value)
-    # Who reads this process's standard error to its end waits for Java too, as if it wrote there.
+    # Java inherits standard error. A reader that waits for its end therefore waits for Java, too.
     held = os.dup(2)
     try:
         with _environment():
@@ -154,7 +154,7 @@ def _settings(master: str | None, configuration: Mapping[str, str] | None) -> di
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """What the JVM reads when it starts; afterwards the environment is restored."""
+    """Set the variables that the JVM reads when it starts; restore the environment afterwards."""
     environment = {"JAVA_HOME": java_home(), "PYSPARK_PYTHON": sys.executable}
     previous = {name: os.environ[name] for name in environment if name in os.environ}
     os.environ.update(environment)
