@@ -1,4 +1,4 @@
-"""Follow the rows of a table from change to change. The twin of ``_folder.pyx``."""
+"""The folder follows the rows of a table from change to change. The twin of ``_folder.pyx``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ Key = int | bytes
 
 
 class _FoldedRow:
-    """A row of the table, wherever its key takes it.
+    """A row of the table, under whichever key it has at the moment.
 
-    `row` is the change that sent its values, `sources` for each column the change where they are
-    not all the same. `home` is the key under which the table had it before the first change, None
-    for a row that was inserted since; `origin` is the change that took it away from there.
+    `row` is the number of the change that last sent values. `sources` has, for each column, the
+    change that sent its value; None if that is `row` for all of them. `home` is the key that the
+    row had in the table before the first change; None for an inserted row. `origin` is the change
+    that moved the row away from `home`, or deleted it.
     """
 
     __slots__ = ("home", "origin", "row", "sources")
@@ -40,7 +41,7 @@ class _FoldedRow:
 
 
 class _RowPlace:
-    """A key: whether the table had a row there, the row that is there now, its last change."""
+    """A key. Fields: held (the table had a row), row (the present row), last (the last change)."""
 
     __slots__ = ("held", "last", "row")
 
@@ -51,21 +52,21 @@ class _RowPlace:
 
 
 class Fold:
-    """Goes through the changes of a table with a key.
+    """Follows the rows of a table with a key through its changes.
 
     Parameters
     ----------
     width : int
         The number of columns.
     integers : bool
-        Whether keys are integers, otherwise they are bytes.
+        Whether keys are integers; otherwise they are bytes.
 
     Attributes
     ----------
     truncated : bool
-        Whether the table was emptied.
+        Whether the changes have truncated the table.
     misfit : int
-        `FITS`, or how the change that :meth:`add` returned does not go with those before it.
+        `FITS`; or `OCCUPIED` or `VACANT`, for the change that :meth:`add` returned.
     """
 
     def __init__(self, width: int, integers: bool) -> None:
@@ -84,28 +85,28 @@ class Fold:
         unsent_rows: Any,
         unsent_columns: Any,
     ) -> int:
-        """Take changes in their order.
+        """Add changes in stream order.
 
         Parameters
         ----------
         first : int
-            The number of the first one; the others follow.
+            The number of the first change; the others count on from there.
         steps : numpy.ndarray of uint8, of shape (n,)
+            `INSERT`, `UPDATE` or `DELETE` for each change.
         keys : Keys of n rows
-            The key after each change; of a delete the key of the row.
+            The key of the row after each change; for a delete, the key of the deleted row.
         moved_rows : numpy.ndarray of int64, of shape (m,)
-            Updates, counted from 0 and ascending, that bring the key before the change.
+            The updates that have the row's old key, as ascending indexes of changes.
         moved_keys : Keys of m rows
-            The keys before them, which may be the same as those after.
+            The old keys of these updates. They may equal the new keys.
         unsent_rows, unsent_columns : numpy.ndarray of int64, of shape (k,)
-            Updates, counted from 0, with the columns that they did not send; ascending, and each
-            pair once.
+            Pairs of an update, as index, and a column that it did not send; sorted and unique.
 
         Returns
         -------
         int
-            -1, or the first change that does not go with those before it, counted from 0. Nothing
-            can be added then.
+            -1, or the index of the first change that does not fit the earlier ones. After such a
+            change, the fold can't be used any more.
         """
         now, before = self._listed(keys), self._listed(moved_keys)
         unsent: dict[int, set[int]] = {}
@@ -133,7 +134,7 @@ class Fold:
         return -1
 
     def truncate(self) -> None:
-        """Forget all rows: the table is empty, and nothing was before."""
+        """Drop all rows: the table is empty, and what it had before does not matter."""
         self._places.clear()
         self.truncated = True
 
@@ -146,7 +147,7 @@ class Fold:
         return [data[at[i] : at[i + 1]] for i in range(len(at) - 1)]
 
     def _there(self, key: Key) -> _FoldedRow | None:
-        """The row that has a key; None, and `misfit` says why, if there is none."""
+        """Return the row with a key; if there is none, set `misfit` and return None."""
         place = self._places.get(key)
         if place is None and not self.truncated:
             place = self._places[key] = _RowPlace(held=True)
@@ -186,16 +187,16 @@ class Fold:
         row.row = number
 
     def widen(self, width: int) -> None:
-        """Go on with more columns, which no change has sent so far."""
+        """Add columns, which no change has sent so far."""
         for place in self._places.values():
             if place.row is not None and place.row.sources is not None:
                 place.row.sources += [UNKNOWN] * (width - self._width)
         self._width = width
 
     def followed(self) -> Followed:
-        """What became of the keys, in the order in which they were first touched.
+        """Return the result for each key, in the order in which changes first touched the keys.
 
-        Keys that the table had not before, and has not now, are left out.
+        Keys that the table had neither before nor after the changes are left out.
         """
         found: list[tuple[bool, bool, int, int, int]] = []
         sources: list[list[int]] = []
@@ -226,15 +227,15 @@ _SEED = os.urandom(16)
 
 
 def digests(data: Any, ends: Any) -> Any:
-    """Return hashes of rows that are the same if the rows' bytes are, and else are not.
+    """Return a hash of 128 bits for each row. Rows with the same bytes have the same hash.
 
-    They have 128 bits, and a seed of this process. So two of a billion rows have the same one with
-    a chance of 1 in 10^20.
+    The probability that any two of a billion different rows have the same hash is below 1 in 10^20.
+    The seed is random for each process.
 
     Parameters
     ----------
     data, ends : numpy.ndarray
-        The rows' bytes, as of `Keys`.
+        The rows' bytes, in the form of `Keys`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What becomes of a Delta table's columns in a merge."""
+"""The columns of a Delta table before and after the alterations of a merge."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class Shape(NamedTuple):
-    """The columns that a table gets, and where the rows that it has take them from.
+    """The columns of a table after alterations, and the source of each in existing rows.
 
     Attributes
     ----------
     there, schema : pyarrow.Schema
-        The columns that it has, and those that it gets.
+        The columns before and after the alterations.
     sources : dict of str to str, or to pyarrow.Array
-        The column of the files, or the one value, by the column's name.
+        By name after the alterations: the column of the files, or one constant value.
     defaults : dict of str to pyarrow.Array
-        What rows have in columns that were added after them.
+        The values of added columns in rows that are older than the column, as arrays of length 1.
     rewrites : bool
-        Whether all files are written anew.
+        Whether the alterations require that all files are rewritten.
     """
 
     there: pa.Schema
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     rewrites: bool
 
     def adapted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the files, with the columns of the schema."""
+        """Return rows of the files with the columns of `schema`."""
         if not self.rewrites:
             return conformed(rows, self.schema)
         columns = []
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
-    """What the columns of a table become. An alteration that it has already does nothing."""
+    """Apply alterations to a schema. An alteration that the schema already has does nothing."""
     types = {field.name: field.type for field in schema}
     sources: dict[str, str | pa.Array] = {name: name for name in types}
     defaults = {}

@@ -1,9 +1,9 @@
-"""How a state table follows its table's columns: what is added, altered, and what nobody can know.
+"""How the columns of a state table follow those of the server's table.
 
-A stream tells the columns that a table has, not what ALTER TABLE did to the rows that were there.
-What it left as it was follows from the types; what a new column holds in older rows, and which one
-was renamed, is in the catalogue, which the capture has read. Where neither says it, the table has
-to be copied again.
+The stream has the new columns of a table, but not what ALTER TABLE did to existing rows. The types
+say whether values stayed as they are. The catalogue, which the capture has read, says which column
+was renamed, and which value older rows have in a new column. If neither gives the answer, the state
+table is stale and needs a new snapshot.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 class Known(NamedTuple):
-    """What the catalogue knows of a table.
+    """A table in several reads of the catalogue.
 
     Attributes
     ----------
     table : CatalogTable or None
-        As it is when its columns have changed; None if that is not known.
+        The table after its columns have changed; None if no read has it.
     before : CatalogTable or None
-        As it was when the catalogue was read before.
+        The table in the read before that.
     value : callable
-        Gives the value of a column, by its name and the text that the catalogue has; in an array of
-        length 1.
+        Takes a column's name and a value's text from the catalogue; returns the value as an array
+        of length 1.
     earlier : callable
-        Iterates over the table as it was at each earlier read of the catalogue, newest first.
+        Iterates over the table in all earlier reads, newest first.
     is_certain : bool
-        Whether `table` and no other state of the catalogue is possible.
+        Whether `table` is the only state that the table can have at this point of the stream.
     """
 
     table: CatalogTable | None
@@ -49,12 +49,15 @@ class Known(NamedTuple):
     is_certain: bool = True
 
     def now(self, columns: Iterable[Any]) -> CatalogTable | None:
-        """The table in the catalogue that has these columns; None if neither has."""
+        """Return `table` or `before`, whichever has these columns; None if neither has."""
         found = self._matching([(one.name, one.type_id, one.type_modifier) for one in columns])
         return found[0] if found else None
 
     def _matching(self, wanted: list[tuple[str, Any, Any]]) -> list[CatalogTable]:
-        """Those in the catalogue that have these columns, in this order: alone, or among others."""
+        """Return the catalogue's tables with these columns in this order; exact matches go first.
+
+        Tables with further columns are returned only if no table has exactly these columns.
+        """
         alone, among = [], []
         for table in (self.table, self.before):
             if table is not None:
@@ -66,10 +69,7 @@ class Known(NamedTuple):
         return alone or among
 
     def was(self, column: StoredColumn) -> CatalogTable | None:
-        """The table as it was when the catalogue was read last and the column had its former type.
-
-        None if no read tells.
-        """
+        """Return the table in the last read in which a column had its former type; None if none."""
         for table in self.earlier():
             for one in table.columns:
                 is_it = one.name == column.name if column.number is None else (
@@ -80,17 +80,14 @@ class Known(NamedTuple):
         return None
 
     def without(self, number: int | None) -> CatalogTable | None:
-        """The table as it was when the catalogue was read last and it lacked a column of a number.
-
-        None if no read tells.
-        """
+        """Return the table in the last read that lacked the column with a number; None if none."""
         return next(
             (table for table in self.earlier()
              if number not in {one.number for one in table.columns}), None
         )  # fmt: skip
 
     def is_ambiguous(self, version: Version) -> bool:
-        """Whether columns of these names and types may be one or other ones."""
+        """Whether the catalogue leaves open which columns these are: the numbers differ by read."""
         if self.is_certain:
             return False
         names = {one.name for one in version.columns}
@@ -102,15 +99,15 @@ class Known(NamedTuple):
         return any(one != numbers[0] for one in numbers)
 
     def numbers(self, version: Version) -> dict[str, int | None]:
-        """The numbers of columns by name; none if the catalogue is of another time."""
+        """Return the numbers of columns by name; none if no read of the catalogue matches."""
         table = self.now(version.columns)
         return {} if table is None else {one.name: one.number for one in table.columns}
 
 
 def is_rewritten(table: CatalogTable | None, before: CatalogTable | None) -> bool:
-    """Whether a table's rows may have been written anew between two reads of the catalogue.
+    """Whether the server may have rewritten a table's rows between two reads of the catalogue.
 
-    A partition that only one of them has tells nothing.
+    A rewrite changes the table's file node. Partitions that only one read has are ignored.
     """
     if table is None or before is None or not table.file_nodes:
         return True
@@ -119,12 +116,12 @@ def is_rewritten(table: CatalogTable | None, before: CatalogTable | None) -> boo
 
 
 def _file_nodes(table: CatalogTable) -> dict[int, int]:
-    """The file nodes of a table and of its partitions, by relation id."""
+    """Return the file nodes of a table and its partitions, by relation id."""
     return dict(zip((table.relation_id, *table.partition_ids), table.file_nodes, strict=False))
 
 
 def replaced(held: Sequence[StoredColumn], table: CatalogTable) -> str | None:
-    """A column that is a later one in the catalogue, of the same name; None if there is none."""
+    """Return a column that was dropped and created again, by its higher number; None if none."""
     numbers = {one.name: one.number for one in table.columns}
     for one in held:
         number = numbers.get(one.name)
@@ -134,7 +131,7 @@ def replaced(held: Sequence[StoredColumn], table: CatalogTable) -> str | None:
 
 
 def differs(held: Sequence[StoredColumn], table: CatalogTable) -> bool:
-    """Whether a table has other columns in the catalogue than a target has."""
+    """Whether the target's columns differ from the published columns in the catalogue."""
     published = {
         (one.name, one.type_id, one.type_modifier) for one in table.columns if one.is_published
     }
@@ -142,7 +139,7 @@ def differs(held: Sequence[StoredColumn], table: CatalogTable) -> bool:
 
 
 def relation_of(table: CatalogTable) -> bytes:
-    """The Relation frame that a server would send of a table, as the catalogue has it."""
+    """Return the Relation frame that the server would send for a table of the catalogue."""
     is_whole = table.replica_identity == "f"
     key = () if table.replica_identity == "n" else table.key
     return encode_fields(
@@ -156,15 +153,15 @@ def relation_of(table: CatalogTable) -> bytes:
 
 
 class Evolved(NamedTuple):
-    """What becomes of a state table when its table has other columns.
+    """The changes to a state table after the server's table got other columns.
 
     Attributes
     ----------
     columns : tuple of StoredColumn
-        Those that it then has.
+        The state table's columns afterwards.
     alterations : list of AddedColumn, Retyped, Removed or Renamed
     unknown : str or None
-        Why its rows are not known any more; None: they are.
+        Why the state table becomes stale; else None.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -173,7 +170,7 @@ class Evolved(NamedTuple):
 
 
 def new_columns(version: Version, known: Known | None = None) -> tuple[StoredColumn, ...]:
-    """The columns of a new state table."""
+    """Return the columns of a new state table."""
     numbers = {} if known is None else known.numbers(version)
     columns: list[StoredColumn] = []
     for column in version.columns:
@@ -182,9 +179,9 @@ def new_columns(version: Version, known: Known | None = None) -> tuple[StoredCol
 
 
 def turns_digits(held: Sequence[StoredColumn], version: Version) -> bool:
-    """Whether columns get digits where they had a text, or the other way round.
+    """Whether a column changes from plain text to digits, or back.
 
-    One column of a change table can't tell the two apart.
+    One column of a change table can't hold both, because nothing in it tells them apart.
     """
     had = {one.name: one.form.endswith(DIGITS) for one in held}
     return any(had.get(one.name, one.is_digits) != one.is_digits for one in version.columns)
@@ -202,14 +199,14 @@ def _modifier(column: ColumnVersion) -> int:
 
 
 def evolve(held: Sequence[StoredColumn], version: Version, known: Known) -> Evolved:
-    """Find out what to do to a state table.
+    """Compute the alterations of a state table, or why it becomes stale.
 
     Parameters
     ----------
     held : sequence of StoredColumn
-        The columns that it has.
+        The columns of the state table.
     version : Version
-        Those that the table has now.
+        The columns of the server's table now.
     known : Known
     """
     evolution = _Evolution(held, version, known)
@@ -224,7 +221,7 @@ def evolve(held: Sequence[StoredColumn], version: Version, known: Known) -> Evol
 
 
 class _Evolution:
-    """Goes through the columns, and notes what to do."""
+    """Collects the alterations of one state table."""
 
     def __init__(self, held: Sequence[StoredColumn], version: Version, known: Known) -> None:
         self.columns = list(held)
@@ -235,7 +232,7 @@ class _Evolution:
         self._numbers = known.numbers(version)
 
     def run(self) -> str | None:
-        """Do it; why the rows are not known any more, or None."""
+        """Collect the alterations; return why the table becomes stale, or None."""
         self._number()
         if self._known.is_ambiguous(self._version):
             return "columns were dropped or renamed, and others have their names"
@@ -265,7 +262,7 @@ class _Evolution:
         return None
 
     def _number(self) -> None:
-        """Find the numbers of the columns that there were, if they were not known yet."""
+        """Fill in missing numbers of the state table's columns, from the read `before`."""
         before = self._known.before
         if before is None:
             return
@@ -279,7 +276,7 @@ class _Evolution:
             ]
 
     def _followed(self) -> dict[str, str]:
-        """For the columns that were there before: how they are stored."""
+        """Return the stored names of the columns that the state table already has, by name."""
         found = {}
         by_number = {one.number: one for one in self.columns if one.number is not None}
         by_name = {one.name: one for one in self.columns}
@@ -289,13 +286,13 @@ class _Evolution:
                 found[column.name] = by_number[number].stored
             elif column.name in by_name:
                 one = by_name[column.name]
-                # One of another number is another column, under the name of one that was dropped.
+                # With another number, this is a new column under the name of a dropped one.
                 if number is None or one.number is None:
                     found[column.name] = one.stored
         return found
 
     def _remove(self) -> str | None:
-        """Remove the columns that the table has no more."""
+        """Remove the columns that the server's table no longer has."""
         for one in self._gone:
             before = self._known.was(one)
             if before is not None and one.name in before.key:
@@ -305,9 +302,9 @@ class _Evolution:
         return None
 
     def _rename(self, names: dict[str, str]) -> None:
-        """Have columns, by how they are stored, under their new names."""
+        """Rename columns, given by their stored names."""
         moved = []
-        for stored, name in names.items():  # all of them first, so that columns can change places
+        for stored, name in names.items():  # first to temporary names: columns may swap names
             moved.append((self._store(stored, f"{stored}~"), name))
         for stored, name in moved:
             at = self._at(stored)
@@ -318,7 +315,7 @@ class _Evolution:
         return next(i for i, one in enumerate(self.columns) if one.stored == stored)
 
     def _store(self, stored: str, wanted: str) -> str:
-        """Store a column under another name, which is free; the name."""
+        """Store a column under a free name like the wanted one, and return that name."""
         name = free_column(wanted, self.columns)
         self.alterations.append(Renamed(stored, name))
         at = self._at(stored)
@@ -326,7 +323,7 @@ class _Evolution:
         return name
 
     def _keep(self, at: int, column: ColumnVersion) -> str | None:
-        """Go on with a column."""
+        """Update an existing column to its new version; return why the table becomes stale."""
         old = self.columns[at]
         before, after = (old.type_id, old.type_modifier), (column.type_id or 0, _modifier(column))
         if before != after and not keeps_values(before, after):
@@ -344,7 +341,7 @@ class _Evolution:
             )
         made = _column(column, old.stored, self._numbers)
         if before == after and made.form != old.form:
-            # A cast of the target's would make other texts of them than the decoder does.
+            # The target can't convert older values: its casts give other texts than the decoder.
             return (
                 f"column {column.name} comes as {made.form} now, and came as {old.form}, as its "
                 "type was altered, or other policies or another format were chosen: older rows "
@@ -356,7 +353,7 @@ class _Evolution:
         return None
 
     def _skips(self, table: CatalogTable, number: int | None) -> bool:
-        """Whether a number between those of the columns and that of a new one is nobody's."""
+        """Whether a column between the known ones and a new one was created and dropped unseen."""
         had = [one.number for one in (*self.columns, *self._gone) if one.number is not None]
         if number is None or not had:
             return False
@@ -370,7 +367,7 @@ class _Evolution:
         return any(one not in there for one in range(max(had) + 1, number))
 
     def _add(self, column: ColumnVersion) -> str | None:
-        """Add a column, with what rows have in it that are older."""
+        """Add a column with its value in older rows; return why the table becomes stale."""
         table = self._known.now(self._version.columns)
         if table is None:
             return (

@@ -1,9 +1,9 @@
-"""The net effect of a table's changes: one row for each key that they touch.
+"""The net changes of a table: one row for each key that its changes touch.
 
-The changes are gone through once, in their order. What follows them from row to row is in
-``_folder.pyx`` and ``_pure_folder.py``, and sees keys and numbers of rows alone. The values are in
-a store, of which many rows go to a file, and are taken by these numbers at the end. So the
-memory goes by the number of keys: some 60 bytes each.
+A fold reads the changes once, in stream order. The folder (``_folder.pyx``, ``_pure_folder.py``)
+follows each row from change to change, and works only with keys and the numbers of changes. The
+values go to a `RowStore`, which spills to a file, and are read back by these numbers at the end. So
+memory grows with the number of keys only: about 60 bytes each.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _PARTITIONS = (
 )
 _ROWS_AT_ONCE = 1 << 16
 _BYTES_AT_ONCE = 16 << 20
-"""Of the result, about: so much of it is in memory."""
+"""About the largest size of a batch of the result."""
 
 
 class NullKeyError(PgOutputError):
-    """A change brings no value of a column of its table's key."""
+    """A change has no value for a key column."""
 
     code = "null_key"
 
@@ -143,14 +143,15 @@ def fold(changes: Iterable[Any], key: Sequence[str] | None = None) -> NetChanges
 
 
 class Folding:
-    """A fold that goes on: batches are added one by one.
+    """A fold to which batches are added one by one.
 
     Parameters
     ----------
     key : sequence of str, optional
-        As :func:`fold` takes it.
+        See :func:`fold`.
     spill_file : SpillFile, optional
-        For what memory should not hold, of all tables together; by default there is one of its own.
+        The file for rows that memory should not hold; several tables may share one. The default is
+        a file of its own.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class Folding:
         self._truncated_at: int | None = None
 
     def add(self, batch: Any) -> None:
-        """Take the changes of a batch, which follow those before."""
+        """Add a batch, whose changes follow those added before."""
         if isinstance(batch, pa.Table):
             for part in batch.to_batches():
                 self._add(part)
@@ -190,7 +191,7 @@ class Folding:
         self._last = _check_order(version.table, batch, self._last)
         truncates = pc.equal(batch.column("op"), "truncate").to_numpy(zero_copy_only=False)
         if truncates.any():
-            # Whatever was before the last of them is gone.
+            # The last truncate makes all earlier changes irrelevant.
             rows.truncate()
             last = int(np.flatnonzero(truncates)[-1])
             self._truncated_at = batch.column("commit_time").cast(pa.int64())[last].as_py()
@@ -199,7 +200,7 @@ class Folding:
             rows.add(_NetChangeColumns(batch, version))
 
     def _met(self, schema: pa.Schema) -> tuple[Version, _Keyed | _Multiset]:
-        """The version of a batch, and the rows of the table, which know it."""
+        """Return the version of a batch, and the table's rows, prepared for this version."""
         if self._going is not None and schema.equals(self._schema, check_metadata=True):
             return self._going
         version = version_of(schema)
@@ -225,7 +226,7 @@ class Folding:
     def _key_of(self, version: Version) -> tuple[str, ...]:
         key = self._given_key
         if key is None:
-            # FULL flags all columns, whether they are a key or not.
+            # With REPLICA IDENTITY FULL, the Relation flags all columns, so the flags say nothing.
             key = () if version.replica_identity in ("f", "n") else version.key
         names = {column.name for column in version.columns}
         if lacking := [name for name in key if name not in names]:
@@ -242,12 +243,12 @@ class Folding:
         return key
 
     def finish(self) -> NetChanges:
-        """What the changes did; others may follow.
+        """Return the net changes so far. More batches may be added later.
 
         Raises
         ------
         PgOutputError
-            There was no batch, so nothing tells the columns.
+            No batch was added, so the columns are not known.
         """
         if self._going is None:
             raise PgOutputError(
@@ -261,12 +262,12 @@ class Folding:
         )  # fmt: skip
 
     def forget(self) -> None:
-        """Forget the keys, which have much memory, as nothing else is added; results stay."""
+        """Free the memory of the keys, after the last batch. Results stay valid."""
         self._going = None
 
 
 class _NetChangeColumns:
-    """The columns of a batch, as the fold reads them."""
+    """The columns of a change batch, prepared for a fold."""
 
     def __init__(self, batch: pa.RecordBatch, version: Version) -> None:
         self.table = version.table
@@ -290,7 +291,7 @@ class _NetChangeColumns:
             self._fill_from_old_rows()
 
     def _unsent(self, unchanged: pa.Array) -> tuple[Any, Any]:
-        """Pairs of row and column of what was not sent, in order and each once."""
+        """Return the rows and columns of the values that were not sent, as sorted unique pairs."""
         if unchanged.null_count == len(unchanged):
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         columns = pc.index_in(unchanged.flatten(), pa.array(self.names, unchanged.type.value_type))
@@ -315,11 +316,12 @@ class _NetChangeColumns:
         return np.ascontiguousarray(pairs[0]), np.ascontiguousarray(pairs[1])
 
     def _fill_from_old_rows(self) -> None:
-        """Take what an update did not send from its old row, where that is whole.
+        """Take a value that an update did not send from the update's old row, if that is whole.
 
-        Such a value is stored out of line, so it is not NULL. An old row that has NULL for it is
-        not whole, though it is called so: under publish_via_partition_root the root with REPLICA
-        IDENTITY FULL tells the kind, and a partition with another identity what the row has.
+        A value that was not sent is stored out of line (TOAST), so it is not NULL. If the old row
+        has NULL there, the row is not whole, although its kind says so. That happens under
+        publish_via_partition_root: a root with REPLICA IDENTITY FULL sets the kind, and a partition
+        with another replica identity decides which values the row has.
         """
         whole = pc.equal(self.kinds, "O").fill_null(False).to_numpy(zero_copy_only=False)
         filled = whole[self.unsent_rows]
@@ -332,16 +334,16 @@ class _NetChangeColumns:
         self.unsent_columns = self.unsent_columns[~filled]
 
     def at(self, row: int) -> str:
-        """Where a change is, for errors."""
+        """Return the position of a change, for errors."""
         return _at(self.head["commit_lsn"][row].as_py(), self.head["seq"][row].as_py())
 
     def brings_old(self) -> Any:
-        """Which rows bring something of the row before: booleans."""
+        """Return a boolean for each change: whether it has an old row or an old key."""
         return self.kinds.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _check_order(table: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tuple[int, int]:
-    """Refuse changes that are not behind one another; returns where the last one is."""
+    """Refuse changes that are not in stream order; return the position of the last change."""
     for name in ("commit_lsn", "seq"):
         if batch.column(name).null_count:
             raise PgOutputError(
@@ -372,17 +374,17 @@ def _at(commit_lsn: int, seq: int) -> str:
 
 
 def _fields(column: pa.StructArray) -> list[pa.Array]:
-    """The columns of a struct, null where it is."""
+    """Return the columns of a struct, null where the struct is null."""
     return list(column.flatten())
 
 
 def _first(flags: pa.BooleanArray) -> int:
-    """Where the first true one is."""
+    """Return the index of the first true flag."""
     return int(np.flatnonzero(flags.to_numpy(zero_copy_only=False))[0])
 
 
 def _replaced(column: pa.Array, other: pa.Array, rows: Any) -> pa.Array:
-    """A column that has another one's values in some rows."""
+    """Return a column with the values of another column in some rows."""
     count = len(column)
     numbers = np.arange(count)
     numbers[rows] += count
@@ -390,7 +392,7 @@ def _replaced(column: pa.Array, other: pa.Array, rows: Any) -> pa.Array:
 
 
 class _ResultRows:
-    """Rows that come of changes, taken from their store in batches.
+    """The rows of net changes, read from a store in batches.
 
     Parameters
     ----------
@@ -398,7 +400,8 @@ class _ResultRows:
     schema : pyarrow.Schema
     num_rows : int
     rows : callable
-        Gives a batch of a reader of the store, and of the result's rows that it is for.
+        Takes a reader of the store and a slice of the result's rows; returns the columns of these
+        rows.
     """
 
     def __init__(
@@ -412,7 +415,7 @@ class _ResultRows:
         self.schema, self.num_rows = schema, num_rows
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches."""
+        """Iterate over all rows in batches."""
         size = max(self._store.size // max(self._store.count, 1), 1)
         step = max(min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // size), 1)
         for first in range(0, self.num_rows, step):
@@ -429,21 +432,22 @@ class _Keyed:
     def __init__(self, key: tuple[str, ...], store: RowStore) -> None:
         self.key = key
         self._store = store
-        # Of each column that ever was: its name and type. Those of the newest version, by position.
-        # A column that was dropped and made again is another one: the store calls it by a number.
+        # Name and type of each column of all versions. The store names columns by their index here,
+        # because a column that was dropped and created again is another column.
         self._columns: list[tuple[str, pa.DataType]] = []
+        # For each column of the newest version, its index in `_columns`.
         self._current: list[int] = []
-        # Which columns each version had, and the number of its first change.
+        # For each version, its columns and the number of its first change.
         self._versions: list[tuple[set[int], int]] = []
         self._folder: Any = None
 
     @property
     def truncated(self) -> bool:
-        """Whether the table is emptied first."""
+        """Whether the table has to be emptied first."""
         return bool(self._folder.truncated)
 
     def meet(self, version: Version) -> None:
-        """Go on with other columns."""
+        """Prepare for changes with the columns of a version."""
         known = {self._columns[i][0]: i for i in self._current}
         current = []
         for column in version.columns:
@@ -473,13 +477,13 @@ class _Keyed:
         return [column.name for column in version.columns].index(name)
 
     def truncate(self) -> None:
-        """Forget all rows, the target's too."""
+        """Drop all rows; the target's rows have to go, too."""
         self._folder.truncate()
         self._store.clear()
         self._versions = [(columns, 0) for columns, _ in self._versions]
 
     def add(self, changes: _NetChangeColumns) -> None:
-        """Take changes."""
+        """Add changes."""
         count, steps, old = changes.num_rows, changes.steps, changes.brings_old()
         if self._store.count + count > MOST_CHANGES:
             raise PgOutputError(
@@ -493,8 +497,8 @@ class _Keyed:
         before = [changes.before[i] for i in at]
         brings = (steps == DELETE) | ((steps == UPDATE) & old)
         for name, i, column in zip(self.key, at, before, strict=True):
-            # Of a delete the old row has the key, and of an update which does not send a key that
-            # is stored out of line.
+            # The old row has the key if the change is a delete, or an update that does not send a
+            # key value that is stored out of line.
             if changes.after[i].null_count:
                 empty = changes.after[i].is_null().to_numpy(zero_copy_only=False)
                 changes.after[i] = _replaced(changes.after[i], column, np.flatnonzero(empty))
@@ -534,7 +538,7 @@ class _Keyed:
         )
 
     def _in_order(self, columns: list[pa.Array], count: int) -> list[pa.Array]:
-        """Columns of the newest version in the order of the store, which may have more."""
+        """Return columns of the newest version in the store's order; others are null."""
         by_number = dict(zip(self._current, columns, strict=True))
         return [
             by_number[i] if i in by_number else pa.nulls(count, type_)
@@ -559,16 +563,16 @@ class _Keyed:
         )
 
     def result(self) -> _ResultRows:
-        """The rows."""
+        """Return the rows of the net changes."""
         followed = self._folder.followed()
         if (followed.last[1:] < followed.last[:-1]).any():
-            # Then the store is read from its begin to its end.
+            # In this order, the store is read from its begin to its end.
             order = np.argsort(followed.last, kind="stable")
             *arrays, sources = followed
             followed = Followed._make((*(array[order] for array in arrays), sources))
         row = [pa.field(self._columns[i][0], self._columns[i][1]) for i in self._current]
         schema = _result_schema(row, [field for field in row if field.name in self.key])
-        # Not by a method of its own, with which the folder would stay in memory.
+        # Not a method of this class: its reference to the folder would keep that in memory.
         rows = _KeyedRows(
             followed, schema, self._current, self._key_at, [*self._versions],
             "any" if self.truncated else "absent",
@@ -577,7 +581,7 @@ class _Keyed:
 
 
 class _KeyedRows(NamedTuple):
-    """The rows of a table with a key, as they are taken from the store; fields as of `_Keyed`."""
+    """Reads the rows of a table with a key from the store; for the fields see `_Keyed`."""
 
     followed: Followed
     schema: pa.Schema
@@ -587,7 +591,7 @@ class _KeyedRows(NamedTuple):
     absent: str
 
     def columns(self, reader: RowReader, part: slice) -> list[pa.Array]:
-        """The columns of some rows."""
+        """Return the columns of some rows of the result."""
         last, there = self.followed.last[part], self.followed.there[part]
         found = reader.find(last)
         upserts = reader.find(last, ~there)
@@ -600,7 +604,8 @@ class _KeyedRows(NamedTuple):
                 at = reader.find(np.where(lacks, last, sources), lacks | ~there)
             value = reader.take(field.with_name(str(i)), at)
             if i in self.key_at and not there.all():
-                # The change that deleted a row, or took it away, brings the key in its old row.
+                # A delete, or an update that moves the row to another key, has the key in its old
+                # row.
                 old = reader.take(field.with_name(f"key {self.key_at.index(i)}"), found)
                 value = _replaced(value, old, np.flatnonzero(~there))
             values.append(value)
@@ -624,9 +629,9 @@ class _KeyedRows(NamedTuple):
         ]
 
     def _lacking(self, column: int, part: slice) -> tuple[Any, Any]:
-        """Which rows have no value of a column, and the changes that sent it to the others.
+        """Return which rows lack a value of a column, and the change that sent each other value.
 
-        Nothing if all values are those of the last changes.
+        Returns None twice if the last change of each row has sent the value.
         """
         sources, vectors = self.followed.last[part], self.followed.vectors[part]
         mixed = vectors >= 0
@@ -655,7 +660,7 @@ def _result_schema(row: list[pa.Field], key: list[pa.Field], *more: pa.Field) ->
 
 
 def _names_of(flags: Any, row: pa.StructType) -> pa.Array:
-    """For each row the names of the columns whose flags are set; null where there is none."""
+    """Return for each row the names of the columns whose flags are set; null if there are none."""
     counts = flags.sum(axis=1)
     names = pa.array([field.name for field in row], pa.string())
     items = names.take(pa.array(np.nonzero(flags)[1]))
@@ -667,20 +672,20 @@ def _names_of(flags: Any, row: pa.StructType) -> pa.Array:
 
 
 class _Multiset:
-    """The rows of a table without a key: how many of each come and go."""
+    """The rows of a table without a key: how many equal rows are added and removed."""
 
     key: tuple[str, ...] = ()
 
     def __init__(self, version: Version, store: RowStore) -> None:
         self._store = store
         self._version = version
-        # Of each row in the store, what is the same of rows that are alike; and 1 or -1.
+        # For each row in the store: a digest, which equal rows share; 1 if added, -1 if removed.
         self._digests: list[Any] = []
         self._counts: list[Any] = []
         self.truncated = False
 
     def meet(self, version: Version) -> None:
-        """Go on with the columns of a version, which must be those of before."""
+        """Prepare for changes with the columns of a version, which must be the same as before."""
         old, new = ([one.name for one in each.columns] for each in (self._version, version))
         if old != new:
             raise PgOutputError(
@@ -696,13 +701,13 @@ class _Multiset:
         self._store.schema = pa.schema(fields)
 
     def truncate(self) -> None:
-        """Forget all rows, the target's too."""
+        """Drop all rows; the target's rows have to go, too."""
         self._store.clear()
         self._digests, self._counts = [], []
         self.truncated = True
 
     def add(self, changes: _NetChangeColumns) -> None:
-        """Take changes: a row goes, a row comes, or both."""
+        """Add changes, each of which removes a row, adds a row, or both."""
         steps = changes.steps
         whole = pc.equal(changes.kinds, "O").fill_null(False).to_numpy(zero_copy_only=False)
         lacks = (steps != INSERT) & ~whole
@@ -738,7 +743,7 @@ class _Multiset:
         self._counts.append(counts)
 
     def _alike(self) -> tuple[Any, Any]:
-        """The last one of all rows that are alike, and how many come or, below 0, go."""
+        """Return, for each set of equal rows, the last row and how many are added (<0: removed)."""
         if not self._counts:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         digests = np.concatenate(self._digests)
@@ -754,7 +759,7 @@ class _Multiset:
         return last[order], counts[order]
 
     def result(self) -> _ResultRows:
-        """The rows."""
+        """Return the rows of the net changes."""
         row = [pa.field(column.name, column.type) for column in self._version.columns]
         schema = _result_schema(row, [], pa.field("count", pa.int64()))
         last, counts = self._alike()

@@ -1,6 +1,6 @@
-"""Keys of rows for the fold: Arrow columns to integers, or to bytes that are equal if the keys are.
+"""Convert key columns from Arrow to integers or bytes, which are equal exactly if the keys are.
 
-All of it is done by pyarrow's own loops over columns.
+All conversions work on whole columns, in pyarrow and numpy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EMPTY = pa.scalar(b"", pa.large_binary())
 
 
 def is_integer(types: list[pa.DataType]) -> bool:
-    """Whether keys of these columns are integers: one column of at most 64 bits."""
+    """Whether keys are integers: a single column of an integer, date or time type."""
     if len(types) != 1:
         return False
     return pa.types.is_integer(types[0]) or pa.types.is_date(types[0]) or _is_time(types[0])
@@ -29,7 +29,7 @@ def _is_time(type_: pa.DataType) -> bool:
 
 
 def keys_of(columns: list[pa.Array], count: int) -> Keys:
-    """The keys of `count` rows; a null that is the only column of a key counts as 0.
+    """Return the keys of `count` rows. In an integer key, null counts as 0.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def keys_of(columns: list[pa.Array], count: int) -> Keys:
         (column,) = columns
         width = column.type.bit_width
         signed = pa.types.is_signed_integer(column.type) or not pa.types.is_integer(column.type)
-        # The bits of an unsigned number of 64 bits stand for it as well.
+        # uint64 keeps its bits as int64, which is still a unique key.
         plain = column.view(f"{'' if signed else 'u'}int{width}")
         return Keys(plain.fill_null(0).to_numpy().astype(np.int64, copy=False))
     if not columns:
@@ -50,7 +50,7 @@ def keys_of(columns: list[pa.Array], count: int) -> Keys:
 
 
 def _bytes_and_ends(packed: pa.Array) -> Keys:
-    """Binary values as the fold reads them."""
+    """Return binary values as keys, without a copy."""
     packed = packed.cast(pa.large_binary())
     _, ends, data = packed.buffers()
     count, first = len(packed), packed.offset
@@ -61,20 +61,20 @@ def _bytes_and_ends(packed: pa.Array) -> Keys:
 
 
 def digests_of(columns: list[pa.Array], count: int) -> Any:
-    """Whole rows as two numbers that are the same if the rows are; null equals null."""
+    """Return two hashes for each row, which equal rows share; null equals null."""
     return twin("apply._folder").digests(*_bytes_and_ends(rows_as_bytes(columns, count)))
 
 
 def rows_as_bytes(columns: list[pa.Array], count: int) -> pa.Array:
-    """Whole rows as bytes that are equal if all values are; null equals null."""
+    """Return each row as bytes that are equal exactly if all values are; null equals null."""
     return _joined(columns) if columns else pa.array([b""] * count, pa.large_binary())
 
 
 def _joined(columns: list[pa.Array]) -> pa.Array:
-    """Several columns as one: what tells nulls and lengths apart, then the values."""
+    """Join several columns to one: null flags, lengths and fixed-size values come first."""
     count = len(columns[0])
     packed = [_packed(column) for column in columns]
-    # What all rows have of the same size comes first, and is laid out at once.
+    # Parts with one size for all rows come first, so that numpy can lay them out in one block.
     fixed, others = [], []
     for value in packed:
         if pa.types.is_fixed_size_binary(value.type):
@@ -92,14 +92,14 @@ def _joined(columns: list[pa.Array]) -> pa.Array:
 
 
 def _bytes_of(column: pa.Array) -> Any:
-    """The values of a column of fixed size, as an array of shape (n, size)."""
+    """Return the values of a fixed-size column as an array of shape (n, size)."""
     size, (_, data) = column.type.byte_width, column.buffers()
     flat = np.frombuffer(data or b"", np.uint8, len(column) * size, column.offset * size)
     return flat.reshape(len(column), size)
 
 
 def _packed(column: pa.Array) -> pa.Array:
-    """A column of any type as binary values, of one size or of any; nulls stay."""
+    """Return a column of any type as binary values, of fixed or variable size; nulls stay."""
     type_ = column.type
     if isinstance(type_, pa.BaseExtensionType):
         return _packed(column.storage)
@@ -110,7 +110,7 @@ def _packed(column: pa.Array) -> pa.Array:
     if pa.types.is_struct(type_):
         return _with_nulls_of(column, _joined(column.flatten()))
     if pa.types.is_map(type_):
-        # A map's entries come in the order in which hstore keeps them, which is one for each value.
+        # Maps come from hstore, which sorts its entries: equal maps have the same order.
         entries = pa.StructArray.from_arrays([column.keys, column.items], ["key", "value"])
         return _list(pa.ListArray.from_arrays(column.offsets, entries), column)
     if pa.types.is_fixed_size_list(type_):
@@ -125,7 +125,7 @@ def _packed(column: pa.Array) -> pa.Array:
     if _is_text(type_):
         return column.cast(pa.large_binary())
     if pa.types.is_float32(type_) or pa.types.is_float64(type_):
-        # The server's text of all NaNs is the same; only the binary format tells them apart.
+        # The server's text of each NaN is "NaN"; only the binary format has NaNs of other bits.
         column = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), type_), column)
     return column.view(pa.binary(type_.bit_width // 8))
 
@@ -143,10 +143,10 @@ def _is_text(type_: pa.DataType) -> bool:
 
 
 def _list(lists: pa.Array, column: pa.Array) -> pa.Array:
-    """Lists as binary values: their items behind one another, each behind its length."""
+    """Return lists as binary values: the items in order, each with its length."""
     items = _joined([lists.values])
     offsets = lists.offsets.cast(pa.int64())
-    # What is behind a null counts for nothing, whatever it is.
+    # A null list may have any items in Arrow; `_with_nulls_of` makes it null again.
     joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, items), _EMPTY)
     return _with_nulls_of(column, joined)
 

@@ -1,4 +1,4 @@
-"""Keys that are looked for in a table's files, or rows of a table without a key."""
+"""A lookup table for keys, or for whole rows of a table without a key, used by merges."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from .keys import digests_of, is_integer, keys_of
 
 
 class MergeKeys:
-    """Rows of some columns, each found by its values.
+    """A lookup from the values of some columns to the number of the row that has them.
 
-    It keeps a number for each row, or two hashes, and not the values.
+    It stores one integer or two hashes per row. For keys, it also stores the values of the first
+    column, which `may_be_in` needs.
 
     Parameters
     ----------
     are_rows : bool
-        Whether these are whole rows, in which values may be null.
+        Whether the columns are whole rows, in which values may be null, and not keys.
 
     Attributes
     ----------
     count : int
+        Number of rows.
     """
 
     def __init__(self, *, are_rows: bool = False) -> None:
@@ -38,7 +40,7 @@ class MergeKeys:
         self.count = 0
 
     def add(self, columns: list[pa.Array]) -> None:
-        """Take more rows; all come before others are looked for."""
+        """Add rows; all rows must be added before the first lookup."""
         self._types = [column.type for column in columns]
         self._numbers.append(self._numbered(columns))
         if not self._are_rows:
@@ -46,15 +48,15 @@ class MergeKeys:
         self.count += len(columns[0])
 
     def _numbered(self, columns: list[pa.Array]) -> Any:
-        """For each row one number or two, as an array of shape (1 or 2, n)."""
+        """Return one integer or two hashes for each row, as an array of shape (1 or 2, n)."""
         count = len(columns[0])
         if not self._are_rows and is_integer(self._types):
             return keys_of(columns, count).values.reshape(1, count)
-        # Not pyarrow's own comparison: 0.0 and -0.0 are two keys to the fold.
+        # pyarrow's own comparison does not do: the fold takes 0.0 and -0.0 for two keys.
         return digests_of(columns, count).T
 
     def places(self, columns: list[pa.Array]) -> Any:
-        """For each row the number of the one that is equal, or -1."""
+        """Return, for each given row, the number of the equal row here, or -1."""
         given = [stored_array(one, type_) for one, type_ in zip(columns, self._types, strict=True)]
         if self._order is None:
             numbers = np.concatenate(self._numbers, axis=1)
@@ -63,7 +65,7 @@ class MergeKeys:
         (own,), wanted = self._numbers, self._numbered(given)
         last = self.count - 1
         at = np.minimum(np.searchsorted(own[0], wanted[0]), last)
-        # Where several have the same first number, the second one tells.
+        # Several rows may share the first hash: go on until both hashes are equal.
         while True:
             found = (own[:, at] == wanted).all(axis=0)
             others = ~found & (own[0, at] == wanted[0]) & (at < last)
@@ -75,7 +77,7 @@ class MergeKeys:
         return np.where(found, self._order[at], -1)
 
     def may_be_in(self, least: Any, greatest: Any) -> bool:
-        """Whether the first column of a row may lie between two values."""
+        """Whether a row may have a first key value between two bounds; None: no bound is known."""
         if least is None or greatest is None:
             return True
         if self._sorted is None:

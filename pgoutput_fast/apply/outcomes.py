@@ -1,7 +1,7 @@
-"""What became of each table in a window, and how that changes what a target has of the tables.
+"""The outcome of a window for each table, and its effect on the target state.
 
-A window commits a table, or pauses it, or finds its rows lost. One function folds these outcomes
-into the state of the target, so that no other place decides what an outcome means.
+A window commits a table, pauses it, or finds it stale. Only `fold_outcomes` applies outcomes to the
+target state, so the meaning of an outcome is decided in one place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Committed(NamedTuple):
-    """The changes of a table stand. Field: held (what the target has of the table now)."""
+    """The changes of a table are committed. Field: held (the table state after the window)."""
 
     held: Held
 
@@ -28,9 +28,9 @@ class Paused(NamedTuple):
     Attributes
     ----------
     held : Held
-        What the target had of the table before the window; version 0: nothing.
+        The table state before the window; its version is 0 if the target has no such table.
     error : Exception
-        Why the table can't go on.
+        Why the table can't be written.
     """
 
     held: Held
@@ -43,10 +43,10 @@ class Stale(NamedTuple):
     Attributes
     ----------
     held : Held
-        What the target has of the table now.
+        The table state after the window.
     reason : str
     gap : Gap or None
-        The changes that the table will never get; None: the change table has all of them.
+        The changes that the change table will never get; None if it has all of them.
     """
 
     held: Held
@@ -58,7 +58,7 @@ Outcome = Committed | Paused | Stale
 
 
 class PausedError(PgOutputError):
-    """Some tables can't go on, and nothing of the window stands.
+    """Some tables can't be written, and nothing of the window is committed.
 
     Attributes
     ----------
@@ -75,12 +75,12 @@ class PausedError(PgOutputError):
 def fold_outcomes(
     tables: Mapping[int, Held], outcomes: Iterable[Outcome], now: float
 ) -> dict[int, Held]:
-    """Return what a target has of its tables after some outcomes.
+    """Return the table states after some outcomes.
 
     Parameters
     ----------
     tables : mapping of int to Held
-        What it had, by relation id.
+        The table states before, by relation id.
     outcomes : iterable of Outcome
         In their order.
     now : float

@@ -1,30 +1,30 @@
-"""What the two implementations of the fold's inner loop share: its input's codes, its result."""
+"""Codes and types that the two implementations of the folder share."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 INSERT, UPDATE, DELETE = range(3)
-"""What a change does. A row of a snapshot is inserted."""
+"""Operations of changes. A row of a snapshot counts as an insert."""
 
 FITS, OCCUPIED, VACANT = range(3)
-"""Whether a change goes with those before it: a row came to a key that another row has, or a row is
-changed or left where none is."""
+"""Whether a change fits the earlier ones. OCCUPIED: a row's new key is in use. VACANT: there is no
+row with the key of an update or a delete."""
 
 UNKNOWN = -1
-"""In place of a row's number: no row is known."""
+"""Stands in place of a change's number: no such change is known."""
 
 MOST_CHANGES = (1 << 31) - 1
-"""So many changes have numbers."""
+"""Maximum number of changes in a fold: their numbers are int32."""
 
 
 class Keys(NamedTuple):
-    """The keys of rows: integers, or bytes that lie one after the other.
+    """The keys of rows: integers, or byte strings in one buffer.
 
     Attributes
     ----------
     values : numpy.ndarray
-        int64 of shape (n,), or all bytes as uint8.
+        int64 of shape (n,); or the buffer as uint8.
     ends : numpy.ndarray or None
         None for integers; otherwise int64 of shape (n + 1,): key i is
         ``values[ends[i] : ends[i + 1]]``.
@@ -35,26 +35,27 @@ class Keys(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What became of the keys that were touched: arrays of the same length, one item for each.
+    """The result of a folder: arrays with one item for each key that the changes touch.
 
-    Rows are given by their numbers, and by `UNKNOWN`.
+    Changes are given by their numbers in the fold; `UNKNOWN` stands for none. Only `sources` has
+    fewer items: one for each row whose columns were sent by several changes.
 
     Attributes
     ----------
     held : numpy.ndarray of bool
-        Whether the table had a row under the key before the first change.
+        Whether the table had a row with the key before the first change.
     there : numpy.ndarray of bool
-        Whether a row has the key now.
+        Whether a row has the key after the last change.
     last : numpy.ndarray of int32
-        The last change of the key's row, which sent its values; or the one that deleted it or took
-        it to another key.
+        The last change of the row with the key: an insert or update, a delete, or an update that
+        moved the row to another key.
     vectors : numpy.ndarray of int32
-        Where the row's columns were sent by several changes: a row of `sources`; otherwise -1.
+        The row's index in `sources` if several changes have sent its columns; otherwise -1.
     origins : numpy.ndarray of int32
-        For a row that the table had under another key: the change that took it away from there.
-        `UNKNOWN` for others.
+        The change that moved the row away from the key that it had in the table; `UNKNOWN` if the
+        key did not change.
     sources : numpy.ndarray of int32, of shape (n, width)
-        For each column the change that sent it, or `UNKNOWN`.
+        For each column the change that sent its value, or `UNKNOWN`.
     """
 
     held: Any

@@ -1,4 +1,4 @@
-"""`sync`: from a slot, or from a capture's directory, to tables that are kept up to date."""
+"""`sync` keeps a target's tables up to date, from a slot or from another capture's change log."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OWN_DECODED_FOR = "portable"
 _SCHEME = re.compile(r"(?!s3a?://|file://)[A-Za-z][A-Za-z0-9+.-]+:")
 _CATALOG_TIMEOUT = 10.0  # seconds to wait for the first catalogue
 _SHOWN = 8  # tables that a warning names
-_POLL = 0.01  # seconds between two looks whether the capture has begun
+_POLL = 0.01  # seconds between two checks whether the capture has begun
 
 
 def sync(
@@ -167,7 +167,7 @@ def sync(
                 opened.target, log, slot, parameters, capture_options.retry_for, stop
             )
             _check_by_server(parameters, publications, log, stored, target_options, options)
-            lost.ask()  # what is asked for now, the capture sees when it begins
+            lost.ask()  # the capture sees these requests when it begins
             run = EmbeddedCapture(
                 parameters, log.directory, stop, until, slot, publications, capture_options
             )
@@ -186,7 +186,7 @@ def sync(
 
 
 def _ending_by(stop: threading.Event) -> Callable[[], None]:
-    """A function that raises `StoppedError` once an event is set."""
+    """Return a function that raises `StoppedError` once an event is set."""
 
     def check() -> None:
         if stop.is_set():
@@ -197,7 +197,7 @@ def _ending_by(stop: threading.Event) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _closing(opened: OpenedTarget, stop: threading.Event) -> Iterator[None]:
-    """Close a target at the end; one that is refused leaves no empty directory behind."""
+    """Close a target at the end; after an error, remove the empty directories that it has made."""
     if opened.file is not None:
         opened.file.on_wait = _ending_by(stop)
     own = opened.path and (opened.path, opened.path.with_name(f"{opened.path.name}.lock"))
@@ -206,7 +206,7 @@ def _closing(opened: OpenedTarget, stop: threading.Event) -> Iterator[None]:
         yield
     except BaseException:
         for one in made:
-            with contextlib.suppress(OSError):  # it is a file, has something in it, or is not there
+            with contextlib.suppress(OSError):  # a file, not empty, or missing
                 one.rmdir()
         raise
     finally:
@@ -214,7 +214,7 @@ def _closing(opened: OpenedTarget, stop: threading.Event) -> Iterator[None]:
 
 
 def _required(slot: str | None, publications: Sequence[str] | None) -> tuple[str, Sequence[str]]:
-    """The slot and the publications of a capture, which have to be given."""
+    """Return the slot and the publications; refuse a call that lacks one of them."""
     if slot is None or publications is None:
         raise PgOutputError(
             "nothing says what is synced", code="bad_option",
@@ -229,27 +229,27 @@ def _arguments() -> set[str]:
 
 
 def _of_the_capture(keywords: Mapping[str, object]) -> dict[str, object]:
-    """The keywords of a call that are a capture's: its options, and libpq's parameters."""
+    """Return the keywords that concern the capture: its options, and libpq's parameters."""
     own = {one.name for kind in (SyncOptions, TargetOptions) for one in kind.options()}
     return {name: value for name, value in keywords.items() if name not in own}
 
 
 class OpenedTarget(NamedTuple):
-    """A target, and what goes with it.
+    """A target, and how a sync names it, decodes for it and finds its files.
 
     Attributes
     ----------
     target : Target
     given : str
-        What errors call it.
+        The target as the caller wrote it, for errors.
     decode_for : {"portable", "spark"}
-        The decoder's target whose columns it takes.
+        The target for which `ColumnarDecoder` decodes, which fixes the Arrow types.
     name : str
-        Where it is: a whole path, or a URL.
+        An absolute path, a URL, or the name of a `ChangeTarget`.
     path : pathlib.Path or None
-        None: it is not in this file system.
+        None if the target is not in the local file system.
     file : DuckdbFile or None
-        The file that other processes may keep from being opened.
+        The DuckDB file, which other processes may have locked.
     """
 
     target: Target
@@ -261,16 +261,16 @@ class OpenedTarget(NamedTuple):
 
     @property
     def consumer(self) -> str:
-        """The name under which a sync into it reads a directory, if none is given."""
+        """The default name of the consumer that reads a change log for this target."""
         return consumer_name(self.name)
 
     def directory(self, given: str | os.PathLike[str] | None) -> Path:
-        """Where a slot is captured: as it is given, or beside the target.
+        """Return the directory of the capture: the given one, or one beside the target.
 
         Raises
         ------
         PgOutputError
-            The target is elsewhere, and nothing is given.
+            No directory is given, and the target is not in the local file system.
         """
         if given:
             return Path(given)
@@ -291,7 +291,7 @@ def open_target(
     tables: Sequence[str] | None = None,
     engine: Engine | None = None,
 ) -> OpenedTarget:
-    """Return the target of a name. Nothing is read or made yet.
+    """Return the target with a name, before anything of it is read or created.
 
     Parameters
     ----------
@@ -300,12 +300,13 @@ def open_target(
         `ChangeTarget`.
     options : TargetOptions
     tables, engine
-        As of :func:`sync`.
+        See :func:`sync`.
 
     Raises
     ------
     PgOutputError
-        It can't be one; or a library is not installed.
+        The name is no valid target, an option does not fit this kind of target, or a library is not
+        installed.
     """
     if isinstance(target, ChangeTarget):
         return _open_own(target, options, tables, engine)
@@ -316,7 +317,7 @@ def open_target(
     text = os.fspath(target)
     if not text or "\0" in text:
         raise _wrong_target("it names nothing")
-    # Before another error shows the text.
+    # First of all, because the other errors show the text.
     refuse_secrets(text.removeprefix(PARQUET), options.storage_options)
     wanted = None if tables is None else tuple(sorted(tables))
     _check_keep(options, is_parquet=text.startswith(PARQUET))
@@ -350,14 +351,14 @@ _NOT_OF_PARQUET = ("soft_deletes", "partition_by", "iceberg")
 
 
 def _check_kind(options: TargetOptions, others: Sequence[str], why: str) -> None:
-    """Refuse options of the other kind of target."""
+    """Refuse options of another kind of target."""
     for name in others:
         if getattr(options, name) is not None:
             raise PgOutputError(f"it is for {why}", code="bad_option", parameter=name)
 
 
 def _check_keep(options: TargetOptions, *, is_parquet: bool) -> None:
-    """Refuse options for tables that a target does not keep."""
+    """Refuse options that concern change tables or state tables which the target will not have."""
     if options.keep == "state" and (is_parquet or options.iceberg is not None):
         raise PgOutputError(
             "Parquet files and Iceberg tables are of change tables", code="bad_option",
@@ -439,7 +440,7 @@ def _open_own(
     tables: Sequence[str] | None,
     engine: Engine | None,
 ) -> OpenedTarget:
-    """Return the target that is a database of the user's own."""
+    """Return the target that wraps a user's `ChangeTarget`."""
     why = f"other targets than {target.name}"
     _check_kind(options, (*_DELTA_OPTIONS, *_DUCKDB_OPTIONS, "soft_deletes"), why)
     wanted = None if tables is None else tuple(sorted(tables))
@@ -458,12 +459,13 @@ def _claim_target(
     retry_for: float | None,
     stop: threading.Event,
 ) -> Stored:
-    """What a target has, before a slot is made, and before anything is read.
+    """Claim a target and return its state, before a slot is created and anything is read.
 
     Raises
     ------
     PgOutputError
-        It is another database's, or the directory is, or another slot's; or another sync writes it.
+        The target or the directory belongs to another database, or the directory to another slot;
+        or another sync writes the target.
     """
     from ..replication.link import first_connection
     from ..replication.server_position import check_target
@@ -483,7 +485,7 @@ def _claim_target(
     view = log.view() if log.has_begun else None
     if view is not None:
         origin = origin_of(view)
-        with contextlib.suppress(RetryableError):  # the capture tries again, and looks itself
+        with contextlib.suppress(RetryableError):  # the capture retries and checks this itself
             if (found := asked()) != origin:
                 raise PgOutputError(
                     f"{directory} has changes of database {origin.database!r} of "
@@ -502,7 +504,8 @@ def _claim_target(
         )
     target.claim()
     if log.has_begun:
-        # The capture claims it for good, later: by then its tables would be in the target.
+        # Fail now if another process captures here. The embedded capture claims the directory only
+        # later, when the first tables may already be in the target.
         os.close(claim_directory(directory, "capture", "segments"))
     return stored
 
@@ -515,9 +518,9 @@ def _check_by_server(
     target_options: TargetOptions,
     options: SyncOptions,
 ) -> None:
-    """Refuse partitions and tables that a server does not publish, before a slot is made.
+    """Refuse partitions and tables that the server does not publish, before a slot is created.
 
-    For a new target it lists columns for which a policy may be chosen.
+    For a new target, list the numeric columns for which the user may choose a policy.
     """
     tables, partition_by = options.tables, target_options.partition_by
     policies = target_options.policies
@@ -531,7 +534,7 @@ def _check_by_server(
     except RetryableError:
         if partition_by or not log.has_begun:
             raise
-        return  # the slot is there, and the capture tries again
+        return  # the slot exists already, and the capture tries again
     if partition_by:
         check_partitions(partition_by, published, stored.tables.values())
     if is_new:
@@ -541,7 +544,7 @@ def _check_by_server(
 def _check_by_history(
     target: Target, log: ChangeLog, partition_by: Mapping[str, Sequence[str]] | None
 ) -> None:
-    """Refuse partitions by what the newest catalogue of a change log has not."""
+    """Refuse partition columns that are not in the newest catalogue of a change log."""
     view, history = log.view(), log.history()
     if partition_by and history is not None:
         held = target.peek(origin_of(view)).tables.values()
@@ -549,7 +552,7 @@ def _check_by_history(
 
 
 def _say_numerics(parameters: ConnectionParameters, publications: Sequence[str]) -> None:
-    """List numeric columns without precision, which are text, and propose a policy."""
+    """Warn that numeric columns without precision become text, and propose a policy."""
     import psycopg
 
     from ..catalog import catalog_of
@@ -576,7 +579,7 @@ def _say_numerics(parameters: ConnectionParameters, publications: Sequence[str])
 def published_tables(
     parameters: ConnectionParameters, publications: Sequence[str]
 ) -> tuple[CatalogTable, ...]:
-    """The tables that a server publishes now."""
+    """Return the tables that the server publishes now."""
     from ..catalog import catalog_of
 
     with parameters.open(replication=False) as connection:
@@ -585,7 +588,7 @@ def published_tables(
 
 @contextlib.contextmanager
 def _claimed(directory: Path, name: str) -> Iterator[None]:
-    """Keep other syncs from reading as the same consumer."""
+    """Lock a consumer against other syncs."""
     lock = claim_consumer(directory, name, "sync")
     try:
         yield
@@ -594,9 +597,9 @@ def _claimed(directory: Path, name: str) -> Iterator[None]:
 
 
 class _Lost:
-    """Tables of which the directory lacks changes that the target has not.
+    """Tables with changes that neither the change log nor the target has.
 
-    The capture has to know that they are to be copied before the target can go on.
+    Such a table needs a new snapshot. The capture has to know of the request before sync goes on.
     """
 
     def __init__(self, log: ChangeLog, target: Target, consumer: str, *, asks: bool) -> None:
@@ -612,7 +615,7 @@ class _Lost:
         return bool(self._target.peek(origin_of(self._log.view())).tables)
 
     def ask(self) -> bool:
-        """Ask for copies, if that is to be done; whether there are such tables."""
+        """Request snapshots if the options allow it; return whether there are such tables."""
         if not self._asks or not self._log.has_begun:
             return False
         stored = self._target.peek(origin_of(self._log.view()))
@@ -630,10 +633,10 @@ class _Lost:
         return bool(lost)
 
     def wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait until the capture has them wait for their copies."""
+        """Wait until the capture has accepted the requests, so that these tables wait."""
         if not self._asks:
             return
-        # Only the catalogue says which tables can be copied.
+        # Only the catalogue says which tables can get a snapshot.
         end = time.monotonic() + _CATALOG_TIMEOUT
         while (
             self._log.history() is None

@@ -1,4 +1,4 @@
-"""Keep a target's tables up to date from a directory of segments, window by window."""
+"""Keep a target's tables up to date from a change log, window by window."""
 
 from __future__ import annotations
 
@@ -52,18 +52,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TOLD = 1.0  # seconds between two calls of `progress`, at most
-_MEASURED = 10.0  # seconds between two looks how much waits for a target that is open elsewhere
-_POLL = 0.05  # seconds between two looks whether to end, or to begin a window
-# A window costs nearly the same however little it has: its files, commits, plans and positions. If
-# one had so many bytes, much comes, and the next one begins so many seconds after it, at the
-# earliest. That halved what a change of a backlog of small rows costs.
+_TOLD = 1.0  # seconds between two calls of `progress`
+_MEASURED = 10.0  # seconds between two measurements of the backlog while the target is locked
+_POLL = 0.05  # seconds between two checks whether to end, or to begin a window
+# A window has a fixed cost: its files, commits, plans and positions. After a window of at least
+# `_MUCH_BYTES`, more changes are likely. The next window then begins `_GATHER` seconds after this
+# one began, at the earliest. With a backlog of small rows, that halved the cost of a change.
 _MUCH_BYTES = 2 << 20
 _GATHER = 1.0
-# A capture reads the catalogue when a type may have been altered, and does not wait for that.
+# When a type may have been altered, a capture reads the catalogue, but writes on meanwhile.
 _TYPES_TIMEOUT = 30.0  # seconds
-_TYPES_WAIT = 0.1  # seconds between two looks
-# Where directories take turns, the capture of the next one catches up when it begins.
+_TYPES_WAIT = 0.1  # seconds between two checks
+# A change log that ends before the target's position is normal for a while: where several
+# directories take turns, the capture of the next one first has to catch up.
 _BEHIND = 10.0  # seconds
 
 
@@ -134,48 +135,48 @@ class SyncProgress(NamedTuple):
 
 
 class Engine(Protocol):
-    """What writes windows."""
+    """What writes windows in place of this process, such as Spark."""
 
     @property
     def window_bytes(self) -> int:
-        """How large a window is, if nothing else is asked for."""
+        """The default size of a window in bytes."""
 
     def check(self, target: Target) -> None:
-        """Refuse a target that it can't write."""
+        """Refuse a target that this engine can't write."""
 
     def begin(self, target: Target) -> None:
-        """Begin: no other sync has the target. What one before has left may go."""
+        """Begin a sync. It has the target for itself, so leftovers of earlier syncs may go."""
 
     def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
-        """A writer for what is planned; `given` is what a `WindowWriter` takes."""
+        """Return a writer for a read plan; `given` are the arguments of `WindowWriter`."""
 
 
 class Syncing:
-    """A sync that goes on.
+    """One call of `sync`: it writes window after window until it is over.
 
     Parameters
     ----------
     log : ChangeLog
     target : Target
     name : str
-        What errors call the target.
+        The target's name in errors.
     decode_for : {"portable", "spark", "arrow"}
-        The decoder's target whose columns the target takes.
+        The target for which `ColumnarDecoder` decodes, which fixes the Arrow types.
     options : SyncOptions
     consumer : str
-        The name under which it reads the directory.
+        The name of the consumer as which this sync reads the change log.
     progress : callable, optional
         Called with a `SyncProgress` before the first window, after each, and each second meanwhile.
     captured : callable, optional
-        How far the capture is whose directory it is.
+        Returns the progress of the capture that writes the change log.
     engine : Engine, optional
         What writes windows; by default this process.
     file : DuckdbFile, optional
-        The target's file, for which other processes may have to be waited for.
+        The target's DuckDB file. While another process has it open, sync waits.
     """
 
     _followed: tuple[HistoryEntry, int] | None = None
-    """The newest entry of the schema history that tables follow, and up to which LSN they do."""
+    """The newest entry of the schema history that all tables follow, and the LSN of that check."""
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ class Syncing:
         self._next_told = 0.0
         view = self._log.view()
         self._stored = target.open(origin_of(view))
-        # The encoding is of values that are not in frames, as of columns added with a default.
+        # `encoding` concerns values from the catalogue, such as defaults of added columns.
         self._decoding: dict[str, Any] = {
             "policies": target.kept.policies or Policies(), "target": decode_for,
             "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
@@ -222,17 +223,17 @@ class Syncing:
         self._note_gaps()
         self._said: set[tuple[int, str]] = set()
         self._requests = SnapshotRequests(self._log, name, options, lambda: self._consumer.position)
-        self._window = 0.0, 0  # when the last one began, by time.monotonic, and its bytes
+        self._window = 0.0, 0  # begin (time.monotonic) and size in bytes of the last window
         self._departures = Departures(self._log, options.tables or (), target.shown)
         self._counts: dict[str, int] = {}
         self._seconds, self._windows = 0.0, 0
         self._commit_time = self._newest()
         self._behind_since: float | None = None
         self._is_behind_told = False
-        self._is_compared = False  # whether the directory has the history that the target has
-        self._looked = 0  # up to where there was nothing to write
+        self._is_compared = False  # whether `_compare` was done
+        self._looked = 0  # before this LSN, nothing is left to write
         self._seen: View | None = None
-        # The view, position and left-out tables for which nothing was to be read last.
+        # The last view, position and tables read apart for which the read plan was empty.
         self._read: tuple[View, Position, frozenset[int]] | None = None
         self._waiting: tuple[str, ...] = ()
         self._held_back: set[int] = set()
@@ -252,8 +253,11 @@ class Syncing:
         self._next_measured = 0.0
 
     def _take_lost(self) -> None:
-        """Refuse tables that the target has lost, or leave them stale."""
-        # Of those that were dropped or left the publications, a target may have what it likes.
+        """Refuse tables whose data was removed from the target or changed, or leave them stale.
+
+        A table that was dropped or is not published any more can't get a snapshot, so it does not
+        count as stale.
+        """
         is_copied = self._requests.is_copied
         lost = {key: one for key, one in self._stored.tables.items()
                 if (one.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
@@ -267,7 +271,7 @@ class Syncing:
             )
 
     def _change_policies(self) -> None:
-        """Have the policies of this call hold for the target, if it was written by others."""
+        """Change the target's policies to those of this call, and mark concerned tables stale."""
         kept, made = self._target.kept, self._stored.policies
         if made is None or kept.policies in (None, made):
             return
@@ -277,20 +281,20 @@ class Syncing:
                 self._stored.tables[relation_id] = held._replace(stale=why)
                 name = [held.namespace, held.name]
                 request_copy(self._directory, relation_id, name, f"the sync to {self._name}: {why}")
-        # First what is stale, so that a crash leaves no table that nobody knows to be so.
+        # Commit the stale tables first: a crash in between must not forget that they are stale.
         with window(self._target):
             self._target.commit(self._stored)
         self._target.keep()
 
     def _wait(self) -> None:
-        """Go on telling while another process has the target open.
+        """Report progress while another process has the target open.
 
         Raises
         ------
         StoppedError
-            The sync is to end.
+            The sync is stopped.
         PgOutputError
-            More waits than the change log may keep.
+            The segments that wait in the change log have more than `pause_bytes`.
         """
         if self._is_stopped():
             raise StoppedError(f"the sync was stopped while it waited for {self._name}")
@@ -300,7 +304,7 @@ class Syncing:
         self._next_measured = time.monotonic() + _MEASURED
         size = 0
         for one in contents(self._directory).segments:
-            with contextlib.suppress(FileNotFoundError):  # it was merged with others
+            with contextlib.suppress(FileNotFoundError):  # merged into another segment meanwhile
                 size += one.path.stat().st_size if one.end_lsn > self.lsn else 0
         if size > self._options.pause_bytes:
             raise PgOutputError(
@@ -313,7 +317,7 @@ class Syncing:
             )
 
     def _pass_gaps(self) -> None:
-        """Pass over what was given up by a call that was killed before it could say so."""
+        """Move the consumer behind gaps that a call stored in the target before it was killed."""
         position = self._consumer.position
         ends = {relation_id: held.gaps[-1].end for relation_id, held in self._stored.tables.items()
                 if held.gaps and position.of(relation_id) < held.gaps[-1].end}  # fmt: skip
@@ -321,9 +325,9 @@ class Syncing:
             self._consumer.advance(Position(position.lsn, {**position.tables, **ends}))
 
     def _note_gaps(self) -> None:
-        """Record which changes change tables lack, as the change log goes on behind them.
+        """Record the changes that change tables miss, because the change log begins behind them.
 
-        A snapshot that follows has the rows, and not the changes.
+        A later snapshot brings the rows, but not these changes.
         """
         position = self._consumer.position
         for relation_id, held in self._stored.tables.items():
@@ -339,7 +343,7 @@ class Syncing:
             )  # fmt: skip
 
     def _begin_anew(self, consumer: str) -> None:
-        """Have a new target begin with the newest snapshots, though one was there before."""
+        """Let a new target begin with the newest snapshots, though the consumer exists already."""
         remove_consumer(self._directory, consumer)
         if self._stored.is_new:
             _log.warning(
@@ -352,7 +356,7 @@ class Syncing:
 
     @property
     def lsn(self) -> int:
-        """What was committed before this LSN is in the tables, or waits for a snapshot."""
+        """All changes committed before this LSN are in the tables, or wait for a snapshot."""
         return max(self._consumer.position.lsn, self._looked)
 
     def run(
@@ -367,13 +371,15 @@ class Syncing:
         Parameters
         ----------
         until_lsn : int or None
-            It ends when it has what was committed before.
+            End when the tables have all changes that were committed before this LSN.
         is_over : callable
-            Whether nothing more comes; asked before it is looked at what is there.
+            Whether no more changes will come. Called before the change log is read, so that no
+            change is missed.
         is_stopped : callable
-            Whether to end though there may be more.
+            Whether to end though there may be more changes.
         wait : callable
-            Waits for so many seconds, or until there may be more, or a reason to end: then true.
+            Waits for a number of seconds; returns True early if there may be more changes, or a
+            reason to end.
         """
 
         def is_enough() -> bool:
@@ -406,26 +412,27 @@ class Syncing:
                     break
 
     def _gather(self, is_ended: Callable[[], bool]) -> None:
-        """While much comes, have the next window wait for more, until `is_ended`."""
+        """After a large window, wait up to `_GATHER` seconds for more changes, until `is_ended`."""
         if _MUCH_BYTES <= self._window[1] < self._window_bytes:
             while time.monotonic() < self._window[0] + _GATHER and not is_ended():
                 time.sleep(_POLL)
                 self._tell()
 
     def _is_behind(self, lsn: int) -> bool:
-        """Whether there is a table of which less was read, other than those that wait."""
+        """Whether a table is behind an LSN that neither is paused nor waits for its snapshot."""
         tables = self._consumer.position.tables
         paused = {one for one in self._apart.tables if self._stored.tables[one].paused}
         waiting = self._held_back | paused
         return any(at < lsn and one not in waiting for one, at in tables.items())
 
     def _step(self) -> bool:
-        """Write what is there, up to a size; False if there is nothing."""
+        """Write a window of the changes that the log has; False if there is nothing to write."""
         view = self._log.view()
         self._see(view)
         if self._end_lsn < self._stored.lsn:
-            # Another directory has brought what is between them; or earlier states of this one and
-            # of the server were put back. Nobody can tell yet, and nothing of it is the target's.
+            # Either the target got the later changes from another directory, or this directory and
+            # the server were restored from backups. Both look alike until the change log has
+            # reached the target's position, so write nothing before.
             self._say_behind()
             return False
         self._compare()
@@ -435,7 +442,7 @@ class Syncing:
             return False
 
     def _write_next(self, view: View) -> bool:
-        """Write what is there of tables that are read apart, and of the others."""
+        """Write a window of each table that is read apart and due, then one of all others."""
         is_written = False
         for relation_id in self._apart.due():
             if not self._is_stopped():
@@ -444,14 +451,14 @@ class Syncing:
         return self._go_on(self._log.view()) or is_written
 
     def _plan(self, view: View, **options: Any) -> ReadPlan | None:
-        """What is written next, and where."""
+        """Return the read plan of the next window; None if there is nothing to read."""
         return view.plan(self._consumer.position, self._window_bytes, **options)
 
     def _next(self, view: View) -> ReadPlan | None:
-        """What is written next of all tables but those that are read apart.
+        """Return the read plan of the next window, without the tables that are read apart.
 
-        With a thousand tables it takes a while to find out that there is nothing: that is done once
-        for a view.
+        With a thousand tables, even an empty plan takes a while. So an empty plan is made only once
+        per view and position.
         """
         read = view, self._consumer.position, frozenset(self._apart.tables)
         if self._read is not None and self._read[0] is view and self._read[1:] == read[1:]:
@@ -462,12 +469,12 @@ class Syncing:
         return plan
 
     def _go_on(self, view: View) -> bool:
-        """Write a window of all tables but those that are read apart; False if there is nothing."""
+        """Write a window without the tables that are read apart; False if there is nothing."""
         while (plan := self._next(view)) is not None:
             self._window = time.monotonic(), plan.size
             if self._attempt(view, plan, self._stored):
                 return True
-        # Nothing in it counts; the position is stored with what comes next.
+        # The rest of the log concerns no table; the next window stores the position.
         self._looked = self._end_lsn
         self._follow_catalog(view)
         self._departures.look(self._stored.tables)
@@ -476,7 +483,7 @@ class Syncing:
         return False
 
     def _attempt(self, view: View, plan: ReadPlan, stored: Stored) -> bool:
-        """Write a window; False if tables are paused that can't go on, and nothing was written."""
+        """Write a window; False if it had to pause tables, and nothing was written."""
         begin = time.perf_counter()
         try:
             one = self._write(view, plan, stored)
@@ -491,7 +498,7 @@ class Syncing:
         return True
 
     def _follow_catalog(self, view: View) -> None:
-        """Have names and columns follow the catalogue, where no change comes that tells them."""
+        """Let names and columns follow the catalogue, for tables that have no new change."""
         found = entries(self._directory)
         if not found or self._followed == (found[-1], self._end_lsn):
             return
@@ -509,20 +516,20 @@ class Syncing:
             self._pause(error)
 
     def _given(self, stored: Stored) -> tuple[Any, ...]:
-        """What a `WindowWriter` takes."""
+        """Return the arguments of `WindowWriter`."""
         return self._log, self._target, stored, self._decoding, self._options, self._tell
 
-    # --- tables that can't go on -----------------------------------------------------------------
+    # --- paused tables ---------------------------------------------------------------------------
 
     def _pause(self, error: PausedError) -> None:
-        """Have tables that can't go on wait, and be read apart."""
+        """Pause tables: their changes wait, and they are read apart from the others."""
         self._fold(error.paused)
         for outcome in error.paused:
             self._apart.add(outcome.held.relation_id)
         self._say_paused()
 
     def _pause_troubled(self) -> None:
-        """Have tables wait that the target can't read, or can't have by their new names."""
+        """Pause the tables that the target can't read or rename."""
         tables = self._stored.tables
         paused = [Paused(held, error) for relation_id, error in self._target.troubles.items()
                   if (held := tables[relation_id]).paused is None]  # fmt: skip
@@ -532,19 +539,19 @@ class Syncing:
             self._pause(PausedError(paused))
 
     def _fold(self, outcomes: Iterable[Outcome]) -> None:
-        """Change what the target has of tables; it is stored with the next commit."""
+        """Apply outcomes to the target state; the next commit stores it."""
         tables = fold_outcomes(self._stored.tables, outcomes, time.time())
         self._stored = self._stored._replace(tables=tables)
         self._is_unstored = True
 
     def _store(self) -> None:
-        """Have the target say what is known of its tables, without changes."""
+        """Commit the target state without changes."""
         with window(self._target):
             self._target.commit(self._stored)
         self._is_unstored = False
 
     def _try_apart(self, view: View, relation_id: int) -> bool:
-        """Write a window of one table; False if there is nothing, or it still can't go on."""
+        """Write a window of one table; False if it is still paused, or there is nothing."""
         held = self._stored.tables[relation_id]
         try:
             self._target.retry(held)
@@ -572,20 +579,20 @@ class Syncing:
         return True
 
     def _rejoin(self, relation_id: int) -> None:
-        """Have a table be read with the others again, and follow the catalogue."""
+        """Read a table with the others again, and let it follow the catalogue."""
         self._apart.remove(relation_id)
         self._followed = None
         if self._stored.tables[relation_id].paused is not None:
             self._fold([Committed(self._stored.tables[relation_id])])
 
     def _give_up(self, view: View, relation_id: int) -> None:
-        """Pass over changes of a table that has waited for too long."""
+        """Skip the changes of a table that was paused for too long: it becomes stale."""
         position, held = self._consumer.position, self._stored.tables[relation_id]
         outcome = self._apart.given_up(view, position, held)
         if outcome is None or outcome.gap is None:
             return
         self._fold([outcome])
-        # The target first: a call that is killed here goes on by its gaps.
+        # The target first: after a kill here, `_pass_gaps` moves the consumer.
         self._store()
         ends = {**position.tables, relation_id: outcome.gap.end}
         self._consumer.advance(Position(position.lsn, ends))
@@ -593,14 +600,14 @@ class Syncing:
         self._say_stale()
 
     def _set_paused_apart(self) -> None:
-        """Have those tables wait that were paused when the target was last written."""
+        """Read those tables apart that an earlier call has paused."""
         for relation_id, held in self._stored.tables.items():
             if held.paused is not None:
                 self._apart.add(relation_id, at_once=True)
         self._say_paused()
 
     def _say_paused(self) -> None:
-        """Tell once of tables that can't go on."""
+        """Warn once of each paused table."""
         for relation_id, held in self._stored.tables.items():
             if held.paused is None or (relation_id, held.paused.reason) in self._said:
                 continue
@@ -615,11 +622,14 @@ class Syncing:
     # --- one window ------------------------------------------------------------------------------
 
     def _write(self, view: View, plan: ReadPlan, stored: Stored) -> WindowWriter:
-        """Write a window; what has written it."""
+        """Write a window, and return its writer.
+
+        A value may be refused because its type was altered after the catalogue was read. Then wait
+        for the next read of the catalogue, and write the window again.
+        """
         try:
             return self._written(view, plan, stored)
         except PgOutputError as error:
-            # Its type may have been altered since the catalogue was read: the next read tells it.
             paused = [one.error for one in error.paused] if isinstance(error, PausedError) else []
             codes = {getattr(one, "code", None) for one in paused or [error]}
             if "bad_value" not in codes or not self._has_types(plan):
@@ -627,7 +637,7 @@ class Syncing:
         return self._written(view, plan, stored)
 
     def _has_types(self, plan: ReadPlan) -> bool:
-        """Wait until the history has the types of all that a window has; whether it has them."""
+        """Wait until the schema history covers a window; return whether it does."""
         end = time.monotonic() + _TYPES_TIMEOUT
         while (history := self._log.history()) is not None:
             if history.confirmed >= plan.after.lsn:
@@ -647,13 +657,14 @@ class Syncing:
                 except (RetryableError, ConflictError, TargetError, PausedError):
                     raise
                 except (NotForeseenError, PgOutputError) as error:
-                    # Executors do not tell one table's trouble apart: this process does.
+                    # Executors do not say which table an error concerns. This process writes the
+                    # window again and finds out.
                     if isinstance(error, PgOutputError) and self._options.on_error == "stop":
                         raise
                     _log.info("a window is written by this process: %s", error)
             return self._written_by(WindowWriter(*given), view, plan)
         except ConflictError as error:
-            # Another job may be at a table, or a task of a sync that was killed, for a while.
+            # Another job, or a task of a killed sync, may write a table for a while: try again.
             raise RetryableError(error.message, code=error.code, hint=error.hint) from error
 
     def _written_by(self, one: WindowWriter, view: View, plan: ReadPlan) -> WindowWriter:
@@ -662,7 +673,7 @@ class Syncing:
         return one
 
     def _say_behind(self, *, at_once: bool = False) -> None:
-        """Tell once that the directory ends before what the target has, if that does not pass."""
+        """Warn once if the change log stays behind the target's position."""
         if self._behind_since is None:
             self._behind_since = time.monotonic()
         is_long = at_once or time.monotonic() - self._behind_since > _BEHIND
@@ -676,9 +687,10 @@ class Syncing:
             )  # fmt: skip
 
     def _compare(self) -> None:
-        """See whether what the target has is what has happened, once the directory has as much.
+        """Check once that the change log has the target's newest transaction.
 
-        If not, what was committed before the target's position would be passed over.
+        If it has not, the change log has another history: its changes before the target's position
+        would be skipped, though the target lacks them.
         """
         if self._is_compared:
             return
@@ -707,7 +719,7 @@ class Syncing:
         self._say_stale()
 
     def _see(self, view: View) -> None:
-        """Note where the directory ends, and which tables wait in it."""
+        """Note the end of the change log, and the tables that wait for a snapshot."""
         if view is self._seen:
             return
         self._seen = view
@@ -728,7 +740,7 @@ class Syncing:
         self._waiting = tuple(names)
 
     def _tell(self, *, at_once: bool = False) -> None:
-        """Tell how far it is, if it is time."""
+        """Report progress, at most once a second unless `at_once`."""
         now = time.monotonic()
         if self._progress is not None and (at_once or now >= self._next_told):
             self._next_told = now + _TOLD
@@ -749,7 +761,7 @@ class Syncing:
         self._say_gaps()
 
     def _say_stale(self) -> None:
-        """Tell once of tables that are not kept up to date, and ask for their copies."""
+        """Warn once of each stale table, and request snapshots."""
         is_new = False
         for relation_id, held in self._stored.tables.items():
             if held.stale is not None and (relation_id, held.stale) not in self._said:
@@ -759,7 +771,7 @@ class Syncing:
         self._requests.ask(self._stored.tables, at_once=is_new)
 
     def _say_gaps(self) -> None:
-        """Tell once of change tables that have other changes than were written."""
+        """Warn once of each change table that another program has changed."""
         for relation_id, held in self._stored.tables.items():
             if held.gap is None or (relation_id, str(held.gap)) in self._said:
                 continue
@@ -771,15 +783,15 @@ class Syncing:
             )  # fmt: skip
 
     def _newest(self) -> int | None:
-        """When the newest change was committed that the target has."""
+        """Return the commit time of the newest change in the target."""
         times = [held.commit_time for held in self._stored.tables.values()
                  if held.commit_time is not None]  # fmt: skip
         return max(times, default=None)
 
     def _told(self) -> SyncProgress:
         names = {key: self._target.shown(held.stored) for key, held in self._stored.tables.items()}
-        left = self._departures.left  # of these nobody makes a copy
-        # Two tables have one name if the former one was dropped: it is not what others ask for.
+        left = self._departures.left  # these can't get a snapshot
+        # A dropped table and its successor have the same name: the successor counts.
         own = {qualified(held): key for key, held in self._stored.tables.items()
                if names[key] not in left}  # fmt: skip
         stale = {qualified(held): held.stale for key, held in self._stored.tables.items()

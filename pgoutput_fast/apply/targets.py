@@ -1,8 +1,8 @@
-"""What tables are kept up to date in: the interface, and what is stored of each table.
+"""The interface of a target, and the state that a target stores for each table.
 
-A target has two tables for each of the server's, or one of them: in `changes` all its changes, in
-`state` the rows that it has. With the rows it stores up to where they go. So whatever is cut short,
-the next call sees what is there, and leaves out what would come twice.
+For each table of the server, a target has a change table with all its changes, a state table with
+its current rows, or both. The target commits the rows of a table together with the table's LSN.
+After an interruption, the next call reads this LSN and skips the changes that are already there.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from .folding import NetChanges
 
 TARGET_FORMAT = 5
-"""Of what a target stores beside the tables."""
+"""Version of the format in which a target stores the state of its tables."""
 
 Keep = Literal["both", "state", "changes"]
 """Which tables a target has for each of the server's."""
 
 
 class TargetOrigin(NamedTuple):
-    """The database from which the changes in a target come."""
+    """The database whose changes a target has."""
 
     system_identifier: str
     database: str
@@ -42,16 +42,16 @@ class StoredColumn(NamedTuple):
     Attributes
     ----------
     name : str
-        The server's name.
+        The column's name on the server.
     stored : str
-        The target's name for it, which differs from every other one also where case is folded.
+        The column's name in the target. It is unique in the table, even if case is ignored.
     type_id, type_modifier : int
-        Of its type on the server.
+        OID and modifier of the column's type on the server.
     form : str
-        The type of its values in Arrow, as the target takes them; and what else they have in
-        common, as of `ColumnVersion.form`.
+        The Arrow type of the values, with a suffix for digits; see `ColumnVersion.form`.
     number : int or None
-        Its number on the server, which stays when it is renamed; None: it was not known.
+        The column's number on the server (``attnum``), which a rename does not change. None if the
+        number is not known.
     """
 
     name: str
@@ -63,9 +63,9 @@ class StoredColumn(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Why a table waits with its changes in the change log, and since when.
+    """A table is paused: its changes wait in the change log.
 
-    Fields: reason, since (seconds since 1970).
+    Fields: reason (why), since (seconds since 1970).
     """
 
     reason: str
@@ -73,9 +73,10 @@ class Pause(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Changes that a change table will never get.
+    """A range of changes that a change table will never get.
 
-    Fields: start (it has what was committed before this LSN), end (and from this LSN on).
+    Fields: start, end (LSNs). Changes that were committed from `start` on and before `end` are
+    missing.
     """
 
     start: int
@@ -83,38 +84,38 @@ class Gap(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a target has of a table.
+    """The table state: what a target has of one table.
 
     Attributes
     ----------
     relation_id : int
     namespace, name : str
-        The newest that the stream or the schema history told.
+        The table's newest name, from the stream or the schema history.
     stored : str
-        The name of its two tables in the target: ``public.accounts``.
+        The name of the change table and the state table in the target: ``public.accounts``.
     version : int
-        Of its change table, from 1; 0: the target has neither table yet, as the first changes of
-        the table are paused.
+        Version of the change table, from 1. 0 if the target has neither table yet, because the
+        first changes of the table are paused.
     lsn : int
-        It has what was committed before this LSN.
+        The target has all changes of the table that were committed before this LSN.
     copy_lsn : int
-        The LSN of the snapshot with which it began; 0: it began empty.
+        LSN of the snapshot with which the table began; 0 if the table began empty.
     commit_time : int or None
-        When the last change was committed that it has, in microseconds since 1970; None: it has no
-        change yet.
+        Commit time of the table's newest change in the target, in microseconds since 1970; None
+        before the first change.
     stale : str or None
-        Why the state is no longer kept up to date, until the table is copied again.
+        Why the state table is not kept up to date until the table gets a new snapshot; else None.
     columns : tuple of StoredColumn
-        Of the state table, in its order.
+        The columns of the state table, in its order.
     gap : int or None
-        Another program has changed the change table: its changes before this LSN may be others than
-        the server's. None: that did not happen.
+        Another program changed the change table: its changes before this LSN may differ from the
+        server's. Else None.
     paused : Pause or None
-        Why its changes wait in the change log, until somebody has acted; None: they do not.
+        Why the table's changes wait in the change log until somebody acts; else None.
     gaps : tuple of Gap
-        What its change table lacks for good.
+        The changes that the change table will never get.
     schema_lsn : int
-        Its name and its columns are those that the server's table had at this LSN.
+        The name and the columns are those that the server's table had at this LSN.
     """
 
     relation_id: int
@@ -134,10 +135,10 @@ class Held(NamedTuple):
 
 
 class AddedColumn(NamedTuple):
-    """A column comes to a state table.
+    """A column is added to a state table.
 
-    Fields: column (its stored name), value (pyarrow.Array of length 1: what rows have that are
-    older than the column).
+    Fields: column (its stored name), value (pyarrow.Array of length 1: the column's value in rows
+    that are older than the column).
     """
 
     column: str
@@ -145,20 +146,20 @@ class AddedColumn(NamedTuple):
 
 
 class Retyped(NamedTuple):
-    """A column's type becomes one that has all of its values. Fields: column, type."""
+    """A column gets a wider type, which has all of its values. Fields: column, type."""
 
     column: str
     type: pa.DataType
 
 
 class Removed(NamedTuple):
-    """A column is dropped, with the values that it had. Field: column."""
+    """A column is dropped with its values. Field: column."""
 
     column: str
 
 
 class Renamed(NamedTuple):
-    """A column has another name. Fields: column, name (which is free when its turn comes)."""
+    """A column is renamed. Fields: column, name (free once the earlier alterations are done)."""
 
     column: str
     name: str
@@ -168,21 +169,21 @@ Alteration = AddedColumn | Retyped | Removed | Renamed
 
 
 class Stored(NamedTuple):
-    """What a target has.
+    """The target state: what a target has of all tables.
 
     Attributes
     ----------
     lsn : int
-        Everything before was looked at; 0 in a new target.
+        Sync has read all transactions that were committed before this LSN; 0 in a new target.
     tables : dict of int to Held
-        By relation id.
-    newest : Commit or None
-        That of the newest transaction that was looked at, whatever its tables are; None: it is not
-        known.
+        The table states by relation id.
+    newest : CommitRecord or None
+        The commit of the newest transaction that sync has read, whether or not the transaction
+        concerns a table of the target. None if it is not known.
     is_new : bool
-        Whether the target was made just now.
+        Whether this call has created the target.
     policies : Policies or None
-        By which the rows were written that are there; None: there are none.
+        The policies by which the rows in the target were written; None if there are no rows.
     """
 
     lsn: int
@@ -194,25 +195,26 @@ class Stored(NamedTuple):
 
 _NUMERIC = 1700
 DELETED_AT = pa.timestamp("us", "UTC")
-"""The type of the column in which soft deletes are marked."""
+"""Arrow type of the column that marks soft-deleted rows."""
 
 
 class Kept(NamedTuple):
-    """What a target keeps to from its first call on, as its tables are made by it.
+    """The options that a target remembers from its first call on, as its tables depend on them.
 
     Attributes
     ----------
     soft_deletes : str or None
-        The column of state tables that says when a row was deleted, null for those that are there;
-        None: rows that are deleted go.
+        The column of state tables that has the time at which a row was deleted, and null in rows
+        that exist. None: deleted rows are removed.
     tables : tuple of str or None
-        Of `sync`. The changes of other tables are passed over, and are not there later.
+        The option `tables` of `sync`. Sync skips the changes of other tables for good.
     policies : Policies or None
-        By which values were written; None: a call does not say, and takes those of the target.
+        The policies by which values are written. None: the call gives none, and uses the target's.
     keep : {"both", "state", "changes"} or None
-        Which tables there are; None: as of `policies`, and both in a new target.
+        Which tables the target has. None: the call does not say, and uses what the target has, or
+        both in a new target.
     changes_policies : bool
-        Whether a call may have other policies than the target.
+        Whether the call may give other policies than the target has.
     """
 
     soft_deletes: str | None = None
@@ -223,22 +225,22 @@ class Kept(NamedTuple):
 
     @property
     def has_changes(self) -> bool:
-        """Whether there are change tables."""
+        """Whether the target has change tables."""
         return self.keep != "state"
 
     @property
     def has_state(self) -> bool:
-        """Whether there are state tables."""
+        """Whether the target has state tables."""
         return self.keep != "changes"
 
     @property
     def listed(self) -> list[str] | None:
-        """The tables, as a list."""
+        """The selected tables as a list; None if all are."""
         return None if self.tables is None else [*self.tables]
 
     @property
     def policy_texts(self) -> list[str]:
-        """The policies, as a target stores them."""
+        """The policies in the text form that a target stores."""
         return policy_texts(self.policies or Policies())
 
     @classmethod
@@ -249,24 +251,30 @@ class Kept(NamedTuple):
         policies: Sequence[str],
         keep: Keep,
     ) -> Kept:
-        """Return what a target has stored."""
+        """Return the options of a target from the values that it stores."""
         wanted = None if tables is None else tuple(tables)
         return cls(soft_deletes, wanted, policies_of(policies), keep)
 
     def is_like(self, found: Kept) -> bool:
-        """Whether a target was made with what a call asks for."""
+        """Whether a target has the options of this call."""
         policies = self.policies in (None, found.policies)
         return policies and self.keep in (None, found.keep) and self[:2] == found[:2]
 
     def check(self, where: str, found: Kept) -> Kept:
-        """Refuse a target that was made otherwise; what holds for it from now on.
+        """Return the options that hold from now on; refuse a target that was made with others.
 
         Parameters
         ----------
         where : str
-            What errors call the target.
+            The target's name in errors.
         found : Kept
-            What it was made with.
+            The options with which the target was made.
+
+        Raises
+        ------
+        PgOutputError
+            `soft_deletes`, `tables` or `keep` differ; or the policies do, and the call may not
+            change them.
         """
         keep = self.keep or found.keep
         for name, given, made in (
@@ -307,18 +315,18 @@ class Kept(NamedTuple):
         return self._replace(keep=keep)
 
     def concerned(self, made: Policies, held: Held) -> str | None:
-        """Why a table needs a new snapshot when other policies hold; None: its rows stay right.
+        """Return why a table needs a new snapshot under this call's policies; None if it does not.
 
         Parameters
         ----------
         made : Policies
-            By which its rows were written.
+            The policies by which the table's rows were written.
         held : Held
         """
         now = self.policies or Policies()
         for name in Policies.__dataclass_fields__:
             before, after = getattr(made, name), getattr(now, name)
-            # With "error" there is no value yet that another choice for values would change.
+            # "error" stored no such value: rows stay right under a policy that replaces values.
             if before == after or (before == "error" and after in ("null", "clamp", "replace")):
                 continue
             for column in held.columns:
@@ -338,7 +346,7 @@ _SUBTYPES = {oid: type_.element for type_ in BUILTIN_TYPES if type_.element
 
 
 def _depends(column: StoredColumn, policy: str) -> bool:
-    """Whether values of a column depend on a policy; those of users' types may."""
+    """Whether a policy concerns a column; for a user-defined type the answer is always yes."""
     oid = column.type_id
     if policy == "numeric" and oid == _NUMERIC:
         return column.type_modifier < 0
@@ -352,7 +360,7 @@ def _depends(column: StoredColumn, policy: str) -> bool:
 
 
 PARQUET = "parquet:"
-"""How the name of a target begins that keeps change tables alone, as plain Parquet files."""
+"""Prefix of the name of a target that keeps change tables only, as plain Parquet files."""
 _KINDS = {"delta": "Delta tables", "parquet": "plain Parquet files", "iceberg": "Iceberg tables"}
 
 
@@ -375,7 +383,7 @@ def check_kind(where: str, kind: str, made: str) -> None:
 
 
 DELETED = "its table of rows was deleted from the target"
-"""Why a table is stale whose state table is not there."""
+"""Reason of a stale table whose state table is missing."""
 PUT_BACK = "an earlier state of its table of rows was put back into the target"
 CHANGED = "another program changed its table of rows"
 CHANGES_DELETED = "its change table was deleted from the target"
@@ -386,23 +394,23 @@ OTHER_HISTORY = (
 )
 RENAMED = "it has another name, and object storage can't move its table of rows there"
 LOST = (DELETED, PUT_BACK, CHANGED, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY, RENAMED)
-"""Begin the reasons of tables of which the target has something else than a sync had written."""
+"""Beginnings of the reasons of stale tables whose data in the target is not what sync wrote."""
 CHANGES_ALONE = "its rows before the capture are not known"
-"""Why a table without a snapshot has no state table."""
+"""Reason of a table that has no state table because it got no snapshot."""
 
 
 class IncompleteError(PgOutputError):
-    """Changes do not fit what a state table has."""
+    """Changes do not fit the rows of a state table."""
 
     code = "stale"
 
 
 class TargetError(PgOutputError):
-    """A target refuses as a whole: no other table of it could be written either."""
+    """The whole target refuses: no other table could be written either."""
 
 
 class TableError(PgOutputError):
-    """A target refuses to write one table, and tells so later than it was given the rows.
+    """A target refuses to write one table, and says so only after it has taken the rows.
 
     Attributes
     ----------
@@ -415,19 +423,19 @@ class TableError(PgOutputError):
 
 
 class ConflictError(PgOutputError):
-    """Another program has written a table at the same time; nothing was done."""
+    """Another program has written a table at the same time; nothing was committed."""
 
     code = "conflict"
 
 
 class StoppedError(RetryableError):
-    """The sync was told to end while it waited for the target."""
+    """The sync was stopped while it waited for the target."""
 
     code = "stopped"
 
 
 class NotForeseenError(Exception):
-    """A window is not as it was taken to be by those that have written parts of it."""
+    """A window differs from what its executors assumed when they wrote parts of it."""
 
 
 class ChangeWriter(Protocol):
@@ -435,35 +443,35 @@ class ChangeWriter(Protocol):
 
     @property
     def lsn(self) -> int:
-        """What was committed before this is there."""
+        """The table has all changes that were committed before this LSN."""
 
     @property
     def copy_lsn(self) -> int:
-        """The LSN of the newest snapshot that is there."""
+        """LSN of the newest snapshot in the table."""
 
     @property
     def gap(self) -> int | None:
-        """As of `Held`, once it is committed."""
+        """`Held.gap`, valid after `commit`."""
 
     def fits(self, schema: pa.Schema) -> bool:
-        """Whether the table can have these changes: no column that it has is of another type."""
+        """Whether the table can store these changes: no existing column has another type."""
 
     def append(self, changes: pa.RecordBatch) -> None:
-        """Write changes behind those that are there.
+        """Append changes to the table.
 
         Parameters
         ----------
         changes : pyarrow.RecordBatch
-            The columns of a ChangeBatch, those of `before` and `after` by their stored names. They
-            may differ from call to call in columns that are added or left out.
+            The columns of a ChangeBatch, where `before` and `after` have the stored names. Later
+            calls may add or leave out columns.
         """
 
     def commit(self, held: Held) -> None:
-        """Have what was written stand, up to ``held.lsn`` and with the snapshot of `copy_lsn`."""
+        """Commit the appended changes, with ``held.lsn`` and ``held.copy_lsn`` as the position."""
 
 
 class NoChanges:
-    """See `ChangeWriter`: of a target without change tables."""
+    """A `ChangeWriter` that drops all changes, for a target without change tables."""
 
     gap = None
 
@@ -487,116 +495,117 @@ class StateWriter(Protocol):
 
     @property
     def lsn(self) -> int:
-        """As of `ChangeWriter`."""
+        """See `ChangeWriter.lsn`."""
 
     @property
     def copy_lsn(self) -> int:
-        """As of `ChangeWriter`."""
+        """See `ChangeWriter.copy_lsn`."""
 
     def load(self, schema: pa.Schema) -> None:
-        """Begin to replace all rows by those of a snapshot, of these columns."""
+        """Begin to replace all rows by the rows of a snapshot, which have this schema."""
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Write rows of the snapshot."""
 
     def loaded(self, held: Held) -> None:
-        """Have the rows of the snapshot stand."""
+        """Finish loading the snapshot: commit its rows, and `held` with them."""
 
     def create(self, schema: pa.Schema) -> None:
-        """Make the table, without rows."""
+        """Create the table without rows."""
 
     def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
-        """Alter the table, then do to it what changes come to, and store how far it is: one step.
+        """Alter the table, apply the net changes, and store the table state, all in one commit.
 
         Raises
         ------
         IncompleteError
-            The changes do not fit what is there. Nothing was done.
+            The net changes do not fit the table's rows. Nothing was committed.
         """
 
 
 class Target(Protocol):
-    """Where tables are kept up to date."""
+    """A place where sync keeps tables up to date: a DuckDB file, a directory of Delta tables, …"""
 
     threads: int
-    """So many tables are written at a time."""
+    """Maximum number of tables that are written at a time."""
     is_transactional: bool
-    """Whether a window is one transaction, of which nothing can be written behind an error."""
+    """Whether a window is one transaction: after an error, nothing of the window can be written."""
     kept: Kept
-    """`state` is not called for a target without state tables."""
+    """The options that the target remembers. Without state tables, nobody calls `state`."""
     troubles: dict[int, PgOutputError]
-    """Why tables can't be written, by relation id, as was met apart from their windows."""
+    """By relation id: why a table can't be written, where that was found outside of a window."""
 
     def claim(self) -> None:
-        """Keep other syncs from writing it, until it is closed.
+        """Lock the target against other syncs until it is closed.
 
         Raises
         ------
         PgOutputError
-            Another one writes it.
+            Another sync writes the target.
         """
 
     def open(self, origin: TargetOrigin) -> Stored:
-        """Find out what is there; a new target is made. It is claimed.
+        """Claim the target, create it if it does not exist, and return its state.
 
         Raises
         ------
         PgOutputError
-            It is something else's, or has tables of another database; or another process writes it.
+            The target belongs to something else, or has tables of another database; or another
+            process writes it.
         """
 
     def peek(self, origin: TargetOrigin) -> Stored:
-        """Find out what is there, without making or claiming anything.
+        """Return the target's state, and neither create nor claim anything.
 
         Raises
         ------
         PgOutputError
-            As of `open`, but for another process that writes it.
+            As for `open`. Another process that writes the target is no error.
         """
 
     def retry(self, held: Held) -> None:
-        """Look at a table again that is paused.
+        """Check whether a paused table can be written again.
 
         Raises
         ------
         PgOutputError
-            It still can't be written.
+            The table still can't be written.
         """
 
     def begin(self) -> None:
-        """Begin a window: changes that are written together."""
+        """Begin a window, whose changes are committed together."""
 
     def changes(self, held: Held) -> ChangeWriter:
-        """What writes the change table of a table in this window."""
+        """Return the writer of a table's change table in this window."""
 
     def state(self, held: Held) -> StateWriter:
-        """What writes its state table."""
+        """Return the writer of a table's state table in this window."""
 
     def shown(self, stored: str) -> str:
-        """The name under which people find the tables that have a name in it."""
+        """Return the name under which users find the tables with a stored name."""
 
     def begun(self, held: Held) -> Held:
-        """What is held of a table that begins under its stored name, which is free."""
+        """Return the table state of a new table, whose stored name is free."""
 
     def rename(self, held: Held, stored: str) -> Held:
-        """Have both tables by another name, which is free; what is held of them then."""
+        """Rename both tables to a free name; return the table state."""
 
     def keep(self) -> None:
-        """Store what `kept` has now, outside of a window."""
+        """Store `kept`, outside of a window."""
 
     def commit(self, stored: Stored) -> None:
-        """End the window: all of it stands, and readers see how far each table is."""
+        """Commit the window, and publish the LSN of each table to readers."""
 
     def abort(self) -> None:
-        """Give up what can be given up of the window."""
+        """Discard the window, as far as it is not committed yet."""
 
     def close(self) -> None:
-        """Let go of the target."""
+        """Close the target and release its lock."""
 
 
 @contextlib.contextmanager
 def window(target: Target) -> Iterator[None]:
-    """A window of a target, which is given up on errors."""
+    """Begin a window of a target, and abort it on errors."""
     target.begin()
     try:
         yield

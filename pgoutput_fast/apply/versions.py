@@ -1,8 +1,8 @@
-"""The columns of a table as change batches describe them, and what may follow on what.
+"""The columns of a table in a change batch, and the versions that can be folded together.
 
-A change of a table's columns leaves the rows alone that are stored, or it rewrites them, which no
-stream tells. Between changes before and after a rewrite nothing can be folded: a value that came
-before it is not the value that the server has.
+ALTER TABLE either leaves the stored rows as they are or rewrites them, and the stream does not say
+which. Changes from before and after a rewrite can't be folded together: the rewrite may have
+replaced the values that came before it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _MOST_DIGITS_OF_SECONDS = 6
 
 
 DIGITS = " of digits, from binary format"
-"""What stands behind a type of Arrow in the form of a column with such values."""
+"""Suffix of `ColumnVersion.form` for a column of digits."""
 DIGITS_KEY = b"pgoutput.digits"
-"""Of the metadata of a change batch: the columns with such values."""
+"""Key in a change batch's metadata, whose value lists the columns of digits."""
 
 
 class ColumnVersion(NamedTuple):
-    """A column of a relation, at one time.
+    """A column in one version of a relation.
 
     Attributes
     ----------
     name : str
     type : pyarrow.DataType
     type_id, type_modifier : int or None
-        None where the batch does not tell.
+        None if the batch lacks them.
     is_digits : bool
-        Whether it has digits, as values came in binary format, where they are a text from text
-        format.
+        Whether the column has digits, from values in binary format. In text format, the same type
+        gives a text.
     """
 
     name: str
@@ -48,22 +48,22 @@ class ColumnVersion(NamedTuple):
 
     @property
     def form(self) -> str:
-        """What all values of a column of a target have in common."""
+        """The Arrow type as text, and `DIGITS` for digits: a target's column has one form."""
         return f"{self.type}{DIGITS}" if self.is_digits else str(self.type)
 
 
 class Version(NamedTuple):
-    """What a batch of changes says of its table.
+    """The version of a table that a change batch describes.
 
     Attributes
     ----------
     table : str
-        What errors call it.
+        The table's name in errors.
     relation_id : int or None
-        None where the batch does not tell, as one that was read from a file of other software.
+        None if the batch lacks it, because other software wrote its file.
     replica_identity : str or None
     key : tuple of str
-        The columns that its Relation flags.
+        The columns that the Relation message flags as the key.
     columns : tuple of ColumnVersion
     """
 
@@ -80,7 +80,7 @@ def version_of(schema: pa.Schema) -> Version:
     Raises
     ------
     PgOutputError
-        It is no change batch's.
+        The schema is not that of a change batch.
     """
     import pyarrow as pa
 
@@ -123,8 +123,8 @@ def version_of(schema: pa.Schema) -> Version:
 def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
     """Whether ALTER TYPE from one type and modifier to another leaves the stored rows as they are.
 
-    PostgreSQL rewrites the table otherwise, by an expression that may make any value of the old
-    ones. (``ATColumnChangeRequiresRewrite`` and the support functions of casts decide it there.)
+    Otherwise PostgreSQL rewrites the table, by an expression that may change each value. In
+    PostgreSQL, ``ATColumnChangeRequiresRewrite`` and the support functions of casts decide this.
     """
     (old_type, before), (new_type, after) = old, new
     if old == new:
@@ -140,7 +140,7 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
     if old_type in _TIMES:
         return after >= _MOST_DIGITS_OF_SECONDS or -1 < before <= after
     if old_type == _NUMERIC and before != -1:
-        # Precision and scale, as numeric's modifier packs them behind the size of a header.
+        # A numeric modifier is (precision << 16 | scale) + 4, the size of a header.
         digits, scale = divmod(before - 4, 1 << 16)
         new_digits, new_scale = divmod(after - 4, 1 << 16)
         return scale == new_scale and digits <= new_digits
@@ -148,12 +148,12 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
 
 
 def check_follows(old: Version, new: Version) -> None:
-    """Refuse changes that can't be folded together with those before.
+    """Refuse changes that can't be folded together with the changes before.
 
     Raises
     ------
     PgOutputError
-        They are another table's, or a column was altered in a way that rewrites its values.
+        The changes are of another table, or a column was altered in a way that rewrites its values.
     """
     if old.relation_id != new.relation_id:
         raise PgOutputError(
