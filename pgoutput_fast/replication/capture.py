@@ -1,4 +1,4 @@
-"""Write a slot's changes to a directory of segments, and acknowledge them once they are durable."""
+"""The function `capture`, which turns a slot into a change log and acknowledges what is durable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .snapshot import ServerSnapshot
     from .walsender import CreatedSlot
 
-# Also of a path that was made of a URL, and lacks a slash.
+# One slash is enough: `Path("s3://bucket")` has become "s3:/bucket".
 _URL = re.compile(r"(?:s3[an]?|gs|gcs|abfss?|wasbs?|hdfs|https?|file):/", re.ASCII | re.IGNORECASE)
 
 
@@ -53,17 +53,17 @@ def capture(
     capture_options: CaptureOptions | None = None,
     **keywords: object,
 ) -> CaptureProgress:
-    """Write the changes of a slot to segments, from where the directory ends.
+    """Write the changes of a slot to a change log, from where the change log ends.
 
     The call ends with `until_lsn`, `stop`, Ctrl-C or an error. It reconnects after a lost
-    connection. A segment ends with the first commit after `segment_bytes`, or when its oldest
-    commit is `max_delay` old. However a call ends, even by a kill, the next call continues, and no
-    change is lost or written twice.
+    connection. It completes a segment at the first commit after `segment_bytes`, or when the oldest
+    commit in the segment is `max_delay` old. However a call ends, even by a kill, the next call
+    continues, and no change is lost or written twice.
 
     Parameters
     ----------
     dsn : str, optional
-        Connection string of libpq, or URL; by default as libpq's variables say.
+        Connection string of libpq, or URL. The default is what libpq's environment variables say.
     slot : str
         The replication slot.
     publications : list or tuple of str
@@ -71,19 +71,19 @@ def capture(
     directory : path
         The change log. The directory is made if it does not exist.
     until_lsn : int
-        Capture exactly what was committed before this LSN, then end. `pg_current_wal_lsn()` is the
-        LSN of everything that is committed and on the server's disk now. A transaction counts if
-        its commit record begins before the LSN. A non-transactional message counts if its record
-        ends at the LSN or before. The rest stays in the slot. Tables that wait get their snapshots
-        before the capture ends. If a snapshot is of a later point, the capture goes on up to there.
+        Capture exactly what was committed before this LSN, then end. Give `pg_current_wal_lsn()`
+        for everything that is committed and on the server's disk now. A transaction counts if its
+        commit record begins before the LSN. A non-transactional message counts if its record ends
+        at the LSN or before. The slot keeps the rest. Waiting tables get their snapshots before the
+        capture ends. If the LSN of a snapshot is later, the capture goes on up to that LSN.
     progress : callable
-        Called with a `CaptureProgress` after each batch of frames. Also called each second while no
-        frames come, and while a large transaction is written.
+        Called with a `CaptureProgress` after each batch of frames. Also called once a second while
+        no frames come, and while the capture writes a large transaction.
     stop : threading.Event
-        Set it in another thread to end the capture within some tenths of a second. Whole
-        transactions that were received are durable then.
+        Set it in another thread to end the capture within some tenths of a second. All whole
+        transactions that the capture received are then durable.
     capture_options : CaptureOptions, optional
-        How the changes are captured.
+        How to capture the changes.
     **keywords
         Fields of :class:`CaptureOptions`, which override those of the object. Also parameters of
         libpq by name, which override those of `dsn`.
@@ -96,19 +96,19 @@ def capture(
     Raises
     ------
     RetryableError
-        The slot is in use, the server can't be reached, or the connection was lost, and no
-        connection was made within `retry_for`, or before `stop` was set. Call again to go on.
+        The slot is in use, the server can't be reached, or the connection was lost. The capture
+        got no connection within `retry_for`, or before `stop` was set. Call again to go on.
     PgOutputError
         The server refuses, or there is no such publication or slot. The slot is beyond the end of
         the directory, or exists already while the directory is new. The directory is damaged, or
-        belongs to another slot or capture. The server's log took another way than when the
-        directory was written. The disk or the object storage refuses. pyarrow or NumPy is not
-        installed. No message has the password.
+        belongs to another slot or capture. The server's log is not the one from which the directory
+        was written, for example after a restored backup. The disk or the object storage refuses.
+        pyarrow or NumPy is not installed. No message has the password.
     TypeError
         An argument has a wrong type. Nothing was made.
     KeyboardInterrupt
-        Ctrl-C was pressed. What was acknowledged is durable, and the slot has the rest. Call again
-        to go on.
+        Ctrl-C was pressed. All changes that the capture acknowledged are durable, and the slot has
+        the rest. Call again to go on.
     """
     options = options_of(CaptureOptions, capture_options, keywords)
     _check_arguments(until_lsn, progress, stop, directory)
@@ -129,7 +129,7 @@ def capture(
 
     def begin() -> tuple[Members, CatalogRead | None, CaptureStart]:
         unless_stopped(lambda: warn_of_identities(parameters, publications), lambda _: None, stop)
-        # Asked before the slot is made: what changes later is seen as a change.
+        # Read before the slot is made, so that a later change of the publications is noticed.
         members = read_members(parameters, publications) if copies else Members({}, 0)
         types = None
         if options.schema_history:
@@ -183,10 +183,11 @@ def capture(
 def _link(
     source: Source, writer: SegmentWriter, options: CaptureOptions, stop: threading.Event | None
 ) -> Link:
-    """Begin the stream where the directory ends."""
+    """Begin the stream at the end of the change log, and make its link."""
     started = first_connection(lambda: _start(source, writer, stop), options.retry_for, stop)
-    # Where the server begins before the directory's end, nothing beyond is acknowledged until the
-    # stream has come there: a PREPARE in between has its end behind it.
+    # With two_phase, the server may begin before the end of the change log. Do not acknowledge more
+    # until the stream has reached that end: a transaction may be prepared in between and committed
+    # later.
     receiver = Receiver(started.connection, started.confirmed, options.silence_timeout)
     return Link(
         receiver, started.protocol, source, silence_timeout=options.silence_timeout,
@@ -195,7 +196,7 @@ def _link(
 
 
 def _start(source: Source, writer: SegmentWriter, stop: threading.Event | None) -> Started:
-    """Begin the stream where the directory ends."""
+    """Begin the stream at the end of the change log; give up if `stop` is set."""
     return unless_stopped(
         lambda: source.start(writer.position, writer.timeline or None),
         lambda made: made.connection.close(),
@@ -204,7 +205,7 @@ def _start(source: Source, writer: SegmentWriter, stop: threading.Event | None) 
 
 
 def _check(source: Source, writer: SegmentWriter, stop: threading.Event | None) -> None:
-    """Refuse a slot that can't go on where the directory ends."""
+    """Refuse a slot that can't go on at the end of the change log."""
 
     def look() -> bool:
         source.check(writer.position, writer.timeline or None)
@@ -219,7 +220,7 @@ def _copy_only(
     stop: threading.Event | None,
     progress: Callable[[CaptureProgress], None] | None,
 ) -> CaptureProgress:
-    """Wait for the copies, without a stream."""
+    """Make the snapshots of the waiting tables, without a stream."""
 
     def now() -> CaptureProgress:
         end = writer.position
@@ -240,7 +241,7 @@ def _copy_only(
 def _check_arguments(
     until_lsn: object, progress: object, stop: object, directory: str | os.PathLike[str]
 ) -> None:
-    """Refuse arguments that are no options, before anything is made.
+    """Check the arguments that are not fields of `CaptureOptions`, before anything is made.
 
     Raises
     ------
@@ -261,7 +262,7 @@ def _check_arguments(
 
 
 def check_local(directory: str) -> None:
-    """Refuse a capture's directory that is empty or a URL."""
+    """Refuse an empty path or a URL as the directory of a capture."""
     if not directory:
         raise PgOutputError(
             "it is empty; '.' is the current directory", code="bad_option", parameter="directory"

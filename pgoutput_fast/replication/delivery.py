@@ -1,4 +1,4 @@
-"""Deliver whole transactions of a stream, with a new connection after each one that is lost."""
+"""Deliver whole transactions of a stream, and reconnect after each lost connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..transactions.transaction import TransactionGroup
 from .link import Link
 from .receiver import PackedTaken
 
-# Seconds between two looks at what ends the iteration, while nothing comes.
+# Seconds between two checks whether the iteration has to end, while nothing comes.
 _POLL = 0.1
 
 
@@ -25,7 +25,7 @@ _Found = TypeVar("_Found", Transaction, Transaction | TransactionGroup)
 
 
 class Until(NamedTuple):
-    """What ends an iteration: the arguments of :meth:`ReplicationStream.transactions`."""
+    """When an iteration ends: the arguments of :meth:`ReplicationStream.transactions`."""
 
     stop_at: int | None
     idle_timeout: float | None
@@ -33,29 +33,31 @@ class Until(NamedTuple):
 
 
 class Delivery:
-    """What a stream brings, whole and in commit order, over as many connections as it takes.
+    """Whole transactions of a stream, in commit order, across all its connections.
 
     Parameters
     ----------
     link : Link
     assembler : Assembler
     position : int
-        What was committed before it is not delivered.
+        Transactions that were committed before this LSN are not delivered.
     on_idle : callable, optional
-        Called with an LSN before which the server has nothing more to send, while nothing is in
-        flight and everything that was delivered is acknowledged. By default it is acknowledged.
+        Called with an LSN before which the server has nothing more to send. It is called only while
+        no transaction is in flight and everything that was delivered is acknowledged. Without
+        `on_idle`, the LSN is acknowledged at once.
     on_loss : callable, optional
-        Called before a connection that was lost is made again.
+        Called after a connection was lost, before the next one is made.
 
     Attributes
     ----------
     delivered : int
-        The end LSN of the last transaction that was delivered; `position` before there was one.
+        The end LSN of the last transaction that was delivered; `position` before the first one.
     server_lsn : int
-        The server has nothing more to send before it, as far as it has said.
+        The LSN of the last keepalive: the server has nothing more to send before it. 0 before the
+        first one.
     is_asked : bool
-        Whether the server asked how far the stream is when it said that, and has sent nothing
-        since. A server that shuts down asks until all that it has sent is acknowledged.
+        Whether that keepalive asked for an answer, and nothing came since. A server that shuts down
+        asks until everything that it has sent is acknowledged.
     """
 
     def __init__(
@@ -76,23 +78,23 @@ class Delivery:
         link.receiver.safe_lsn = assembler.safe_lsn
         self._on_idle, self._on_loss = on_idle, on_loss
         self._waiting: deque[Transaction | TransactionGroup] = deque()
-        # The end of the last transaction that came. The server sends those again that were not
-        # acknowledged when the connection was lost.
+        # The end LSN of the last transaction that came. After a reconnect, the server sends again
+        # all transactions that were not acknowledged.
         self._came = position
         self._error: PgOutputError | None = None
 
     def transactions(self, until: Until) -> Iterator[Transaction]:
-        """The transactions that come, one by one, until something ends the iteration."""
+        """Yield transactions, one by one, until `until` ends the iteration."""
         return self._given(until, self._next_transaction)
 
     def groups(self, until: Until) -> Iterator[Transaction | TransactionGroup]:
-        """The same transactions, several in a group where they came together."""
+        """Yield the same transactions; those that came together form one group."""
         return self._given(until, self._next)
 
     def _given(
         self, until: Until, next_: Callable[[int | None], _Found | None]
     ) -> Iterator[_Found]:
-        """What `next_` has, until something ends the iteration."""
+        """Yield what `next_` returns, until `until` ends the iteration."""
         last = time.monotonic()
         try:
             while not self._is_ended(until):
@@ -116,7 +118,7 @@ class Delivery:
         except (PgOutputError, GeneratorExit):
             raise
         except BaseException as error:
-            # A transaction may have been on its way to the consumer.
+            # Ctrl-C, for example, may have come while a transaction was on its way to the consumer.
             self._error = self._error or PgOutputError(
                 f"the iteration was interrupted ({type(error).__name__}), so that this stream may "
                 "have lost a transaction: connect again, what was not acknowledged comes again",
@@ -126,11 +128,11 @@ class Delivery:
 
     @property
     def waits(self) -> bool:
-        """Whether something came that was not delivered."""
+        """Whether a transaction came that was not delivered yet."""
         return bool(self._waiting)
 
     def _next_transaction(self, stop_at: int | None) -> Transaction | None:
-        """The next transaction that waits, under the conditions of `_next`."""
+        """Return the first transaction of what `_next` returns; the others of a group wait."""
         found = self._next(stop_at)
         if isinstance(found, TransactionGroup):
             first, *others = found.transactions()
@@ -141,10 +143,10 @@ class Delivery:
     def arrivals(
         self, until: Until, patience: Callable[[], float]
     ) -> Iterator[Transaction | TransactionGroup | None]:
-        """What comes until something ends the iteration, in groups where it came together.
+        """Yield transactions and groups, until `until` ends the iteration.
 
-        Yields None whenever there is nothing more at the moment, and before each wait, which takes
-        no more than the seconds that `patience` gives then.
+        Yield None when nothing more is there at the moment, before each wait for more. `patience`
+        then returns the longest time to wait, in seconds.
         """
         while not self._is_ended(until):
             while (found := self._next(until.stop_at)) is not None:
@@ -159,9 +161,10 @@ class Delivery:
             self._advance(patience(), until)
 
     def _next(self, stop_at: int | None) -> Transaction | TransactionGroup | None:
-        """What waits and was committed before an LSN; the LSN of a message is where it ends.
+        """Return the next transaction or group that was committed before `stop_at`.
 
-        None if nothing waits, or only what was committed at that LSN or later.
+        For a non-transactional message, the end of its record counts: it may end at `stop_at`.
+        None if nothing waits, or only what comes later.
         """
         if not self._waiting:
             return None
@@ -187,7 +190,7 @@ class Delivery:
         Raises
         ------
         PgOutputError
-            What came before was refused.
+            Frames that came before could not be assembled. Everything before them was delivered.
         """
         if self._error is not None:
             raise self._error
@@ -201,17 +204,17 @@ class Delivery:
         return self._link.is_closed or (until.stop is not None and until.stop.is_set())
 
     def _has_reached(self, stop_at: int | None) -> bool:
-        """Whether all that was committed before an LSN has come."""
+        """Whether everything that was committed before an LSN has come."""
         return stop_at is not None and max(self._came, self.server_lsn) >= stop_at
 
     @property
     def idle_lsn(self) -> int:
-        """The server has nothing more to send before it, and nothing is on its way; 0 otherwise."""
+        """The LSN before which all is delivered; 0 while a transaction waits or is in flight."""
         busy = self._waiting or self._assembler.in_flight
         return 0 if busy else self.server_lsn
 
     def _acknowledge_idle(self) -> None:
-        """Acknowledge log of which the server had nothing to send, if all else is acknowledged."""
+        """Acknowledge log without changes for the slot, once every delivery is acknowledged."""
         receiver = self._link.receiver
         lsn = self.idle_lsn
         if lsn > receiver.acknowledged and self.delivered <= max(
@@ -223,7 +226,7 @@ class Delivery:
                 self._on_idle(lsn)
 
     def _take(self, timeout: float, until: Until) -> bool:
-        """Take what has come, or try to connect again if need be; False if nothing came."""
+        """Receive frames and assemble them, or reconnect after a loss; False if nothing came."""
         taken = PackedTaken()
         try:
             if self._link.lost is not None:
@@ -234,9 +237,10 @@ class Delivery:
             if self._link.lost is None:
                 if self._on_loss is not None:
                     self._on_loss()
-                # The server sends again what was not acknowledged, from its beginning on.
+                # The server sends unfinished transactions again, from their beginning.
                 self._assembler.reset()
-                # What it said of the end of its log need not hold for the server that comes next.
+                # The next connection may lead to another server, such as a promoted standby, whose
+                # log need not reach as far.
                 self.server_lsn = min(self.server_lsn, self._link.receiver.acknowledged)
                 self.is_asked = False
             end = time.monotonic() + timeout
@@ -256,8 +260,8 @@ class Delivery:
                     self._came = max(self._came, found.end_lsn)
                     self._waiting.append(found)
             except PgOutputError as error:
-                self._error = error  # raised after what came before it was delivered
-        # What an error left out came before the keepalive.
+                self._error = error  # `_advance` raises it, after what came before is delivered
+        # After an error, frames before the keepalive are missing, so its LSN does not count.
         told = taken.keepalive is not None and self._error is None
         self.is_asked = told and taken.asked
         if told:

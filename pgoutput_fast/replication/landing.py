@@ -1,4 +1,4 @@
-"""The loop of a capture: transactions go into segments, what is durable back to the server."""
+"""The main loop of a capture: write transactions to segments, and acknowledge durable ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from .link import Link
     from .upkeep import Upkeep
 
-# If the server's log moves on without changes for the slot, the position is stored in a file that
-# is synced: not for every keepalive, but after this many seconds, or this many bytes of the log.
+# If the server's log grows without changes for the slot, the capture stores the position in a file
+# with an fsync. It does so after this many seconds or bytes of log, not for every keepalive.
 _ADVANCE_INTERVAL = 10.0
 _ADVANCE_BYTES = 16 << 20
-# A server that asks how far the capture is may wait for that to shut down. Then what is there is
-# made durable at once, but not more often than once in so many seconds.
+# A server that asks for the capture's position may be waiting to shut down. The capture then makes
+# everything durable at once, but at most once in this many seconds.
 _ASKED_INTERVAL = 0.2
-_POLL = 0.1  # seconds within which an order to end is heard while nothing comes
+_POLL = 0.1  # seconds between two checks of `stop` while nothing comes
 _IDLE_PROGRESS = 1.0  # seconds between two calls of `progress` while nothing comes
 
 _log = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ class CaptureProgress(NamedTuple):
     frames, transactions, bytes : int
         Frames, whole transactions, and bytes of frames that this call has received.
     received_lsn : int
-        End of the last transaction that was received, or a later LSN if the server has said that
-        nothing more comes before it.
+        End LSN of the last transaction that was received. A later LSN if the server has said that
+        it sends nothing more before that LSN.
     durable_lsn : int
         Everything before this LSN is in segments, and acknowledged.
     captured_lsn : int
-        Everything that was committed before this LSN is in segments. It is beyond `durable_lsn` if
-        the server has said that there is nothing for the slot between the two.
+        Everything that was committed before this LSN is in segments. This LSN is greater than
+        `durable_lsn` if the server has said that it has nothing for the slot between the two.
     commit_time : int or None
         Commit time of the last transaction in segments, by the server's clock, in microseconds
         since 2000-01-01 UTC; None before this call has written one.
@@ -54,20 +54,20 @@ class CaptureProgress(NamedTuple):
         Insert, Update, Delete and Truncate messages that this call has received, and segments that
         it has completed.
     open_transactions : int
-        Transactions that came in part and have not ended, with prepared ones.
+        Transactions that have not ended: streamed ones that came in part, and prepared ones.
     spilled_bytes : int
-        Bytes of these transactions that are in files, because of `max_memory`.
+        Bytes of these transactions that are in temporary files, because of `max_memory`.
     connected : bool
-        Whether there is a connection that is not known to be lost.
+        Whether the capture has a connection. False from a loss until the next connection.
     reconnects : int
-        Connections that this call has made after one was lost.
+        Connections that this call has made after a connection was lost.
     waiting_tables : int
-        Tables that wait for their snapshot.
+        Tables that wait for their snapshots.
     copying : CopyProgress or None
         How far the running snapshots have come; None if there are none.
     uploaded_lsn : int or None
-        Everything before this LSN is in object storage. 0 while the storage was not reached; None
-        without a copy there.
+        Everything before this LSN is in object storage. 0 until the capture has reached the
+        storage. None if the capture does not upload.
     """
 
     frames: int
@@ -89,7 +89,7 @@ class CaptureProgress(NamedTuple):
 
 
 class Landing:
-    """Hands what comes to the writer, and what is durable back to the server.
+    """Writes delivered transactions to segments, and acknowledges them once they are durable.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Landing:
     writer : SegmentWriter
     upkeep : Upkeep
     max_memory, max_delay, unknown_prepared, progress
-        As of `capture`.
+        See `capture`.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Landing:
         progress: Callable[[CaptureProgress], None] | None,
     ) -> None:
         from ..transactions import Assembler
-        from .delivery import Delivery  # loads NumPy, as receiving does not
+        from .delivery import Delivery  # loads NumPy, which receiving frames does not need
 
         self._link = link
         self._writer = writer
@@ -138,25 +138,26 @@ class Landing:
         )
         # These are counted as CaptureProgress describes.
         self._frames = self._transactions = self._bytes = 0
-        # End LSN and commit time of the last transaction that the writer has; the commit time of
-        # the last one that is durable.
+        # `_written`: end LSN and commit time of the last transaction that the writer got.
+        # `_commit_time`: commit time of the last durable transaction.
         self._written: tuple[int, int | None] = (writer.position, None)
         self._commit_time: int | None = None
         self._until: int | None = None
         self._last_advance = self._told = time.monotonic()
 
     def run(self, until_lsn: int | None, stop: threading.Event | None) -> CaptureProgress:
-        """Write what comes to segments, until `stop` or `until_lsn` and all copies are made."""
+        """Write segments until `stop`, or until `until_lsn` is reached and no table waits."""
         while True:
             self._stream(until_lsn, stop)
             self._upkeep.wait(stop, self._report)
             if until_lsn is None or self._upkeep.copied_lsn <= until_lsn:
                 self._upkeep.finish(stop, self._report)
                 return self._progress()
-            until_lsn = self._upkeep.copied_lsn  # so that the copies can be read
+            # Consumers read a snapshot only when the change log reaches its LSN.
+            until_lsn = self._upkeep.copied_lsn
 
     def _stream(self, until_lsn: int | None, stop: threading.Event | None) -> None:
-        """Write what comes to segments, until `stop` or `until_lsn`."""
+        """Write segments until `stop` is set or `until_lsn` is reached."""
         from .delivery import Until
 
         told, self._until = 0, until_lsn
@@ -174,7 +175,7 @@ class Landing:
                     self._flush()
         except RetryableError as error:
             _log.warning("the capture ends: %s", error)
-            self._flush()  # what came whole need not come again
+            self._flush()  # so that the server need not send whole transactions again
             raise
         self._flush()
         if until_lsn is not None and self._delivery.idle_lsn >= until_lsn:
@@ -183,14 +184,14 @@ class Landing:
             self._report()
 
     def _patience(self) -> float:
-        """Seconds for which to wait for more."""
+        """Return how many seconds to wait for more frames: no longer than `max_delay` allows."""
         opened = self._writer.opened
         if opened is None:
             return _POLL
         return min(_POLL, max(0.0, opened + self._max_delay - time.monotonic()))
 
     def _land(self, found: Transaction | TransactionGroup) -> None:
-        """Hand transactions to the writer."""
+        """Write transactions, after the snapshots that they need were requested."""
         self._follow_timeline()
         self._upkeep.order_copies(found.end_lsn)
         self._transactions += found.commits
@@ -205,16 +206,16 @@ class Landing:
             self._written = found.end_lsn, found.commit_time
 
     def _delay(self, found: Transaction | TransactionGroup | None) -> float:
-        """Seconds that a commit may wait for its segment to be completed.
+        """Return how many seconds a commit may wait until its segment is completed.
 
-        `found` is what came last; None if nothing waits.
+        `found` is what was delivered last; None if nothing more is there at the moment.
         """
         if found is None and self._delivery.is_asked:
             return min(self._max_delay, _ASKED_INTERVAL)
         return self._max_delay
 
     def _follow_timeline(self) -> None:
-        """Have what lands from here on say on which timeline the server is."""
+        """Record the server's timeline in the segments that are written from here on."""
         self._acknowledge(self._writer.set_timeline(self._link.receiver.connection.timeline))
 
     def _report(self) -> None:
@@ -223,11 +224,11 @@ class Landing:
             self._tell(self._progress())
 
     def _flush(self) -> None:
-        """Complete the segment."""
+        """Complete the open segment, and acknowledge it."""
         self._acknowledge(self._writer.flush())
 
     def _on_idle(self, lsn: int) -> None:
-        """Store from time to time how far the server is while it has no changes for the slot."""
+        """Store the LSN that the server has reached without changes for the slot, now and then."""
         now = time.monotonic()
         position = self._writer.position
         interval = _ASKED_INTERVAL if self._delivery.is_asked else _ADVANCE_INTERVAL
@@ -250,7 +251,7 @@ class Landing:
             self._prepared.forget(position)
 
     def _note_commit_time(self) -> None:
-        """Note when the last transaction was committed that is durable."""
+        """Set the commit time of the last durable transaction."""
         end_lsn, commit_time = self._written
         if end_lsn <= self._writer.position:
             self._commit_time = commit_time
