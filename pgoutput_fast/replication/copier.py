@@ -1,4 +1,4 @@
-"""Copy the tables that wait for it into a capture's directory, beside its stream."""
+"""Make the snapshots of waiting tables in a change log, in a thread beside the capture's stream."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .imported import SnapshotRange, SnapshotTable
     from .walsender import CreatedSlot
 
-# Seconds before the next try after an error: first, and at most. A refusal, such as a privilege
-# that is missing, is looked at again after the longest.
+# Seconds before the next try after an error: the first time, and at most. After a refusal, such as
+# a missing privilege, the copier waits for the longest time.
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 60.0
-_TELL_INTERVAL = 10.0  # seconds between two lines of the log about a copy that is being made
-# Seconds between two reads of the catalogue that confirm copied tables, and the part of the time
-# that these reads take at most. A killed capture copies anew what was not confirmed.
+_TELL_INTERVAL = 10.0  # seconds between two log lines about the progress of running snapshots
+# Seconds between two reads of the catalogue that confirm copied tables, and the largest part of the
+# time that these reads may take. A killed capture copies unconfirmed tables again.
 _CONFIRM_INTERVAL = 1.0
 _CONFIRM_SHARE = 0.05
 
@@ -44,17 +44,18 @@ _log = logging.getLogger(__name__)
 
 
 class CopyProgress(NamedTuple):
-    """How far the tables are copied that waited when the present copy began.
+    """How far the running snapshots have come.
 
     Attributes
     ----------
     tables, tables_done : int
+        The number of tables in this round, and of those whose snapshots are complete.
     rows : int
         Rows that were copied.
     bytes, bytes_done : int
-        Bytes of the tables' files on the server, and of those that were read.
+        Bytes of the tables on the server's disk without TOAST, and of the part that was copied.
     seconds_left : float or None
-        At the pace so far; None before there is one.
+        An estimate from the pace so far; None before the first range is copied.
     """
 
     tables: int
@@ -66,18 +67,19 @@ class CopyProgress(NamedTuple):
 
 
 class CopyTarget(NamedTuple):
-    """Where copies go to, and how they are made.
+    """Where snapshots are written, and how they are made.
 
     Attributes
     ----------
     parameters : ConnectionParameters
     metadata : SegmentMetadata
-        That of the capture's session, with its publications and the format of values.
+        The metadata of the capture's session, with its publications and the format of values.
     directory : pathlib.Path
+        The change log.
     connections : int
-        So many read at the same time.
+        How many connections copy at the same time.
     compression : {None, "lz4", "zstd"}
-        How files are compressed.
+        The compression of the files.
     """
 
     parameters: ConnectionParameters
@@ -87,22 +89,22 @@ class CopyTarget(NamedTuple):
     compression: Literal["lz4", "zstd"] | None
 
     def members(self) -> Members:
-        """What is published now.
+        """Read which tables are published now.
 
         Raises
         ------
         PgOutputError
-            As of `read_members`.
+            See `read_members`.
         """
         return read_members(self.parameters, self.metadata.publications)
 
     def types(self) -> TypeRegistry:
-        """The types that there are now.
+        """Read the types that exist now.
 
         Raises
         ------
         PgOutputError
-            As of `read_types`.
+            See `read_types`.
         """
         return read_types(self.parameters)
 
@@ -113,12 +115,12 @@ class CopyTarget(NamedTuple):
         exported: CreatedSlot | None = None,
         refused: dict[int, PgOutputError] | None = None,
     ) -> ServerSnapshot:
-        """Open a snapshot of some tables, or of all that are published.
+        """Open a snapshot of some tables, or of all published ones; see `open_snapshot`.
 
         Raises
         ------
         PgOutputError
-            As of `open_snapshot`.
+            See `open_snapshot`.
         """
         return open_snapshot(
             self.parameters,
@@ -132,7 +134,7 @@ class CopyTarget(NamedTuple):
         )
 
     def files(self, order: Copy, opened: ServerSnapshot, announced: Sequence[bytes]) -> CopyFiles:
-        """The files of one copy."""
+        """Return the writer of one snapshot's files."""
         return CopyFiles(
             self.directory, order, self.metadata, opened.lsn, opened.time, announced,
             write_options(self.compression),
@@ -140,7 +142,7 @@ class CopyTarget(NamedTuple):
 
 
 class Copier:
-    """Copies tables that wait, in a thread of its own, until it is closed.
+    """Makes the snapshots of waiting tables, in a thread of its own, until it is closed.
 
     Parameters
     ----------
@@ -148,28 +150,29 @@ class Copier:
     tables : Tables
         The states of the directory's tables.
     opened : ServerSnapshot, optional
-        The snapshot of the capture's own slot, from which the first copies are made.
+        The snapshot of the slot that the capture made. The first round uses it.
     members : Members, optional
-        What was published before it was taken.
+        The tables that were published before `opened` was taken.
     types : TypeRegistry, optional
-        The types before it was taken; without them it is not noticed that one was altered since.
+        The types before `opened` was taken. Without them, an altered type is not noticed.
     history : HistoryWatch, optional
-        Keeps the history of types and tables.
+        Writes the schema history.
 
     Attributes
     ----------
     progress : CopyProgress or None
         None while nothing is being copied.
     error : PgOutputError or None
-        Why copies can't be made, until they can.
+        Why no snapshots can be made; None after the next success.
     refused : dict of int to PgOutputError
-        Tables that the server does not let the role copy, or whose copy it has broken off, by
-        relation id, until it is tried again. The others are copied meanwhile.
+        By relation id: tables that the role may not read, or whose COPY the server broke off. They
+        are tried again after some time. Other tables are copied meanwhile.
     broken_off : frozenset of int
-        Those whose copy the server has broken off, as at a damaged row, since this was made.
+        Relation ids of the tables whose COPY the server broke off, for example at a damaged row,
+        since this object was made.
     lsn : int
-        The latest point of those that are whole; a consumer reads a copy once the directory has
-        what was committed before its point.
+        The greatest LSN of the rounds that ended. A consumer reads a snapshot once the change log
+        reaches the snapshot's LSN.
     """
 
     def __init__(
@@ -188,7 +191,8 @@ class Copier:
         self._types = types
         self._failures = 0
         self._wake, self._stop = threading.Event(), threading.Event()
-        # How often it was woken, and how often when it found that no table waited.
+        # `_woken` counts the calls of `wake`. `_idle_since` is its value when the thread last found
+        # that no table waited. The copier is idle while both are equal.
         self._woken, self._idle_since = 0, -1
         self.error: PgOutputError | None = None
         self.refused: dict[int, PgOutputError] = {}
@@ -201,7 +205,7 @@ class Copier:
         self._thread.start()
 
     def wake(self) -> None:
-        """Tell it that a table waits."""
+        """Tell the thread that a table waits."""
         self._woken += 1
         self._wake.set()
 
@@ -212,11 +216,11 @@ class Copier:
 
     @property
     def refusal(self) -> PgOutputError | None:
-        """Why the tables that still wait are not copied, if all of them are refused."""
+        """The error of one waiting table, if all waiting tables are refused; otherwise None."""
         return next(iter(self.refused.values()), None) if self._is_stuck else None
 
     def close(self) -> None:
-        """End the thread. What it has not finished is begun anew by the next capture."""
+        """End the thread. The next capture makes unfinished snapshots from the beginning."""
         self._stop.set()
         self._wake.set()
         self._thread.join()
@@ -240,7 +244,7 @@ class Copier:
                     self._idle_since = woken
                     self._wake.wait()
         except Exception as error:  # noqa: BLE001 - raised in the capture's thread
-            # What the system says, such as that the disk is full, tells more without its class.
+            # The text of an OSError, such as "No space left on device", is clearer alone.
             reason = str(error) if isinstance(error, OSError) else repr(error)
             code = "io_failed" if isinstance(error, OSError) else "internal"
             unexpected = PgOutputError(f"copies of tables can't be made: {reason}", code=code)
@@ -250,7 +254,7 @@ class Copier:
                 self._opened.close()
 
     def _try(self, orders: dict[int, Copy]) -> None:
-        """Copy tables; an error is told, and the next try comes some time later."""
+        """Make snapshots; after an error, log it and wait until the next try."""
         try:
             self._copy(orders)
             self.error, self._failures = None, 0
@@ -271,11 +275,11 @@ class Copier:
             self._stop.wait(wait)
 
     def _copy(self, orders: dict[int, Copy]) -> None:
-        """Copy what can be copied at one point; the rest still waits then."""
+        """Run one round: make snapshots at one LSN. Tables that can't be copied still wait."""
         opened, members, types = self._opened, self._members, self._types
         self._opened = self._types = None
         if opened is None:
-            # Asked before the snapshot is taken: what changes later is seen as a change.
+            # Read before the snapshot is taken, so that a later change is noticed.
             members, types = self._target.members(), self._target.types()
             for relation_id in list(orders):
                 if relation_id not in members.tables:
@@ -284,7 +288,7 @@ class Copier:
             if not orders:
                 return
             if self._history is not None:
-                self._history.catch_up()  # so that the types are known from the snapshot's point on
+                self._history.catch_up()  # so that the types at the snapshot's LSN are known
             refused: dict[int, PgOutputError] = {}
             opened = self._target.open(list(orders), self._stop, refused=refused)
             self._note_refused(refused)
@@ -312,7 +316,7 @@ class Copier:
 
 
 class _Round:
-    """The copies that are made at one point."""
+    """One round: the snapshots that are made at one LSN."""
 
     def __init__(
         self,
@@ -344,7 +348,7 @@ class _Round:
         self._confirm_at = self._began + _CONFIRM_INTERVAL
 
     def run(self, stop: threading.Event) -> dict[int, PgOutputError]:
-        """Copy the tables; those whose copy the server has broken off, and why."""
+        """Copy the tables; return the errors of tables whose COPY the server broke off."""
         for relation_id, why in self._opened.lost.items():
             _log.warning(
                 "the table with relation id %d is copied at a later point: %s", relation_id, why
@@ -361,7 +365,7 @@ class _Round:
 
         def refused(table: SnapshotTable, error: PgOutputError) -> None:
             broken_off[table.relation_id] = error
-            if len(self._tables) > 1:  # which may take long
+            if len(self._tables) > 1:  # the others may take long, so say now what happens next
                 _log.warning("%s; it is tried again once the others are copied", error)
 
         self._opened.copy(self._take, self._finished, stop, refused)
@@ -369,12 +373,12 @@ class _Round:
         return broken_off
 
     def close(self) -> None:
-        """Delete the files of snapshots that are not complete, when no thread writes any more."""
+        """Delete the files of incomplete snapshots; no thread may write any more."""
         for files in self._files.values():
             files.discard()
 
     def _take(self, part: SnapshotRange, frames: Iterator[Any]) -> None:
-        """Write one range's rows; called in one of several threads."""
+        """Write the rows of one range; called in several threads."""
         relation_id = part.table.relation_id
         if relation_id not in self._files:
             return
@@ -392,17 +396,17 @@ class _Round:
             self._confirm()
 
     def _finished(self, table: SnapshotTable) -> None:
-        """Note that all rows of a table are in files."""
+        """Note that all rows of a table are in files; the catalogue has to confirm the table."""
         if table.relation_id in self._files:
             with self._lock:
                 self._unconfirmed.append(table)
             self._confirm()
 
     def _confirm(self, *, is_last: bool = False) -> None:
-        """Complete the snapshots of the copied tables that are still published as they were.
+        """Complete the snapshots of copied tables that are still published as before.
 
-        One read of the catalogue confirms all tables that were copied before it. A read for each
-        table would take a time that grows with the square of their number.
+        One read of the catalogue confirms all tables that were copied before it. With a read for
+        each table, the total time would grow with the square of the number of tables.
         """
         began = time.monotonic()
         with self._lock:
@@ -418,19 +422,19 @@ class _Round:
         self._confirm_at = time.monotonic() + max(_CONFIRM_INTERVAL, took / _CONFIRM_SHARE)
 
     def _complete(self, table: SnapshotTable, members: Members, types: TypeRegistry | None) -> None:
-        """Complete the snapshot of a table, if its rows go together with the stream.
+        """Complete the snapshot of a table, unless its rows do not match the stream.
 
         Parameters
         ----------
         table : SnapshotTable
         members : Members
-            What is published after the table was copied.
+            The published tables, read after the table was copied.
         types : TypeRegistry or None
-            The types after the table was copied.
+            The types, read after the table was copied.
         """
         relation_id = table.relation_id
         member, now = (one.tables.get(relation_id) for one in (self._members, members))
-        # What changed while it was not published is in neither the copy nor the stream.
+        # Changes while the table was not published are neither in the snapshot nor in the stream.
         why: str | None = "it has left the publications"
         if member is not None and now is not None:
             why = now.change(member.stored)
@@ -450,7 +454,7 @@ class _Round:
             "files": files,
         }
         if self._types is not None:
-            # They were the same before the snapshot and behind the copy.
+            # The types were the same before the snapshot was taken and after the copy.
             fields["types"] = json.loads(self._types.within(_type_ids(table)).to_json())
         self._states.finish(self._orders[relation_id], self._opened.lsn, fields)
         del self._files[relation_id]
@@ -464,11 +468,11 @@ class _Round:
         )  # fmt: skip
 
     def _is_altered(self, table: SnapshotTable, types: TypeRegistry | None) -> bool:
-        """Whether a type was altered: COPY makes values by the types of now, not those of then."""
+        """Whether a type was altered: COPY uses the types of now, not those of the snapshot."""
         if self._types is None or types is None:
             return False
         oids = _type_ids(table)
-        # The value of an enum is its label, whichever labels there are.
+        # Ignore enums: a value is its label, so a new label changes no copied value.
         before, now = (
             {oid: one for oid, one in types.within(oids).catalog.items() if one.kind != "e"}
             for types in (self._types, types)
@@ -495,6 +499,6 @@ class _Round:
 
 
 def _type_ids(table: SnapshotTable) -> list[int]:
-    """The types of a table's columns."""
+    """Return the OIDs of the types of a table's columns."""
     relation: Any = decode_rare(table.announced[-1], in_stream=False, encoding="latin-1")
     return [column.type_id for column in relation.columns]

@@ -1,4 +1,4 @@
-"""What a capture does beside its stream: tables that join, merging, retention, consumers, space."""
+"""What a capture does beside its stream: snapshots, merging, retention, consumers, disk space."""
 
 from __future__ import annotations
 
@@ -35,36 +35,40 @@ if TYPE_CHECKING:
     from .snapshot import ServerSnapshot
     from .uploader import Uploader
 
-_TICK = 1.0  # seconds between two looks at requests and at what is published
-_POLL = 0.05  # seconds within which the end of the copies is noticed
+_TICK = 1.0  # seconds between two checks of requests and of the published tables
+_POLL = 0.05  # seconds between two checks whether the snapshots or the upload are done
 _MERGE_INTERVAL = 5.0
 _TIDY_INTERVAL = 10.0
-# Looking through a directory takes at most this part of the time.
+# Tidying a directory takes at most this part of the time.
 _TIDY_SHARE = 0.05
 _WATCH_INTERVAL = 10.0
 _WARNING_INTERVAL = 3600.0  # seconds between two warnings of the same consumer
-_MUCH_KEPT = 1 << 30  # bytes of the log for which a consumer is reported
+_MUCH_KEPT = 1 << 30  # warn of a consumer that is this many bytes of the log behind
 _SILENT_AFTER = 2 * 86400.0  # seconds; a reader that runs once a day is not silent
 
 _log = logging.getLogger(__name__)
 
 
 def order_first(directory: Path, opened: ServerSnapshot) -> None:
-    """Have all tables wait that are published when the slot of a directory is made.
+    """Request a snapshot of each table that is published when the slot of a directory is made.
 
-    It is called before the directory has begun, so that no consumer takes them as being there.
+    Call this before the capture begins in the directory: so no consumer takes a table as complete
+    whose rows are still missing.
     """
     names = {one.relation_id: [one.namespace, one.name] for one in opened.tables}
     tables = Tables(directory)
-    tables.clear()  # of a slot that was dropped again
+    tables.clear()  # an earlier try may have left states, whose slot was dropped again
     for relation_id in [*names, *opened.lost]:
         fields: dict[str, object] = {"table": names.get(relation_id, [])}
-        # The rows lie before everything that the slot brings.
+        # All rows of the snapshot were committed before the first change of the slot.
         tables.wait(relation_id, opened.lsn - 1, fields, first=True)
 
 
 class Upkeep:
-    """Keeps a directory while a capture writes to it.
+    """Looks after a change log while a capture writes to it.
+
+    It requests and makes snapshots, merges segments, deletes what nobody needs, watches consumers,
+    and watches the free space of the disk.
 
     Parameters
     ----------
@@ -72,15 +76,15 @@ class Upkeep:
     target : CopyTarget
     options : CaptureOptions
     members : Members
-        What was published before the slot was made, or the capture began.
+        The tables that were published before the slot was made, or before the capture began.
     opened : ServerSnapshot, optional
-        The snapshot of the slot that was made for the directory, whose tables wait.
+        The snapshot of the new slot, if this capture made it. Its tables wait.
     history : HistoryWatch, optional
-        Keeps the history of types and tables.
+        Writes the schema history.
     types : TypeRegistry, optional
-        The types before the slot was made, or the capture began.
+        The types before the slot was made, or before the capture began.
     uploader : Uploader, optional
-        Copies the directory to object storage.
+        Uploads the directory to object storage.
     """
 
     def __init__(
@@ -103,13 +107,13 @@ class Upkeep:
         self._copies = options.snapshot != "never"
         self._check_space()
         self._tables = Tables(writer.directory)
-        self._seen: dict[int, list[str]] = {}  # tables that were announced, by relation id
+        self._seen: dict[int, list[str]] = {}  # names of announced tables, by relation id
         self._tell_that_none_joins()
-        # By relation id what is stored with the last copy.
+        # By relation id: the last snapshot, and the fields of its file.
         self._stored: dict[int, tuple[Copy, dict[str, object]]] = {}
         self._members = members
         waits = self._tables.waiting.keys()
-        # Those of the tables that were there from the beginning whose copies are not made yet.
+        # The tables of the new slot whose first snapshots are not complete yet.
         self._first = set(waits) if opened is not None else set()
         self._copier = (
             Copier(target, self._tables, opened, members, types, history)
@@ -127,12 +131,12 @@ class Upkeep:
         )
         self._gatherer = Gatherer(self._directory)
         self._next_tick = self._next_tidy = 0.0
-        self._warned: dict[str, float] = {}  # when, by the name of a consumer
+        self._warned: dict[str, float] = {}  # time of the last warning, by consumer
 
     # --- tables
 
     def _tell_that_none_joins(self) -> None:
-        """Warn of a capture that leaves tables without their rows, where others have them."""
+        """Warn if this capture makes no snapshots, but an earlier one made some here."""
         copied = sum(one.copies[-1].state != "gone" for one in self._tables.states.values())
         if copied and not self._copies:
             _log.warning(
@@ -145,37 +149,37 @@ class Upkeep:
 
     @property
     def progress(self) -> CopyProgress | None:
-        """How far the copies are that are being made; None if none is."""
+        """How far the running snapshots have come; None if there are none."""
         return None if self._copier is None else self._copier.progress
 
     @property
     def copied_lsn(self) -> int:
-        """Consumers read all copies once the directory has what was committed before this LSN."""
+        """Consumers read all complete snapshots once the change log reaches this LSN."""
         return 0 if self._copier is None else self._copier.lsn
 
     @property
     def waiting(self) -> int:
-        """The number of tables that wait for their copy."""
+        """The number of tables that wait for a snapshot."""
         return len(self._tables.waiting)
 
     @property
     def uploaded_lsn(self) -> int | None:
-        """Everything before this LSN is in the copy in object storage; None if there is none."""
+        """Everything before this LSN is in object storage; None if the capture does not upload."""
         return None if self._uploader is None else self._uploader.position
 
     def wait(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
-        """Wait until no table waits any more, or `stop` is set.
+        """Wait until no table waits for a snapshot, or `stop` is set.
 
         Parameters
         ----------
         stop : threading.Event, optional
         tell : callable
-            Called each second.
+            Called once a second.
 
         Raises
         ------
         PgOutputError
-            Copies can't be made.
+            Snapshots can't be made.
         """
         copier = self._copier
         if copier is not None:
@@ -188,7 +192,7 @@ class Upkeep:
         stop: threading.Event | None,
         tell: Callable[[], None],
     ) -> None:
-        """Wait until a thread has nothing to do."""
+        """Wait until a worker's thread has nothing to do; raise what `failure` returns."""
         told = time.monotonic()
         while not worker.is_idle:
             if stop is not None and stop.is_set():
@@ -202,10 +206,10 @@ class Upkeep:
                 tell()
 
     def see(self, frame: bytes) -> None:
-        """Note a Relation or Type that came, before anything of its transaction is written.
+        """Note a Relation or Type message, before any change of its transaction is written.
 
-        A table is announced when it is first sent, and again after its place in the publications
-        has changed.
+        The server announces a table before its first change on a connection, and again after the
+        table or its publications were altered.
         """
         if self._history is not None:
             self._history.see(frame)
@@ -215,12 +219,12 @@ class Upkeep:
         self._seen[relation.relation_id] = [relation.namespace or "pg_catalog", relation.name]
 
     def record(self, run: Run) -> None:
-        """Record what frames tell of changes of types, before any of them is written."""
+        """Record the catalogue changes that frames announce, before any frame is written."""
         if self._history is not None:
             self._history.record(run)
 
     def order_copies(self, end_lsn: int) -> None:
-        """Order the copies that are needed for what came; then it may be written.
+        """Request the snapshots that announced tables need, before their changes are written.
 
         Parameters
         ----------
@@ -229,8 +233,8 @@ class Upkeep:
         """
         if not self._seen or not self._copies:
             return
-        # A table that has left is announced once more if the stream is still before that. Its
-        # changes up to there count.
+        # The stream may lag: a table that left the publications at a later LSN still comes. Its
+        # changes before that LSN count, so keep the announcement for later.
         before, self._seen = self._seen, {}
         for relation_id in list(before):
             if self._left_at(relation_id) >= end_lsn:
@@ -243,16 +247,16 @@ class Upkeep:
             self._look_again(new)
 
     def _left_at(self, relation_id: int) -> int:
-        """The LSN at which a table had left; 0 if it has not."""
+        """Return the LSN at which a table left the publications; 0 if it did not."""
         state = self._tables.states.get(relation_id)
         last = state.copies[-1] if state is not None else None
         return last.lsn if last is not None and last.state == "gone" else 0
 
     def _look_again(self, seen: dict[int, list[str]]) -> None:
-        """Order copies of those tables that are new, or have left and returned.
+        """Request snapshots of announced tables that are new, or left and returned, or changed.
 
-        A partition is announced too if its changes come as those of its root; nothing is ordered
-        for it.
+        The server announces a partition even if its changes come as changes of its root. The
+        partition then needs no snapshot.
         """
         try:
             members = self._target.members()
@@ -269,9 +273,10 @@ class Upkeep:
                 self._order(relation_id, seen[relation_id], why)
 
     def _order(self, relation_id: int, table: list[str], why: str) -> None:
-        """Have a table wait for a copy from where everything is durable, unless it waits.
+        """Request a snapshot of a table, unless it waits for one already.
 
-        What came of a table before it had left still counts.
+        The table waits from the end of the durable segments. If it left the publications at a later
+        LSN, it waits from that LSN, as its changes before that LSN count.
         """
         state = self._tables.states.get(relation_id)
         if state is not None and state.held_from is not None:
@@ -285,7 +290,7 @@ class Upkeep:
         self._copier.wake()
 
     def _take_members(self, members: Members) -> None:
-        """Order copies of tables that have joined, or changed there; note which have left."""
+        """Request snapshots of tables that joined or changed; note tables that left."""
         self._members = members
         states = self._tables.states.copy()  # the copier changes them
         for member in members.tables.values():
@@ -298,28 +303,28 @@ class Upkeep:
             self._leave(relation_id, members.lsn)
 
     def _leave(self, relation_id: int, lsn: int) -> bool:
-        """Note that a table is not published as of an LSN, if it has been so far.
+        """Note that a table left the publications; return whether this is new.
 
-        What was committed before counts, as far as the stream has it.
+        Changes before `lsn` count, as far as the stream has them.
         """
         last = self._tables.states[relation_id].copies[-1]
-        # The answer may be older than the copy.
+        # The catalogue may have been read before the snapshot.
         if last.state != "snapshot" or lsn <= last.lsn:
             return False
         fields = self._tables.fields(last)
-        name = cast("list[str]", fields.get("table") or [])  # none where it is not known by name
+        name = cast("list[str]", fields.get("table") or [])  # empty if the name is not known
         _log.info("table %s has left the publications", ".".join(name))
         self._tables.leave(relation_id, lsn, fields)
         return True
 
     def _change(self, relation_id: int, members: Members) -> str | None:
-        """Why a table is to be copied, of what is published and what the directory has of it."""
+        """Return why a table needs a new snapshot; None if it needs none."""
         state = self._tables.states.get(relation_id)
         if state is None:
             return "it is new"
         last = state.copies[-1]
         if last.state == "waiting":
-            return None  # the copier sees it
+            return None  # the copier reads the catalogue before its snapshot
         if last.state == "gone":
             return "it has returned to the publications"
         member = members.tables.get(relation_id)
@@ -327,19 +332,19 @@ class Upkeep:
             return "it came, and is not published any more, or it can't be seen whether it is"
         known = self._stored.get(relation_id)
         if known is None or known[0] != last:
-            # The file of a copy stays as it is, and is not read each time.
+            # The file of a snapshot does not change, so it is read once.
             known = self._stored[relation_id] = last, self._tables.fields(last)
         return member.change(known[1])
 
     def _take_requests(self) -> None:
         for relation_id, request in requested(self._directory).items():
             state = self._tables.states.get(relation_id)
-            # A copy that is being made may be of before the request.
+            # A running snapshot may be older than the request: then the request stays.
             if state is None or state.held_from is None:
                 self._order(relation_id, request.table, request.why)
                 forget_request(self._directory, relation_id)
 
-    # --- what is done from time to time
+    # --- periodic work
 
     def tick(self) -> None:
         """Do what is due, in the thread that writes segments.
@@ -347,7 +352,8 @@ class Upkeep:
         Raises
         ------
         PgOutputError
-            The first copies can't be made, the disk is almost full, or refuses.
+            The first snapshots can't be made, the merge or the upload has failed, or the disk is
+            almost full or refuses.
         """
         now = time.monotonic()
         if now < self._next_tick:
@@ -371,8 +377,9 @@ class Upkeep:
                 path=str(self._directory),
             ) from error
         if self._copier is not None:
-            refused = self._copier.refused  # first, as what was broken off comes before it
-            # What was broken off is tried again like a table that joins.
+            refused = self._copier.refused  # read before `broken_off`, which the thread sets first
+            # A table whose COPY the server broke off is tried again, like a table that joins: it
+            # does not end the capture.
             self._first = (self._first & self._tables.waiting.keys()) - self._copier.broken_off
             first = [refused[oid] for oid in self._first if oid in refused]
             if self._copier.error is not None and self._first:
@@ -403,7 +410,7 @@ class Upkeep:
             )
 
     def _tidy(self) -> None:
-        """Delete what is not needed, unless files are being merged just now."""
+        """Delete files that nobody needs, unless segments are being merged at this moment."""
         self._check_consumers()
         if self._merger is None:
             self._delete()
@@ -414,7 +421,8 @@ class Upkeep:
                 self._merger.lock.release()
 
     def _delete(self) -> None:
-        # First, so that readers which listed the last segment with a change have the state too.
+        # Before any segment is deleted: a reader that lists the segments with a table's last
+        # changes also finds the state of that table.
         members, forgotten = self._members, []
         if members.existing is not None:
             forgotten = forget_dropped(self._directory, self._tables, members.existing, members.lsn)
@@ -431,14 +439,15 @@ class Upkeep:
         self._gatherer.gather()
 
     def _check_consumers(self) -> None:
-        """Warn of each consumer for which much is kept, and remove those that are given up."""
+        """Warn of consumers that are far behind or silent; with `give_up`, remove silent ones."""
         silent_after = self._options.silent_after
         most = _SILENT_AFTER if silent_after is None else silent_after
         now = time.time()
         for consumer in consumers(self._directory):
             silent = now - consumer.seen
             if consumer.name == CONSUMER_NAME and self._uploader is not None:
-                # A copy may take long, and did not move before this process began.
+                # An upload may take long without moving its position, and did not move before this
+                # process began. So the time of its failures counts.
                 silent = self._uploader.failing_for
             kept = self._writer.position - consumer.position.least
             if silent >= most and kept > 0 and self._options.give_up:
@@ -456,7 +465,7 @@ class Upkeep:
                 )  # fmt: skip
 
     def _give_up(self, name: str, silent: float) -> None:
-        """Remove a consumer that has not moved for so many seconds."""
+        """Remove a consumer that has not moved for `silent` seconds."""
         remove_consumer(self._directory, name)
         _log.warning("removed consumer %s, which has not moved for %.0f s", name, silent)
         if name == CONSUMER_NAME and self._uploader is not None:
@@ -468,19 +477,19 @@ class Upkeep:
             )
 
     def finish(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:
-        """Do what comes at the end of a capture that no error ends.
+        """Finish the schema history and the upload, at the end of a capture without an error.
 
         Parameters
         ----------
         stop : threading.Event, optional
-            If it is set, the upload is not waited for.
+            If it is set, do not wait for the upload.
         tell : callable
-            Called each second.
+            Called once a second.
 
         Raises
         ------
         PgOutputError
-            The history can't be written, or the directory can't be uploaded.
+            The schema history can't be written, or the directory can't be uploaded.
         """
         if self._history is not None:
             self._history.finish()
@@ -502,8 +511,9 @@ class _MergeThread:
     Attributes
     ----------
     lock : threading.Lock
-        Held while segments are merged: none may be deleted then.
+        Held during a merge, as no segment may be deleted then.
     error : PgOutputError or None
+        Why the thread ended.
     """
 
     def __init__(self, directory: Path, most: int, options: Any) -> None:
