@@ -1,4 +1,4 @@
-"""Keep the connection of a stream, and make a new one after it was lost."""
+"""Keep the connection of a stream, and reconnect after it was lost."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import threading
 
 # Seconds to wait before the second try to connect, and at most between two tries. Each wait is
-# twice as long as the one before, less a random part, so that many clients do not connect at once.
+# twice as long as the last one, less a random part, so that many clients do not connect at once.
 _FIRST_WAIT = 0.1
 _LONGEST_WAIT = 30.0
-_POLL = 0.05  # seconds between two looks whether to give up
+_POLL = 0.05  # seconds between two checks whether to give up
 
 _log = logging.getLogger(__name__)
 
@@ -28,17 +28,17 @@ _Made = TypeVar("_Made")
 
 
 class Retries:
-    """Waits between tries to connect.
+    """Decides how long to wait between tries to connect, and when to give up.
 
     Parameters
     ----------
     retry_for : float, optional
-        Seconds after the first failure in which it is tried; by default without end.
+        Seconds after the first failure until the last try. By default there is no limit.
 
     Attributes
     ----------
     next_try : float
-        When to try again, by `time.monotonic`.
+        When to try again, on the clock of `time.monotonic`.
     """
 
     def __init__(self, retry_for: float | None) -> None:
@@ -46,19 +46,22 @@ class Retries:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Note that it works again, so that times begin anew after the next failure."""
+        """Note a success: after the next failure, waits and limits begin from the start."""
         self._wait = _FIRST_WAIT
         self._since: float | None = None
         self._unclear_since: float | None = None
         self.next_try = 0.0
 
     def plan(self, error: RetryableError) -> None:
-        """Decide after an error when to try again: `next_try`, by `time.monotonic`.
+        """Set `next_try` after an error.
+
+        An error may have its own `retry_for`, because it may not pass. That limit counts from the
+        first of consecutive errors that have one.
 
         Raises
         ------
         RetryableError
-            `error`, as there is no time left.
+            `error`, if the next try would come after a limit.
         """
         now = time.monotonic()
         self._since = self._since or now
@@ -81,10 +84,10 @@ class Retries:
 def first_connection(
     connect: Callable[[], _Made], retry_for: float | None, stop: threading.Event | None = None
 ) -> _Made:
-    """What `connect` makes, which is tried again only if `retry_for` is given.
+    """Return what `connect` returns; try again after an error only if `retry_for` is given.
 
-    The first connection is not tried without end, as one that was lost is: where host or port are
-    mistyped, it would never come about, and who calls would not be told.
+    Without `retry_for`, a lost connection is tried again without end, but not the first connection:
+    with a mistyped host or port, the caller would wait for ever and see no error.
 
     Raises
     ------
@@ -106,7 +109,7 @@ def first_connection(
 
 
 class Link:
-    """The connection from which a stream reads, with the means to make a new one.
+    """The connection from which a stream reads. It can reconnect.
 
     Parameters
     ----------
@@ -114,11 +117,11 @@ class Link:
     protocol : int
         The version of the protocol.
     source : Source, optional
-        How to connect again; without it a connection that is lost is an error.
+        How to connect again. Without a source, a lost connection is an error.
     silence_timeout : float, optional
         See `Receiver`.
     retry_for : float, optional
-        Seconds for which new connections are tried; by default without end.
+        Seconds for which to try to reconnect. By default there is no limit.
 
     Attributes
     ----------
@@ -129,7 +132,7 @@ class Link:
     lost : RetryableError or None
         Why the connection was lost, until there is a new one.
     reconnects : int
-        How many new ones were made.
+        How many connections were made after a loss.
     """
 
     def __init__(
@@ -152,21 +155,22 @@ class Link:
         self._attempt: Attempt[Started] | None = None
 
     def works(self) -> None:
-        """Note that something came, so that waiting times begin anew after the next failure."""
+        """Note that data came, so that the next failure is treated as a first one."""
         self._retries.begin_anew()
 
     def loss(self, error: PgOutputError) -> RetryableError:
-        """Return the error after which to connect again.
+        """Return `error` as a RetryableError if the stream can reconnect after it.
 
-        PostgreSQL fails with an internal error where it decodes some transactions while they are in
-        progress, such as those with DDL and a savepoint that was rolled back. It decodes the same
-        transactions without an error once they have ended. So the stream goes on without streaming
-        after the first internal error. This client has no means to tell such errors from others.
+        PostgreSQL may fail with an internal error (SQLSTATE XX…) while it decodes a transaction in
+        progress, for example one with DDL and a rolled-back savepoint. It decodes the same
+        transaction without an error after the transaction has ended. So after the first internal
+        error, the stream continues without streaming of transactions in progress. This client
+        can't distinguish these internal errors from others.
 
         Raises
         ------
         PgOutputError
-            `error`, as it does not pass.
+            `error`, if a new connection would not help.
         """
         if isinstance(error, RetryableError):
             return error
@@ -180,10 +184,11 @@ class Link:
         )
 
     def reconnect(self, error: RetryableError, received: int, is_ended: Callable[[], bool]) -> None:
-        """Try to connect again until it succeeds, or until `is_ended`: then `lost` is still set.
+        """Try to reconnect until this succeeds, or until `is_ended` returns True.
 
-        A further call goes on where this one has ended. What was acknowledged is not sent again.
-        `safe_lsn` of the receiver is kept.
+        If the call ends without a connection, `lost` is still set, and another call continues the
+        same try. The server does not send acknowledged changes again. The new receiver has the
+        `safe_lsn` of the old one.
 
         Parameters
         ----------
@@ -192,7 +197,7 @@ class Link:
         received : int
             The LSN up to which frames were received.
         is_ended : callable
-            Tells whether to give up, without an error.
+            Returns whether to give up, without an error.
 
         Raises
         ------
@@ -231,7 +236,7 @@ class Link:
                 break
             if is_ended():
                 break
-        if self.is_closed:  # by a signal's handler, in the middle of this
+        if self.is_closed:  # a signal handler may have called close() meanwhile
             self.close()
 
     @staticmethod
@@ -243,7 +248,7 @@ class Link:
         )
 
     def close(self) -> None:
-        """Tell the server the last position that was acknowledged, and end the connection."""
+        """Send the last acknowledged position to the server, and close the connection."""
         self.is_closed = True
         self._abandon()
         self.receiver.close()

@@ -1,9 +1,9 @@
 """Receive from one connection to a walsender, and tell the server what is durable.
 
-`receive` reads the socket in the thread that calls it: a frame that goes from one thread to another
-costs as much again as receiving it. What the consumer has not asked for stays in the server and in
-the kernel's buffers. While it does something else, a thread tells the server that it is alive, so
-that a slow one does not run into ``wal_sender_timeout``.
+`receive` reads the socket in the thread that calls it. Handing a frame to another thread would cost
+as much as receiving it. Data that the consumer has not asked for stay in the server and in the
+kernel's buffers. While the consumer works, a second thread sends status messages, so that a slow
+consumer does not run into ``wal_sender_timeout``.
 """
 
 from __future__ import annotations
@@ -42,41 +42,42 @@ _libpq_frames = twin("replication._libpq_frames")
 take_copy_data = _libpq_frames.take_copy_data
 pack_copy_data = _libpq_frames.pack_copy_data
 
-# A batch of this many bytes is handed over at once.
+# `receive` returns a batch of this many bytes at once, without waiting for more.
 _BATCH_BYTES = 4 << 20
-# Seconds for which data are collected into one batch while they flow. Each wait brings some hundred
-# frames at most, and a batch of so few would cost the consumer more than its frames do.
+# Seconds for which `receive` collects data into one batch while they flow. One wait brings some
+# hundred frames at most. A batch of so few frames costs the consumer more than the frames
+# themselves.
 _COLLECT = 0.02
-# If so many bytes came in that time, the stream lags, or has much to bring. Then a batch is
-# collected for longer, as its frames cost the consumer the less the more they are.
+# If at least `_MUCH_BYTES` came in that time, the stream lags or has much to bring. Then `receive`
+# collects for `_COLLECT_MUCH` seconds: frames in larger batches cost the consumer less.
 _MUCH_BYTES = 64 << 10
 _COLLECT_MUCH = 0.1
 
 _STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
-# The same while no call of receive() runs. It is short because the server may ask for a status
-# then, as its timeout was made shorter, and is not heard.
+# The same while no receive() runs. It is short because nobody reads the server's requests for a
+# status then, and somebody may have made wal_sender_timeout shorter.
 _AWAY_INTERVAL = 1.0
-_ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only tell a new position
-_LEAST_SILENCE = 10.0  # seconds; a default silence_timeout is not shorter
+_ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only acknowledge more
+_LEAST_SILENCE = 10.0  # seconds; the default silence_timeout is at least this long
 _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
 
 
 class Taken:
-    """What one call of `receive` has taken so far, with an object for each frame."""
+    """The frames that one call of `receive` has received so far, as one tuple for each frame."""
 
     __slots__ = ("asked", "came", "frames", "keepalive", "since", "size")
 
     def __init__(self) -> None:
         self.frames: list[tuple[int, int, int, bytes]] = []
-        """LSN, end of the WAL, send time and frame of each."""
+        """LSN, end of the WAL, send time, and bytes of each frame."""
         self.keepalive: int | None = None
         """The LSN of the keepalive that came after the last frame, if one did."""
         self.asked = False
         """Whether that keepalive asks for an answer."""
         self.size = 0
-        """Bytes of what was taken."""
+        """Bytes of all messages received, with their headers."""
         self.since = 0.0
-        """When the consumer would have been given the first of it; 0.0 before there was any."""
+        """When the first data came, on the clock of `time.monotonic`; 0.0 before that."""
         self.came = False
         """Whether something came since the last wait."""
 
@@ -87,18 +88,18 @@ class Taken:
         return len(self.frames)
 
     def cut(self, count: int) -> None:
-        """Keep so many frames."""
+        """Drop all frames after the first `count`."""
         del self.frames[count:]
         self.size = sum(len(frame) for *_, frame in self.frames)
 
     def take(self, pgconn: pq.abc.PGconn, most: int, drain: bool) -> _Found:
-        """Take what libpq has, as `take_copy_data` does."""
+        """Take the messages that libpq has received; see `take_copy_data`."""
         taken: _Found = take_copy_data(pgconn, self.frames, most, drain)
         return taken
 
 
 class PackedTaken(Taken):
-    """The same, with all frames in one buffer."""
+    """The same as `Taken`, with all frames in one buffer."""
 
     __slots__ = ("data", "ends", "lsns")
 
@@ -106,26 +107,26 @@ class PackedTaken(Taken):
         super().__init__()
         self.data = bytearray()
         self.ends = array("q", [0])
-        """A 0, then the position behind each frame."""
+        """A 0, then the end of each frame in `data`."""
         self.lsns = array("Q")
 
     def __len__(self) -> int:
         return len(self.lsns)
 
     def cut(self, count: int) -> None:
-        """Keep so many frames."""
+        """Drop all frames after the first `count`."""
         del self.ends[count + 1 :], self.lsns[count:]
         del self.data[self.ends[-1] :]
         self.size = self.ends[-1]
 
     def take(self, pgconn: pq.abc.PGconn, most: int, drain: bool) -> _Found:
-        """Take what libpq has, as `pack_copy_data` does."""
+        """Take the messages that libpq has received; see `pack_copy_data`."""
         taken: _Found = pack_copy_data(pgconn, self.data, self.ends, self.lsns, most, drain)
         return taken
 
 
 class Receiver:
-    """Receives on one connection, and keeps it alive.
+    """Receives from one connection, and keeps the connection alive.
 
     Parameters
     ----------
@@ -134,18 +135,18 @@ class Receiver:
     start_lsn : int
         The LSN up to which everything is durable already.
     silence_timeout : float, optional
-        Seconds after which the connection to a server that does not answer is given up; by default
-        twice its ``wal_sender_timeout``.
+        Seconds after which a connection to a silent server counts as lost. By default twice the
+        server's ``wal_sender_timeout``, but at least 10. If that timeout is 0, there is no limit.
     safe_lsn : callable, optional
-        Makes the LSN that the server is told of the one that was acknowledged; by default it is the
-        same. It is called from another thread, too.
+        Takes the acknowledged LSN, and returns the LSN to report to the server as durable. By
+        default both are the same. It is called from a second thread too.
 
     Attributes
     ----------
     received : int
-        The greatest LSN that came.
+        The greatest LSN received.
     acknowledged : int
-        The greatest LSN that was acknowledged. Code that sets it must not decrease it.
+        The greatest acknowledged LSN. Code that sets it must not decrease it.
     safe_lsn : callable or None
     """
 
@@ -160,14 +161,14 @@ class Receiver:
         self.received = self.acknowledged = start_lsn
         self.safe_lsn = safe_lsn
         self._pgconn = connection.pgconn
-        # One thread at a time may use libpq's connection. The lock is re-entrant, as a signal's
-        # handler may close the stream in the middle of receive().
+        # Only one thread at a time may use libpq's connection. The lock is re-entrant, as a signal
+        # handler may call close() in the middle of receive().
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._error: PgOutputError | None = None
         self._ended = self._closed = False
         self._ask = self._answer = False
-        # Three statuses are sent within the server's timeout, so that one may be late.
+        # Send three statuses within the server's timeout, so that one may be late.
         timeout = connection.wal_sender_timeout
         self._status_interval = min(_STATUS_INTERVAL, timeout / 3) if timeout else _STATUS_INTERVAL
         if silence_timeout is None:
@@ -178,7 +179,7 @@ class Receiver:
         self._process = os.getpid()
         self._waiter = Waiter(self._pgconn)
         self._taking: Taken | None = None
-        # Why the server leaves changes out, and how many frames of this call came before that.
+        # Why the server leaves out changes, and how many frames of this receive() came before that.
         self._skips: tuple[PgOutputError, int] | None = None
         if connection.left_out is not None:
             self._skips = connection.left_out, 0
@@ -195,16 +196,16 @@ class Receiver:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether `close` was called."""
         return self._stop.is_set()
 
     def receive(self, taken: Taken, timeout: float | None) -> bool:
-        """Wait for data, and take what has come.
+        """Wait for data, and put them into `taken`.
 
         Parameters
         ----------
         taken : Taken
-            A new one, which is filled.
+            A new object, which this call fills.
         timeout : float or None
             Seconds to wait at most; None waits without end.
 
@@ -216,7 +217,7 @@ class Receiver:
         Raises
         ------
         PgOutputError
-            As :meth:`ReplicationStream.receive` does.
+            See :meth:`ReplicationStream.receive`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -225,8 +226,8 @@ class Receiver:
                     return False
                 if self._error is not None:
                     raise self._error
-                # The server could not be heard while the consumer worked, so this time is no
-                # silence.
+                # Nobody read from the server while the consumer worked. Do not count this time as
+                # silence of the server.
                 self._waiter.last_data += time.monotonic() - self._left
                 received = self._receive(taken, deadline)
                 if taken:
@@ -235,8 +236,8 @@ class Receiver:
                 return received
         except BaseException as error:
             if self._error is None:
-                # For example, Ctrl-C came after a frame was taken from libpq and before it was
-                # handed over.
+                # For example, Ctrl-C came after a frame was taken from libpq and before the
+                # consumer got the frame.
                 self._error = PgOutputError(
                     f"receiving was interrupted ({type(error).__name__}), so that this stream may "
                     "have lost frames: connect again, what was not acknowledged comes again",
@@ -245,7 +246,7 @@ class Receiver:
             raise
 
     def _follow_timeline(self) -> None:
-        """Have the connection's timeline hold for what came; without it, what came is given up."""
+        """Update the connection's timeline for the received data; if this fails, drop the data."""
         try:
             self.connection.follow_timeline()
         except RetryableError as error:
@@ -253,13 +254,13 @@ class Receiver:
             raise
 
     def ask_for_keepalive(self) -> None:
-        """Ask the server how far it is."""
+        """Ask the server for a keepalive with the LSN that it has reached."""
         self._ask = True
 
     def close(self) -> None:
-        """Tell the server the last position that was acknowledged, and end the connection.
+        """Send the last acknowledged position to the server, and close the connection.
 
-        It does nothing in a process that was forked: the connection is its parent's.
+        In a forked process this does nothing, as the connection belongs to the parent process.
         """
         if os.getpid() != self._process:
             return
@@ -275,13 +276,13 @@ class Receiver:
                 self.connection.close()
 
     def _receive(self, taken: Taken, deadline: float | None) -> bool:
-        """Receive, if the stream has not ended before."""
+        """Receive until a batch is ready, the deadline has passed, or the stream has ended."""
         waited, self._taking = False, taken
         try:
             while not self._stop.is_set():
                 length = self._take(taken, drain=waited)
                 if taken.came:
-                    # Noted here too, as a batch that is full is handed over without another wait.
+                    # Here, and not only at a wait: a full batch is returned without another wait.
                     self._waiter.last_data = time.monotonic()
                 if length < 0:
                     self._end()
@@ -294,19 +295,19 @@ class Receiver:
                 waited, taken.came = True, False
         except (PgOutputError, psycopg.Error) as error:
             if not self._stop.is_set():
-                # Where the server only leaves something out, it is still told what is durable.
+                # If the server only leaves out changes, it still accepts a last status at close().
                 self._ended = self._skips is None
                 self._error = error if isinstance(error, PgOutputError) else _lost(error)
         finally:
             self._taking = None
         if taken:
-            return True  # the next call raises the error
+            return True  # the next receive() raises the error
         if self._error is not None:
             raise self._error from None
         return False
 
     def _take(self, taken: Taken, *, drain: bool) -> int:
-        """Add what libpq has received, and with `drain` all that the socket has.
+        """Add the data that libpq has received; with `drain`, all that the socket has.
 
         Returns
         -------
@@ -314,7 +315,7 @@ class Receiver:
             0 if libpq has no more yet, above 0 if the batch is large enough, -1 at the end.
         """
         while not self._stop.is_set():
-            # Nearly all that a client costs is spent in this call.
+            # A client spends nearly all of its time in this call.
             size, lsn, length, data = taken.take(self._pgconn, _BATCH_BYTES - taken.size, drain)
             forget_notifications(self._pgconn)
             if self._skips is not None:
@@ -336,10 +337,10 @@ class Receiver:
         return 0
 
     def _on_notice(self, result: pq.abc.PGresult) -> None:
-        """Note where the server began to leave changes out; nothing behind that is given out.
+        """Note the frame after which the server leaves out changes; later frames are dropped.
 
-        libpq calls this where it comes upon the notice, also while it sends a status. If no
-        `receive` runs then, all that the next one takes is behind it.
+        libpq calls this function when it reads the notice, even while it sends a status. If no
+        receive() runs then, all frames of the next receive() come after the notice.
         """
         error = left_out_error(result)
         if error is not None and self._skips is None:
@@ -348,7 +349,7 @@ class Receiver:
     def _is_time(
         self, taken: Taken, deadline: float | None, *, is_full: bool, waited: bool
     ) -> bool:
-        """Whether to hand over what was taken, even if it is nothing, and not to wait for more."""
+        """Whether to return to the consumer now, even without data, and not to wait for more."""
         now = time.monotonic()
         is_late = deadline is not None and now >= deadline
         if not taken:
@@ -356,20 +357,20 @@ class Receiver:
         taken.since = taken.since or now
         collect, is_pause = _COLLECT, waited and not taken.came
         if taken.size >= _MUCH_BYTES:
-            # A server that has much to bring is not done where it rests for some milliseconds.
+            # A server that has much to send may pause for some milliseconds before it sends more.
             is_pause = is_pause and now - self._waiter.last_data >= _COLLECT
             collect = max(_COLLECT, _COLLECT_MUCH)
         return is_full or is_pause or is_late or now - taken.since >= collect
 
     def _take_keepalive(self, data: memoryview) -> tuple[int, bool]:
-        """The LSN of a keepalive, and whether it asks for an answer, which is given."""
+        """Answer a keepalive if it asks; return its LSN, and whether it asked."""
         try:
             keepalive = parse_keepalive(data)
         except PgOutputError as error:
             raise PgOutputError(f"the server sent {error.message}", code="unfit_stream") from None
         self.received = max(self.received, keepalive.lsn)
-        # A server that shuts down answers every status with another question, until all is
-        # acknowledged.
+        # A server that shuts down answers every status with another request, until everything is
+        # acknowledged. So if there is nothing new to report, wait before answering again.
         told = keepalive.lsn <= self._told_lsn and self._durable() <= self._status_lsn
         if keepalive.reply_requested and not (
             told and time.monotonic() - self._status_time < IDLE_POLL
@@ -380,7 +381,7 @@ class Receiver:
         return keepalive.lsn, keepalive.reply_requested
 
     def _end(self) -> None:
-        """The server has ended the stream; without an error of its own if it shuts down."""
+        """Set the error of a stream that the server ended: its own, or that of a shutdown."""
         self._ended = True
         result = next_result(self._pgconn)
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
@@ -395,8 +396,8 @@ class Receiver:
             )
 
     def _keep_alive(self) -> None:
-        """Send the statuses that are due while nobody calls receive(), in a thread of its own."""
-        # It looks so often that one of two statuses within the server's timeout may be late.
+        """Send the statuses that are due while no receive() runs; the keep-alive thread."""
+        # Check twice in each status interval, so that a late status still keeps the timeout.
         while not self._stop.wait(min(_ACKNOWLEDGE_INTERVAL, self._status_interval / 2)):
             if self._lock.acquire(blocking=False):
                 try:
@@ -408,16 +409,16 @@ class Receiver:
                     self._lock.release()
 
     def _durable(self) -> int:
-        """The LSN that the server is told to be durable."""
+        """Return the LSN to report to the server as durable."""
         return self.acknowledged if self.safe_lsn is None else self.safe_lsn(self.acknowledged)
 
     def _check_silence(self) -> None:
-        """Ask a server that was silent for a while, and give up one that does not answer.
+        """Ask a silent server for an answer, and give it up after `silence_timeout`.
 
         Raises
         ------
         RetryableError
-            The server was silent for too long.
+            The server was silent for longer than the limit.
         """
         silence = time.monotonic() - self._waiter.last_data
         if self._silence_limit is not None and silence > self._silence_limit:
@@ -449,7 +450,7 @@ class Receiver:
         self._pgconn.flush()
 
     def _finish(self) -> None:
-        """Tell the last position, end the stream, and wait until the server has ended it too."""
+        """Send the last status and end the stream; wait until the server has ended it too."""
         pgconn = self._pgconn
         deadline = time.monotonic() + _CLOSE_TIMEOUT
         with contextlib.suppress(psycopg.Error, OSError):

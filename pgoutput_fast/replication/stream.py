@@ -1,4 +1,4 @@
-"""A stream of a slot's changes, as transactions or as frames, and how they are acknowledged."""
+"""The stream of a slot's changes: transactions or frames, and their acknowledgement."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Received(NamedTuple):
     Attributes
     ----------
     lsn : int
-        Where the change begins in the server's log; 0 for Type and Relation, which have no place
-        there.
+        Where the change begins in the server's log; 0 for Type and Relation messages, as they are
+        not in the log.
     wal_end : int
         For pgoutput the same as `lsn`.
     send_time : int
@@ -51,17 +51,17 @@ class Received(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The frames that came together, as `ReplicationStream.receive` gives them.
+    """The frames that one call of `ReplicationStream.receive` received.
 
     Attributes
     ----------
     frames : list of tuple
-        Plain tuples with the fields of `Received`: making a `Received` of each takes a quarter more
-        time.
+        Plain tuples with the fields of `Received`. Making a `Received` for each frame would take a
+        quarter more time.
     keepalive_lsn : int or None
-        The server has sent everything before this LSN. None if the server did not say so after the
-        last frame. Acknowledge the LSN only while no transaction is open and nothing waits to be
-        made durable.
+        The server has sent everything before this LSN. None if no keepalive came after the last
+        frame. Acknowledge the LSN only while no transaction is open and all received frames are
+        durable.
     """
 
     frames: list[tuple[int, int, int, bytes]]
@@ -69,12 +69,12 @@ class Batch(NamedTuple):
 
 
 class ReplicationStream:
-    """The changes that a server sends from a slot, in their order: whole transactions, or frames.
+    """The changes that a server sends from a slot, in order: whole transactions, or frames.
 
-    `connect` makes it. Iterate over `transactions`. For frames, iterate over the stream itself,
-    which raises what `receive` raises, or call `receive`. Call `acknowledge` once what was taken is
-    durable. Close the stream, or use it as a context manager. See
-    ``docs/how-to/stream-in-python.md``.
+    `connect` makes a stream. For transactions, iterate over `transactions`. For frames, iterate
+    over the stream itself, which raises the errors of `receive`, or call `receive`. Call
+    `acknowledge` once the received changes are durable. Close the stream, or use it as a context
+    manager. See ``docs/how-to/stream-in-python.md``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ReplicationStream:
         self._position = position
         self._assembling = assembling or {}
         self._on_idle = on_idle
-        self._keeps = keeps  # whether the consumer has given a position of its own
+        self._keeps = keeps  # whether the consumer stores its own position
         self._told_idle = time.monotonic()
         self._gave_frames = False
         self._delivery: Delivery | None = None
@@ -107,10 +107,10 @@ class ReplicationStream:
         self.close()
 
     def __iter__(self) -> Iterator[Received]:
-        """Frames until the stream is closed.
+        """Yield frames until the stream is closed.
 
-        Frames that an iteration has not given when it is left come with the next iteration or with
-        `receive`.
+        If you leave an iteration early, the next iteration or `receive` returns the other frames
+        that were received.
         """
         self._check_open()
         while True:
@@ -124,12 +124,12 @@ class ReplicationStream:
 
     @property
     def connection(self) -> ReplicationConnection:
-        """The connection that the stream uses now."""
+        """The present connection; the stream has another one after a reconnect."""
         return self._link.receiver.connection
 
     @property
     def protocol(self) -> int:
-        """The version of the protocol that is spoken."""
+        """The version of the pgoutput protocol in use."""
         return self._link.protocol
 
     @property
@@ -139,7 +139,7 @@ class ReplicationStream:
 
     @property
     def acknowledged_lsn(self) -> int:
-        """The greatest LSN that was acknowledged."""
+        """The greatest acknowledged LSN."""
         return self._link.receiver.acknowledged
 
     def transactions(
@@ -148,13 +148,12 @@ class ReplicationStream:
         idle_timeout: float | None = None,
         stop: threading.Event | None = None,
     ) -> Iterator[Transaction]:
-        """Whole transactions, in the order of their commits.
+        """Yield whole transactions, in commit order.
 
-        When the connection is lost, the stream connects again and continues after the last
-        acknowledged transaction; no transaction is given twice. If the server has nothing to send
-        from a part of its log, the stream acknowledges that part by itself, once you have
-        acknowledged all transactions that it gave (see `on_idle` of `connect`). After an iteration
-        has ended, another one continues from there.
+        When the connection is lost, the stream reconnects and continues; it yields no transaction
+        twice. If a part of the server's log has no changes for the slot, the stream acknowledges
+        that part by itself, once you have acknowledged all transactions before it (see `on_idle` of
+        `connect`). After an iteration has ended, the next one continues there.
 
         Parameters
         ----------
@@ -163,18 +162,18 @@ class ReplicationStream:
         idle_timeout : float, optional
             End when nothing has come for this many seconds.
         stop : threading.Event, optional
-            End soon after it is set, for example by a signal's handler, between two transactions.
+            Set it, for example in a signal handler, to end soon, between two transactions.
 
         Raises
         ------
         RetryableError
-            The connection is lost, and no new one could be made within the `retry_for` of
+            The connection is lost, and the stream could not reconnect within the `retry_for` of
             `connect`.
         PgOutputError
-            The stream can't go on; the error says why, and what to do. Or it is closed already,
-            frames were received from it before, or an argument is out of its range.
+            The stream can't continue; the error says why, and what to do. The stream is closed, or
+            frames were received from it before. An argument is out of range.
         TypeError
-            An argument is of another type.
+            An argument has a wrong type.
         """
         return self._begin_delivery().transactions(_until(stop_at, idle_timeout, stop))
 
@@ -184,26 +183,26 @@ class ReplicationStream:
         idle_timeout: float | None = None,
         stop: threading.Event | None = None,
     ) -> Iterator[Transaction | TransactionGroup]:
-        """The same transactions, where transactions that came together form a group.
+        """Yield the same transactions; those that came together form one group.
 
         The `batches` of a group have the rows of all its transactions, in order. For small
         transactions, this costs much less than batches of each transaction. A transaction that
-        announces a relation, was streamed or was prepared comes by itself, as a `Transaction`.
+        announces a relation, was streamed, or was prepared comes by itself, as a `Transaction`.
         Both classes have `batches`, `frames`, `transactions`, `commits` and `end_lsn`, and
         `acknowledge` takes both. Only a `Transaction` has messages, `xid` and `commit_lsn`. The
-        `transactions` of a group are its transactions, one by one.
+        method `transactions` of a group yields its transactions, one by one.
 
         Parameters and errors are those of :meth:`transactions`.
         """
         return self._begin_delivery().groups(_until(stop_at, idle_timeout, stop))
 
     def _check_open(self) -> None:
-        """Refuse to iterate over a stream that is closed already: it would seem to be at its end.
+        """Refuse to iterate over a closed stream: an empty iteration would look like its end.
 
         Raises
         ------
         PgOutputError
-            It is closed.
+            The stream is closed.
         """
         if self._link.is_closed:
             raise PgOutputError(
@@ -213,7 +212,7 @@ class ReplicationStream:
             )
 
     def _begin_delivery(self) -> Delivery:
-        """What both iterations take from.
+        """Return the delivery that `transactions` and `groups` share.
 
         Raises
         ------
@@ -228,7 +227,7 @@ class ReplicationStream:
                 code="unfit_input",
             )
         from ..transactions import Assembler
-        from .delivery import Delivery  # loads NumPy, as receiving does not
+        from .delivery import Delivery  # loads NumPy, which receiving frames does not need
 
         if self._delivery is None:
             assembler = Assembler(**self._assembling)
@@ -237,7 +236,7 @@ class ReplicationStream:
         return self._delivery
 
     def _tell_idle(self, lsn: int) -> None:
-        """Have the consumer store how far the server is without a change; then acknowledge it."""
+        """Have the consumer store an LSN before which no change is left; then acknowledge it."""
         now = time.monotonic()
         if self._on_idle is not None and now - self._told_idle >= _IDLE_INTERVAL:
             self._told_idle = now
@@ -245,7 +244,7 @@ class ReplicationStream:
             self._link.receiver.acknowledged = lsn
 
     def receive(self, timeout: float | None = None) -> Batch | None:
-        """Wait for frames, and take those that have come.
+        """Wait for frames, and return those that came.
 
         Parameters
         ----------
@@ -255,16 +254,16 @@ class ReplicationStream:
         Returns
         -------
         Batch or None
-            It has no frames after the timeout. None once the stream was closed.
+            After the timeout, a batch without frames. None once the stream was closed.
 
         Raises
         ------
         RetryableError
-            The connection is lost, or the server has ended the stream, as it does when it restarts.
-            Connect again: what was not acknowledged comes again.
+            The connection is lost, or the server has ended the stream, for example for a restart.
+            Connect again: the server sends again what was not acknowledged.
         PgOutputError
-            The server has ended the stream with an error that does not pass, or an earlier call was
-            interrupted.
+            The server has ended the stream with a permanent error, or an earlier call was
+            interrupted. Or an iteration over transactions has begun on this stream.
         """
         if self._delivery is not None:
             raise PgOutputError(
@@ -285,20 +284,20 @@ class ReplicationStream:
     def acknowledge(self, done: int | Transaction | TransactionGroup) -> None:
         """Tell the server that everything up to an LSN is durable: it won't send that again.
 
-        Give a transaction, or its end LSN (of its Commit). While no transaction is open and nothing
-        waits to be made durable, you may also give a batch's `keepalive_lsn`. To give the same
-        position again, or an earlier one, does no harm. The stream tells the server within half a
-        second, and when it is closed.
+        Give a transaction, or its end LSN (from its Commit). While no transaction is open and all
+        received frames are durable, you may also give a batch's `keepalive_lsn`. You may repeat a
+        position, or give an earlier one: this has no effect. The stream sends the position to the
+        server within half a second, and when you close the stream.
 
         Parameters
         ----------
         done : int, pgoutput_fast.transactions.Transaction or TransactionGroup
-            An LSN, or what this stream gave.
+            An LSN, or a transaction or group of this stream.
 
         Raises
         ------
         PgOutputError
-            The LSN is beyond what was received, or out of an LSN's range; or the stream is closed.
+            The LSN is beyond what was received or delivered, or is no LSN. Or the stream is closed.
         TypeError
             `done` is neither an int nor a transaction.
         """
@@ -330,26 +329,26 @@ class ReplicationStream:
         receiver.acknowledged = max(receiver.acknowledged, lsn)
 
     def ask_for_keepalive(self) -> None:
-        """Ask the server how far it is: it soon sends a keepalive, even if nothing happens."""
+        """Ask the server for a keepalive, which it then sends soon, even if nothing happens."""
         self._link.receiver.ask_for_keepalive()
 
     def close(self) -> None:
-        """Tell the server the last position that was acknowledged, and end the connection.
+        """Send the last acknowledged position to the server, and close the connection.
 
-        It does nothing in a process that was forked: the connection is its parent's.
+        In a forked process this does nothing, as the connection belongs to the parent process.
         """
         self._link.close()
 
 
 def _until(stop_at: object, idle_timeout: object, stop: object) -> Until:
-    """What ends an iteration.
+    """Check the arguments that end an iteration.
 
     Raises
     ------
     TypeError, PgOutputError
-        An argument is of another type, or out of its range.
+        An argument has a wrong type, or is out of range.
     """
-    from .delivery import Until  # loads NumPy, as receiving does not
+    from .delivery import Until  # loads NumPy, which receiving frames does not need
 
     if stop_at is not None:
         check_lsn("stop_at", stop_at)

@@ -1,6 +1,6 @@
-"""The commands of a walsender: IDENTIFY_SYSTEM, those of slots, and START_REPLICATION.
+"""A connection in replication mode, and its commands for slots, timelines and streams.
 
-A walsender is the server's process behind a connection in replication mode.
+The server's process behind such a connection is a walsender.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# Seconds between tries to read a slot that is in use. When its last reader is gone, the server
-# notices that only some 300 ms later.
+# Seconds between tries to read a slot that is in use. The server notices only some 300 ms later
+# that the last reader is gone.
 _BUSY_WAITS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
 _IN_RECOVERY = "SELECT pg_catalog.pg_is_in_recovery()"
-# Seconds after which it is asked and logged what the making of a slot waits for, and then again.
+# After so many seconds, log which transactions CREATE_REPLICATION_SLOT waits for; then again.
 _TELL_AFTER = 2.0
 _TELL_AGAIN = 10.0
-# What a process waits for while it makes a slot: the end of a transaction, which another process
-# runs, or which was prepared.
+# The transactions for whose end a process waits while it makes a slot: another process runs each
+# one, or it is prepared.
 _WAITED_FOR = """
 SELECT w.transactionid::text, h.pid, a.usename::text, p.gid
 FROM pg_catalog.pg_locks AS w
@@ -63,37 +63,37 @@ _log = logging.getLogger(__name__)
 
 # A line of a timeline's history file: a timeline, and the LSN at which the server left it.
 _HISTORY_LINE = re.compile(r"^\s*(\d+)\s+([0-9A-F]+/[0-9A-F]+)", re.MULTILINE)
-_MOST_NOTICES = 20  # that are logged in an interval
+_MOST_NOTICES = 20  # notices that are logged in one interval
 _NOTICE_INTERVAL = 60.0  # seconds
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 
 
 class SlotState(NamedTuple):
-    """A logical slot, as pg_replication_slots shows it.
+    """A replication slot, as pg_replication_slots shows it.
 
     Attributes
     ----------
     plugin, database, name : str
     confirmed_flush_lsn : int or None
-        The LSN up to which it was acknowledged; None while the slot is being made.
+        The LSN up to which the slot was acknowledged; None while the server makes the slot.
     active_pid : int or None
-        The server process that reads the slot; None if none does.
+        The server process that reads the slot; None if nobody reads it.
     wal_status : str or None
-        Whether the server still has the WAL that the slot needs: "reserved" and "extended" say that
-        it has, "unreserved" that it may remove it soon, "lost" that it is gone. None before
+        Whether the server still has the WAL that the slot needs. "reserved" and "extended": the
+        server has it. "unreserved": the server may remove it soon. "lost": it is gone. None before
         PostgreSQL 13.
     temporary : bool
         Whether the slot ends with the connection that made it.
     restart_lsn : int or None
-        The LSN from which on the server keeps its log for the slot; None if it no longer does.
+        The LSN from which the server keeps its log for the slot; None if it keeps none.
     two_phase : bool
-        Whether prepared transactions are sent when they are prepared.
+        Whether the server sends prepared transactions when they are prepared.
     failover : bool
-        Whether standbys keep a copy of it.
+        Whether standbys keep a copy of the slot.
     synced : bool
         Whether the slot is such a copy, on a standby.
     invalidation_reason : str or None
-        Why it can't be used any more, as the server calls it; None if it can be.
+        Why the slot can't be used any more, in the server's word; None if it can be used.
     """
 
     plugin: str | None
@@ -110,8 +110,8 @@ class SlotState(NamedTuple):
     invalidation_reason: str | None = None
 
 
-# Columns of pg_replication_slots: the first server version that has each, and the expression that
-# stands for it on older servers.
+# Columns of pg_replication_slots: each with the first server version that has it, and the
+# expression in its place for older servers.
 _SLOT_COLUMNS = (
     ("plugin", 100000, ""),
     ("database", 100000, ""),
@@ -126,7 +126,7 @@ _SLOT_COLUMNS = (
     ("synced", 170000, "false"),
     ("invalidation_reason", 170000, "CASE WHEN {} = 'lost' THEN 'wal_removed' END"),
 )
-# Why a slot can't be used any more, by the reason that the server gives.
+# Explanations of the server's invalidation reasons.
 _INVALID = {
     "wal_removed": "WAL that it needs is gone; a larger max_slot_wal_keep_size keeps more",
     "rows_removed": "rows of the catalogue that it needs are gone; hot_standby_feedback keeps them",
@@ -136,16 +136,17 @@ _INVALID = {
 
 
 class CreatedSlot(NamedTuple):
-    """A slot that was made.
+    """A new slot.
 
     Attributes
     ----------
     name : str
     lsn : int
-        The LSN where the slot begins: it brings what is committed from there on.
+        The LSN where the slot begins: it brings all transactions that commit from there on.
     snapshot : str or None
-        The name of a snapshot that has all that was committed before, for SET TRANSACTION SNAPSHOT.
-        The snapshot lasts until the next command on the connection that made the slot.
+        The name of an exported snapshot, for SET TRANSACTION SNAPSHOT. It has everything that was
+        committed before `lsn`, and lasts until the next command on the connection that made the
+        slot. None if no snapshot was exported.
     """
 
     name: str
@@ -168,18 +169,18 @@ class ReplicationConnection:
     system_identifier, database : str
     timeline : int
     end_lsn : int
-        These four are what IDENTIFY_SYSTEM tells. `end_lsn` is where the server's log ended when
-        the connection was made. `timeline` is kept by `follow_timeline`.
+        The answer to IDENTIFY_SYSTEM. `end_lsn` is where the server's log ended when the connection
+        was made. `follow_timeline` updates `timeline`.
     in_recovery : bool
         Whether the server is a standby.
     server_version : int
-        The server's version as libpq has it: 180004 is 18.4.
+        The server's version as libpq gives it: 180004 is 18.4.
     settings : dict of str to str
         The session settings, as the server shows them, with the client_encoding of the stream.
     wal_sender_timeout : float
-        Seconds after which the server gives a silent client up; 0 for never.
+        Seconds after which the server ends a silent client's connection; 0 for never.
     left_out : PgOutputError or None
-        What the server warned of while it began a stream; see `left_out_error`.
+        The error for changes that the server leaves out of the stream; see `left_out_error`.
 
     Raises
     ------
@@ -187,7 +188,7 @@ class ReplicationConnection:
         The connection string can't be read, or the server can't be reached or refuses. No message
         has the password.
     TypeError
-        `dsn` is no str, or libpq knows no parameter of a name.
+        `dsn` is no str, or libpq has no parameter of that name.
     """
 
     def __init__(self, dsn: str | ConnectionParameters | None = None, **keywords: object) -> None:
@@ -230,14 +231,14 @@ class ReplicationConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; temporary slots go with it."""
+        """Close the connection; the server then drops its temporary slots."""
         if self._beside is not None:
             self._beside.close()
         self._connection.close()
 
     @property
     def pgconn(self) -> pq.abc.PGconn:
-        """The connection of libpq that psycopg uses."""
+        """The libpq connection that psycopg uses."""
         return self._connection.pgconn
 
     def query(
@@ -247,19 +248,20 @@ class ReplicationConnection:
         waits: bool = False,
         advice: Mapping[str, str] | None = None,
     ) -> list[tuple[object, ...]]:
-        """Run one command: of the replication protocol, or SQL.
+        """Run one command of the replication protocol, or one SQL command.
 
         Parameters
         ----------
         waits : bool
-            The server may take any time for it. Otherwise one that hangs is given up.
+            The server may take any time for the command. By default, a server that does not answer
+            counts as lost.
         advice : mapping, optional
-            Advice by SQLSTATE for an error, in place of the usual one.
+            Hints for errors, by SQLSTATE, instead of the usual ones.
 
         Returns
         -------
         list of tuple
-            The rows of the result, with values as psycopg makes them.
+            The rows of the result, with values as psycopg returns them.
 
         Raises
         ------
@@ -282,11 +284,12 @@ class ReplicationConnection:
         return str(self.query(command)[0][0])
 
     def follow_timeline(self) -> None:
-        """Set `timeline` to the one that a standby is on now.
+        """Set `timeline` to the present timeline of a standby.
 
-        When a standby is promoted, or follows another primary, its streams go on, and nothing in
-        them tells it. So a second connection to the same server asks. What the stream brought
-        before this call is in the history of the timeline that is set.
+        When a standby is promoted, or follows another primary, its streams continue and do not say
+        so. So this method asks on a second connection to the same server. Everything that the
+        stream brought before the call belongs to the history of the new `timeline`. On a primary,
+        this method does nothing.
 
         Raises
         ------
@@ -313,7 +316,7 @@ class ReplicationConnection:
             self._beside.close()
 
     def _connect_beside(self) -> ReplicationConnection:
-        """A second connection to the same server.
+        """Open a second connection to the same server.
 
         Raises
         ------
@@ -333,7 +336,7 @@ class ReplicationConnection:
         return beside
 
     def slots(self, name: str | None = None) -> list[SlotState]:
-        """The server's logical slots in the order of their names; with `name` only that one.
+        """Return the server's logical slots, by name; with `name`, only the slot of that name.
 
         Raises
         ------
@@ -360,15 +363,15 @@ class ReplicationConnection:
         return found if name is not None else [one for one in found if one.plugin is not None]
 
     def slot(self, name: str) -> SlotState | None:
-        """The state of a slot; None if there is none of this name.
+        """Return the state of a slot; None if it does not exist.
 
         Raises
         ------
         RetryableError
-            The slot is just being made, or is a standby's copy of the primary's slot.
+            The server is still making the slot, or the slot is a standby's copy of the primary's.
         PgOutputError
-            The slot is not for pgoutput, of another database, or invalidated; the name is not
-            allowed; or the server can't be asked.
+            The slot is physical, of another plugin or database, or invalidated. The name is not
+            allowed, or the server can't be asked.
         TypeError
             `name` is no str.
         """
@@ -410,16 +413,16 @@ class ReplicationConnection:
         return None
 
     def unused_slot(self, name: str) -> SlotState | None:
-        """A slot that is there, once nobody reads it; None if it is not there.
+        """Return the state of a slot that nobody reads; None if the slot does not exist.
 
-        One that is in use is looked at again for some seconds.
+        If the slot is in use, wait some seconds until it is free.
 
         Raises
         ------
         RetryableError
-            Somebody reads it all the time.
+            The slot is still in use.
         PgOutputError
-            As of `slot`.
+            See `slot`.
         """
         state = self.slot(name)
         for wait in _BUSY_WAITS:
@@ -438,7 +441,7 @@ class ReplicationConnection:
     def create_slot(self, name: str, *, temporary: bool = False) -> int:
         """Make a slot for pgoutput, without a snapshot.
 
-        It waits until transactions that are running have ended.
+        The server first waits for the end of all transactions that run now.
 
         Returns
         -------
@@ -467,20 +470,20 @@ class ReplicationConnection:
     ) -> CreatedSlot:
         """Make a slot; :func:`pgoutput_fast.replication.slots.create` describes the options.
 
-        The server makes it once all transactions that run have ended. After some seconds it is
-        logged which one it waits for.
+        The server first waits for the end of all transactions that run now. After two seconds, this
+        method logs which transactions those are.
 
         Parameters
         ----------
         stop : threading.Event, optional
-            Gives up.
+            Set it to give up.
         timeout : float, optional
-            Seconds after which it is given up.
+            Seconds after which to give up. By default there is no limit.
 
         Raises
         ------
         RetryableError
-            `stop` was set, or the time was over, before the slot was made.
+            `stop` was set, or `timeout` has passed, before the slot was made.
         PgOutputError
             A slot of this name exists, the name is not allowed, or the server refuses or is too
             old.
@@ -511,7 +514,7 @@ class ReplicationConnection:
     def _make_slot(
         self, name: str, command: bytes, stop: threading.Event | None, timeout: float | None
     ) -> pq.abc.PGresult:
-        """Have the server make a slot, which it does once all transactions that run have ended."""
+        """Send the command, wait for its end, and log what the server waits for."""
         pgconn = self.pgconn
         now = time.monotonic()
         tell, deadline = now + _TELL_AFTER, now + (math.inf if timeout is None else timeout)
@@ -559,7 +562,7 @@ class ReplicationConnection:
         return result
 
     def _waited_for(self) -> str:
-        """The transactions for whose end this connection waits, asked on a second one."""
+        """Ask on a second connection for whose transactions' end this connection waits."""
         used = self.pgconn
         same = self._parameters.of_server(used.host, used.hostaddr, used.port)
         try:
@@ -581,7 +584,7 @@ class ReplicationConnection:
         )
 
     def _cancel(self) -> None:
-        """Cancel the command that runs, and wait some time for its end."""
+        """Cancel the running command, and wait up to `_CANCEL_TIMEOUT` for its end."""
         end = time.monotonic() + _CANCEL_TIMEOUT
         with contextlib.suppress(psycopg.Error):
             self.pgconn.get_cancel().cancel()
@@ -590,12 +593,12 @@ class ReplicationConnection:
                 take_input(self.pgconn)
 
     def advance_slot(self, name: str, lsn: int) -> int:
-        """Move a slot to an LSN, as :func:`pgoutput_fast.replication.slots.advance` does.
+        """Move a slot to an LSN; see :func:`pgoutput_fast.replication.slots.advance`.
 
         Raises
         ------
         PgOutputError
-            The name or the LSN can't be one, or the server refuses.
+            The name or the LSN is not valid, or the server refuses.
         TypeError
             `name` is no str, or `lsn` no int.
         """
@@ -610,7 +613,7 @@ class ReplicationConnection:
         return parse_lsn(str(rows[0][0]))
 
     def current_lsn(self) -> int:
-        """Where the server's log ends now.
+        """Ask for the LSN at which the server's log ends now.
 
         Raises
         ------
@@ -620,7 +623,7 @@ class ReplicationConnection:
         return parse_lsn(str(self.query("IDENTIFY_SYSTEM")[0][2]))
 
     def end_of_timeline(self, timeline: int) -> int | None:
-        """The LSN at which the server left an earlier timeline; None if it was never on it.
+        """Return the LSN at which the server left a timeline; None if it was never on it.
 
         Raises
         ------
@@ -637,7 +640,7 @@ class ReplicationConnection:
         return None
 
     def drop_slot(self, name: str) -> None:
-        """Drop a slot, so that the server no longer keeps its log for it.
+        """Drop a slot, so that the server no longer keeps its log for the slot.
 
         Raises
         ------
@@ -651,12 +654,13 @@ class ReplicationConnection:
         _log.info("dropped slot %s", name)
 
     def check_publications(self, publications: Sequence[str]) -> None:
-        """Refuse publications that are not there.
+        """Check that all publications exist.
 
         Raises
         ------
         PgOutputError
-            One is not there, `publications` is no list of names, or the server can't be asked.
+            A publication does not exist, `publications` is no list of names, or the server can't be
+            asked.
         """
         check_publications(self._connection, publications)
 
@@ -667,34 +671,35 @@ class ReplicationConnection:
         options: Mapping[str, str],
         look_again: Callable[[], int] | None = None,
     ) -> None:
-        """START_REPLICATION: from here on the connection is a stream, in COPY mode.
+        """Run START_REPLICATION: the connection is a stream from then on, in COPY mode.
 
-        A slot that is in use is tried again for some seconds.
+        If the slot is in use, try again for some seconds.
 
         Parameters
         ----------
         slot : str
         lsn : int
-            Where to begin; the server begins later if the slot was acknowledged further.
+            Where to begin. The server begins later if the slot was acknowledged up to a later LSN.
         options : mapping of str to str
-            The options of the plugin, name to value.
+            The options of the plugin, by name.
         look_again : callable, optional
-            Gives the LSN for a further try, as who has read the slot meanwhile has moved it on.
+            Returns the LSN for another try: meanwhile, another reader may have moved the slot on.
 
         Raises
         ------
         PgOutputError
-            The server refuses, or the connection is lost; or `look_again` raises it.
+            The server refuses, the connection is lost, or `look_again` raises this error.
         TypeError
             `slot` is no str.
         """
         check_slot_name(slot)
         given = ", ".join(f'"{name}" {_literal(value)}' for name, value in options.items())
         pgconn = self.pgconn
-        # The server, a role or a database may have a setting with which no warning is sent.
+        # The configuration of the server, role or database may suppress warnings, and `_on_notice`
+        # needs them.
         self.query("SET client_min_messages = notice")
         self.query(f"SET client_encoding = '{self.settings['client_encoding']}'")
-        # Reading the answer, libpq also hands over a notice that comes directly behind it.
+        # While libpq reads the answer, it may already get a notice that follows the answer.
         pgconn.notice_handler = self._on_notice
         told = ""
         for wait in (*_BUSY_WAITS, None):
@@ -716,7 +721,7 @@ class ReplicationConnection:
             refused = result_error(
                 f"can't start replication from slot {slot!r}", result, codes=START_CODES
             )
-            with contextlib.suppress(psycopg.Error):  # the next command finds the connection lost
+            with contextlib.suppress(psycopg.Error):  # the next command reports a lost connection
                 while next_result(pgconn) is not None:
                     pass
             if refused.sqlstate != "55006" or wait is None:
@@ -733,10 +738,10 @@ class ReplicationConnection:
 
 
 def left_out_error(notice: pq.abc.PGresult) -> PgOutputError | None:
-    """Make the error for changes that the server leaves out; None for any other notice.
+    """Make the error for changes that the server leaves out; log any other notice, return None.
 
-    PostgreSQL 18 ends the stream no more where a publication does not exist: it warns, and goes on
-    without its changes.
+    From PostgreSQL 18 on, the server does not end the stream if a publication does not exist. It
+    sends a warning, and continues without the publication's changes.
     """
     if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"LoadPublications":
         what = "the server leaves out the changes of a publication"
@@ -748,14 +753,14 @@ def left_out_error(notice: pq.abc.PGresult) -> PgOutputError | None:
 
 
 class _Notices:
-    """Logs what servers say, and not more of it than somebody reads."""
+    """Logs the notices of servers, at most `_MOST_NOTICES` in a minute."""
 
     def __init__(self) -> None:
         self._until = 0.0
         self._count = 0
 
     def tell(self, said: bytes) -> None:
-        """Log a notice, unless there were many in the last minute."""
+        """Log a notice, unless there were too many in this interval."""
         now = time.monotonic()
         if now >= self._until:
             if self._count > _MOST_NOTICES:
@@ -771,12 +776,12 @@ _notices = _Notices()
 
 
 def check_slot_name(name: str) -> None:
-    """Refuse what can't be the name of a slot.
+    """Check that a name can be the name of a slot.
 
     Raises
     ------
     PgOutputError
-        The name has characters that the server does not allow, or is empty or too long.
+        The name has characters that the server does not allow, is empty, or is too long.
     TypeError
         `name` is no str.
     """
@@ -791,7 +796,7 @@ def check_slot_name(name: str) -> None:
 
 
 def _literal(value: str) -> str:
-    """A string as START_REPLICATION takes it, where quotes are doubled and backslashes are not."""
+    """Quote a string for START_REPLICATION, which doubles quotes, but not backslashes."""
     if "\0" in value:
         raise PgOutputError(
             f"an option of START_REPLICATION has a NUL byte: {value!r}", code="bad_option"
