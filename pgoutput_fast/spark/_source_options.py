@@ -1,4 +1,4 @@
-"""The options of the source `pgoutput`, which come from Spark as strings."""
+"""Read the options of the source `pgoutput`, which Spark passes as strings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ._envelopes import PLACEHOLDER, Style
 Mode = Literal["table", "manifest", "envelope"]
 
 _SEGMENTS = "segments"
-"""The end of a directory's name beside a checkpoint."""
+"""The last part of the default directory's name, beside a checkpoint."""
 
 
 def _names(given: str) -> tuple[str, ...]:
@@ -46,9 +46,9 @@ def _names(given: str) -> tuple[str, ...]:
 
 def _policies(given: str) -> Policies:
     try:
-        # Not at commas: numeric=10,2 has one.
+        # Do not split at commas: numeric=10,2 contains one.
         return policies_of(one for one in re.split(r"[;\s]+", given) if one)
-    except PgOutputError as error:  # it may show what is given
+    except PgOutputError as error:  # its text may show the option's value
         raise ValueError from error
 
 
@@ -66,7 +66,7 @@ def _lsn(given: str) -> int:
         raise ValueError from error
 
 
-# Spark shows errors in plans and logs, and what was given for one of these may have a secret in it.
+# Spark shows errors in plans and logs. The value of one of these options may contain a secret.
 _NAMES = OptionKind((tuple,), "names with commas between them", _names, all, "NAME,…")
 _POLICIES = OptionKind(
     (Policies,), "names with values, such as infinity=null, with spaces between them", _policies,
@@ -82,14 +82,14 @@ _PATH = dataclasses.replace(text(), metavar="PATH")
 
 @dataclass(frozen=True)
 class SourceOptions(Options):
-    """What a query asks of the source.
+    """The options of a query over the source.
 
     Attributes
     ----------
     capture_options : CaptureOptions or None
-        None: another process captures.
+        Options of the embedded capture. None: another process captures.
     directory : pathlib.Path
-        Of the change log, absolute.
+        The absolute path of the change log.
     """
 
     mode: Mode = option(
@@ -226,20 +226,20 @@ class SourceOptions(Options):
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the query itself captures."""
+        """Whether the query itself captures the slot."""
         return self.capture == "embedded" or (self.capture is None and self.slot is not None)
 
     @property
     def tasks(self) -> int:
-        """The most tasks of a batch.
+        """The largest number of tasks of a batch.
 
-        One for records, unless more are asked for: those of a topic must not overtake each other.
+        The default is 1 for records, because records of a topic must not overtake each other.
         """
         return self.partitions or (1 if self.mode == "envelope" else os.cpu_count() or 1)
 
     @property
     def style(self) -> Style:
-        """What is chosen of the records of mode "envelope"."""
+        """The user's choices about the records of mode "envelope"."""
         placeholder = None if self.omit_unchanged else self.placeholder or PLACEHOLDER
         return Style(self.topic_prefix, bool(self.tombstones), placeholder)
 
@@ -266,7 +266,7 @@ _MODE_OF = {
     "output": "manifest", "topic_prefix": "envelope", "placeholder": "envelope",
     "tombstones": "envelope", "omit_unchanged": "envelope",
 }  # fmt: skip
-"""Options of one mode alone."""
+"""Options that belong to one mode only."""
 
 
 def _refused(name: str, why: str, *hint: str | Argument) -> PgOutputError:
@@ -285,13 +285,13 @@ def _refuse_password(dsn: str) -> None:
 
 
 def in_spark(name: str) -> str:
-    """Return the name of an option as Spark writes names."""
+    """Return the name of an option as Spark spells it."""
     first, *others = name.split("_")
     return first + "".join(map(str.title, others))
 
 
 def shown(argument: Argument) -> str:
-    """Return how a query gives an option: ``maxDelay=0.5``."""
+    """Return an option as a query sets it: ``maxDelay=0.5``."""
     name, value = in_spark(argument.name), argument.value
     if isinstance(value, Policies):
         value = " ".join(policy_texts(value))
@@ -303,7 +303,7 @@ def shown(argument: Argument) -> str:
 _KNOWN = {
     in_spark(one.name).lower(): one for one in (*CaptureOptions.options(), *SourceOptions.options())
 }
-"""The options by their names in lower case: Spark does not tell cases apart."""
+"""The options by their names in lower case: Spark ignores the case of option names."""
 _OWN = frozenset(one.name for one in SourceOptions.options())
 
 
@@ -313,7 +313,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     Raises
     ------
     PgOutputError
-        One is unknown, has no such value, lacks another one, or has a secret.
+        An option is unknown, has an invalid value, lacks another option, or contains a secret.
     """
     own: dict[str, Any] = {}
     of_capture: dict[str, Any] = {}

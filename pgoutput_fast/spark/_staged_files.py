@@ -1,8 +1,8 @@
-"""Files that are in the target's storage while a window is written.
+"""Put files into the target's storage while a window is written.
 
-Among them are its segments, for executors that do not see the driver's disk. The driver copies them
-there, and the history of types beside them; each task takes those that it reads to its own disk.
-They are deleted when the window is written.
+Among these files are the window's segments, for executors that cannot read the driver's disk. The
+driver copies the segments and the schema history into the storage. Each task downloads the files
+that it reads. The driver deletes the copies when the window is written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pgoutput_fast.changelog.read_plan import Read
 
 STAGED = "_staged"
-"""The directory in a target that has such files."""
+"""The directory in a target that has the staged files."""
 
 _NET_FILE = re.compile(r"[0-9]+-[0-9a-f]{32}\.arrow")
 _THREADS = 8
@@ -38,17 +38,17 @@ _BLOCK = 1 << 20
 
 @contextlib.contextmanager
 def staging(place: DeltaPlace) -> Iterator[str]:
-    """Have a directory of its own in a place, for as long as the block takes.
+    """Provide a new directory in a target's storage, and delete its files at the end of the block.
 
     Parameters
     ----------
     place : DeltaPlace
-        Of the target.
+        The target's place.
 
     Yields
     ------
     str
-        Its path in the place.
+        The path of the directory in the place.
     """
     if place.path is not None:
         Folder(STAGED, "").path(place.path)
@@ -56,32 +56,32 @@ def staging(place: DeltaPlace) -> Iterator[str]:
     try:
         yield prefix
     finally:
-        # What can't be deleted now goes when the next sync begins.
+        # The next sync deletes the files that cannot be deleted now.
         with contextlib.suppress(PgOutputError):
             _delete(place, place.filesystem(), prefix)
 
 
 @contextlib.contextmanager
 def staged(place: DeltaPlace, directory: Path, reads: Iterable[Read]) -> Iterator[str]:
-    """Have the files of reads in a place, for as long as the block takes.
+    """Copy the files of reads into a place, and delete the copies at the end of the block.
 
     Parameters
     ----------
     place : DeltaPlace
-        Of the target.
+        The target's place.
     directory : pathlib.Path
-        Of the segments.
+        The change log.
     reads : iterable of Read
 
     Yields
     ------
     str
-        The directory in the place that has them.
+        The directory in the place that has the copies.
 
     Raises
     ------
     PgOutputError
-        The storage refuses, or a file can't be read.
+        The storage has refused, or a file can't be read.
     """
     files = [path for read in reads for path in read.files]
     files += [HISTORY.path(directory) / name for name in HISTORY.names(directory)]
@@ -90,7 +90,7 @@ def staged(place: DeltaPlace, directory: Path, reads: Iterable[Read]) -> Iterato
     def put(path: Path, name: str) -> None:
         with (
             path.open("rb") as file,
-            # Its stream takes nothing but bytes, which is what comes out of a buffer.
+            # The stream accepts bytes only; with a buffer it gets bytes.
             storage.open_output_stream(name, buffer_size=8 * _BLOCK) as copy,
         ):
             shutil.copyfileobj(file, copy, _BLOCK)
@@ -107,18 +107,18 @@ def staged(place: DeltaPlace, directory: Path, reads: Iterable[Read]) -> Iterato
 
 
 def clear(place: DeltaPlace) -> None:
-    """Delete what a driver has left that was killed.
+    """Delete the staged files of drivers that were killed.
 
     Raises
     ------
     PgOutputError
-        The storage refuses.
+        The storage has refused.
     """
     _delete(place, place.filesystem(), STAGED)
 
 
 def _is_own(path: str) -> bool:
-    """Whether a file is of a driver's directory, by its path in the place."""
+    """Return whether a path in the place is a staged file of any driver."""
     match = re.fullmatch(rf"{STAGED}/[0-9a-f]{{32}}/(.+)", path)
     return match is not None and (
         owner_of(match[1]) is not None or _NET_FILE.fullmatch(match[1]) is not None
@@ -142,28 +142,28 @@ def _delete(place: DeltaPlace, storage: Any, directory: str) -> None:
 def taken(
     place: DeltaPlace, prefix: str, directory: str, reads: Sequence[tuple[int, Read]]
 ) -> Iterator[tuple[Path, list[tuple[int, Read]]]]:
-    """Have files that are in a place on the own disk, for as long as the block takes.
+    """Download staged files to this machine, and delete the copies at the end of the block.
 
     Parameters
     ----------
     place : DeltaPlace
     prefix : str
-        What `staged` has given.
+        The directory that `staged` yields.
     directory : str
-        Of the segments, on the driver. Errors of the block name it in place of the own one.
+        The change log on the driver. Errors of the block name it instead of the local directory.
     reads : sequence of (int, Read)
 
     Yields
     ------
     pathlib.Path
-        A directory that has the history, and the files of these reads.
+        A directory with the schema history and the files of the reads.
     list of (int, Read)
-        The reads with the paths of these files.
+        The reads with the local paths of their files.
 
     Raises
     ------
     PgOutputError
-        The storage refuses.
+        The storage has refused.
     """
     storage = place.filesystem()
     with tempfile.TemporaryDirectory(prefix="pgoutput-fast-") as temporary:

@@ -1,8 +1,8 @@
-"""Run on Spark's executors: the rows of a table after its changes, by the fold.
+"""Run on Spark's executors: fold a table's changes into its rows.
 
-A task has all changes of some of the table's keys, in stream order. What the fold does not know of
-a change DataFrame is done here, whole columns at once: values that older rows have in a column that
-came after them, and places in the stream behind which no row of before is known any more.
+A task has all changes of some of the table's keys, in stream order. This module adds what the fold
+does not know of a change DataFrame, for whole columns at once. First, it fills in columns that were
+added after a row was written. Second, it stops at positions after which older rows are unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Position = tuple[int, int]
 """(commit LSN, seq) of a change."""
 
 CHANGE = ("op", "commit_lsn", "seq", "old_kind", "before", "after", "unchanged")
-"""The columns of the changes that a task is given."""
+"""The columns of the changes that a task gets."""
 
 _BATCH_ROWS = 65_536
 _UNSENT = (
@@ -37,9 +37,9 @@ _UNSENT = (
 
 
 class Break(NamedTuple):
-    """Rows that were there before some change are not known behind it, and why.
+    """A position after which the rows from before it are unknown, and the reason.
 
-    At `position` None it is behind all changes.
+    None as `position` means: after all changes.
     """
 
     position: Position | None
@@ -48,9 +48,9 @@ class Break(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A column of the result: from which column of the changes, or its value in all rows.
+    """A column of the result: the name of the changes' column, or one value for all rows.
 
-    Both are None where nothing tells its values: no row may be there.
+    Both are None if the values are unknown; then the result must have no row.
     """
 
     name: str
@@ -60,26 +60,27 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What the tasks need to know of a table.
+    """The facts about a table that the tasks need.
 
     Attributes
     ----------
     namespace, name : str
     key : tuple of str
-        Empty: the table is a multiset of rows.
+        The key's columns; empty: the table is a multiset of rows.
     columns : tuple of str
-        Columns of the changes that count.
+        The columns of the changes that the table still has.
     defaults : mapping of str to pyarrow.Array
-        The value, in an array of length 1, of columns that some changes are older than.
+        For columns that are newer than some changes: the value in older rows, in an array of length
+        1.
     unknown : tuple of str
-        Columns that some changes are older than, and whose value nothing tells.
+        Columns that are newer than some changes and whose value in older rows is unknown.
     born : mapping of str to Position
-        Changes before this one do not have the column: another one had its name.
+        Changes before this position lack the column: another column had its name.
     breaks : tuple of Break
-        In their order.
+        In the order of their positions.
     outputs : tuple of Output
     schema : pyarrow.Schema
-        That of the result.
+        The schema of the result.
     """
 
     namespace: str
@@ -95,11 +96,11 @@ class State:
 
     @property
     def table(self) -> str:
-        """What errors call it."""
+        """The table's name in errors."""
         return f"{self.namespace}.{self.name}"
 
     def flag(self, name: str) -> str:
-        """The column that says whether a value of another one is known; none has its name."""
+        """Return a column name that no column has, for the flag "the value of `name` is known"."""
         end = "?"
         while any(one.endswith(end) for one in self.columns):
             end += "?"
@@ -107,7 +108,7 @@ class State:
 
 
 def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.RecordBatch]:
-    """The rows that changes of some keys come to.
+    """Fold the changes of some keys into rows.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.Reco
     Raises
     ------
     PgOutputError
-        The changes do not go together, or do not tell a value; the row is named.
+        Changes contradict each other, or a value is unknown; the error names the row.
     """
     rows = _RowsSoFar(state)
     for batch in batches:
@@ -128,7 +129,7 @@ def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.Reco
 
 
 class _RowsSoFar:
-    """The rows of one task."""
+    """The rows of one task, as far as its changes were read."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -136,13 +137,13 @@ class _RowsSoFar:
         self._folding: Folding | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take changes."""
+        """Fold more changes."""
         if not batch.num_rows:
             return
         changes = _whole(batch, self._state)
         if self._folding is None:
             self._folding = Folding(self._state.key)
-            # Nothing is there before the first change. So what follows has to be whole.
+            # The table is empty before the first change. So rows that follow must be complete.
             self._folding.add(_emptied(changes.schema))
         while self._breaks and (place := self._breaks[0].position) is not None:
             count = int(_is_before(batch, place).sum())
@@ -169,7 +170,7 @@ class _RowsSoFar:
             )
 
     def result(self) -> Iterator[pa.RecordBatch]:
-        """The rows."""
+        """Yield the rows after all changes."""
         for one in self._breaks:
             self._check_empty(one)
         if self._folding is None:
@@ -192,7 +193,7 @@ class _RowsSoFar:
             elif output.value is not None:
                 column = output.value.take(pa.array(np.zeros(count, np.int64)))
             else:
-                column = pa.nulls(count, wanted.type)  # of no rows, as breaks have it
+                column = pa.nulls(count, wanted.type)  # there are no rows: a Break made sure
             columns.append(column if column.type == wanted.type else column.cast(wanted.type))
         made = pa.RecordBatch.from_arrays(columns, schema=self._state.schema)
         if "count" not in batch.schema.names:
@@ -218,19 +219,19 @@ def _lost(state: State, name: str, fields: Mapping[str, pa.Array], at: int) -> P
 
 
 def _is_before(batch: pa.RecordBatch, place: Position) -> Any:
-    """Which changes come before a place: booleans."""
+    """Return a mask of the changes before a position."""
     lsns, seqs = (batch.column(name).to_numpy() for name in ("commit_lsn", "seq"))
     return (lsns < place[0]) | ((lsns == place[0]) & (seqs < place[1]))
 
 
 def _filled(column: pa.Array, rows: Any, value: pa.Array) -> pa.Array:
-    """A column that has a value in some rows, which are given as booleans."""
+    """Return a column with a value in the rows of a mask."""
     numbers = np.where(rows, len(column), np.arange(len(column)))
     return pa.concat_arrays([column, value.cast(column.type)]).take(pa.array(numbers))
 
 
 def _emptied(schema: pa.Schema) -> pa.RecordBatch:
-    """A Truncate before all changes."""
+    """Return a Truncate that comes before all changes."""
     columns = [pa.nulls(1, one.type) for one in schema]
     for name, value in (("op", "truncate"), ("commit_lsn", 0), ("seq", -1)):
         at = schema.get_field_index(name)
@@ -239,7 +240,7 @@ def _emptied(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
-    """Changes as the fold takes them: of a table that always had the columns that it has now."""
+    """Return changes as if the table always had its present columns, for the fold."""
     after, before = (_columns(batch.column(name), state.columns) for name in ("after", "before"))
     ops = batch.column("op")
     comes = _flags(pc.is_in(ops, pa.array(["insert", "read"], ops.type)))
@@ -255,12 +256,12 @@ def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
         missing = unsent.get(name, nothing) | lost
         lacks = nothing
         if name not in state.key and missing.any():
-            # NULL in an old row that is whole is the value of a row that is older than the column.
-            # Where no row is, the value is stored out of line, and the old row not whole, as those
-            # of a partition with another replica identity than its root.
+            # An old row of kind "O" is complete: a NULL in it means that the row is older than the
+            # column. Without a complete old row, the value is unchanged TOAST: so it is for a
+            # partition with another replica identity than its root.
             is_late = name in state.defaults or name in state.unknown
             lacks = missing & (comes | (whole & (lost | (is_late & _flags(before[i].is_null())))))
-            if lost.any():  # what another column had, of which an update without it says nothing
+            if lost.any():  # the value of an older column of that name, which says nothing here
                 after[i] = _filled(after[i], lost, pa.nulls(1, after[i].type))
             value = state.defaults.get(name, pa.nulls(1, after[i].type))
             after[i] = _filled(after[i], lacks & (comes | updates), value)
@@ -268,7 +269,7 @@ def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
         left[name] = missing & updates & ~lacks
         if name in state.unknown:
             if not state.key and lacks.any():
-                # Nobody knows which rows it is like.
+                # Without a key, the fold needs all values to find equal rows.
                 side = after if comes[at := int(np.flatnonzero(lacks)[0])] else before
                 raise _lost(state, name, dict(zip(state.columns, side, strict=False)), at)
             names.append(state.flag(name))
@@ -288,7 +289,7 @@ def _flags(flags: pa.BooleanArray) -> Any:
 
 
 def _unsent(unchanged: pa.ListArray, state: State) -> dict[str, Any]:
-    """For each column that some changes do not bring: which these are, as booleans."""
+    """Return, for each column that some changes lack, a mask of these changes."""
     if unchanged.null_count == len(unchanged):
         return {}
     rows = pc.list_parent_indices(unchanged).to_numpy()
@@ -302,7 +303,7 @@ def _unsent(unchanged: pa.ListArray, state: State) -> dict[str, Any]:
 
 
 def _listed(flags: Sequence[Any], names: Sequence[str]) -> pa.ListArray:
-    """For each row the names of the columns whose flags are set; null where there is none."""
+    """Return for each row the names of the columns with a flag; null if there are none."""
     stacked = np.array(flags).T
     counts = stacked.sum(axis=1)
     items = pa.array(names, pa.string()).take(pa.array(np.nonzero(stacked)[1]))
@@ -344,17 +345,17 @@ def _batch(
 
 
 def united(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Unite keys between which rows have moved.
+    """Group keys between which rows have moved, so that one task gets all of their changes.
 
     Parameters
     ----------
     batches : iterator of pyarrow.RecordBatch
-        Two columns of int64: hashes of keys from which and to which a row moved.
+        Two columns of int64: the hashes of a row's old and new key.
 
     Yields
     ------
     pyarrow.RecordBatch
-        `hash`, and `place`: the same for all that moves connect.
+        `hash` of a key, and `place`, which is the same for all keys of a group.
     """
     prepare()
     parts = [[column.to_numpy() for column in batch.columns] for batch in batches]

@@ -1,7 +1,8 @@
-"""Errors of this package in Spark's Python processes, found again in what Spark raises.
+"""Pass errors of this package from Spark's Python processes to the driver.
 
-Of an error in another process the driver gets the text of a traceback. So an executor, and the
-process that plans a query, puts a line of JSON behind the text, and the driver reads that line.
+The driver gets only the text of a traceback from another process. So an executor, and the process
+that plans a query, appends a line of JSON to the text. The driver restores the error from this
+line.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ _LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
 
 
 class WorkerError(PgOutputError):
-    """What a process of Spark raises for an error of this package.
+    """The exception that a process of Spark raises for an error of this package.
 
-    Its message is the error's whole text, and a line with the error's fields: PySpark gives the
-    driver the class and the text of an exception, but no attributes.
+    Its message is the error's whole text and a line with the error's fields. PySpark passes the
+    class and the text of an exception to the driver, but no attributes.
     """
 
     def text(self, shown: Callable[[Argument], str] | None = None) -> str:  # noqa: ARG002
-        """Return the message, which has the code and the hint already."""
+        """Return the message, which already contains the code and the hint."""
         return self.message
 
 
 @contextlib.contextmanager
 def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
-    """Run in a process of Spark: raise this package's errors as a `WorkerError`.
+    """Raise this package's errors as `WorkerError` in a process of Spark.
 
-    And a worker prints no error where a LIMIT ends it early.
+    A worker also prints no error when a LIMIT ends it early.
 
     Parameters
     ----------
     shown : callable
-        How options are written that an error names.
+        Formats an option that an error names.
     """
     prepare()
     try:
@@ -54,12 +55,12 @@ def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
     except PgOutputError as error:
         text = f"{error.text(shown)}\n{_MARK}{_fields(error)}"
         worker_error = WorkerError(text, code=error.code)
-        # Spark shows the traceback, in which the text stands once: `error` is no cause in it.
+        # `error` is not the cause: Spark would print its text twice in the traceback.
         raise worker_error.with_traceback(error.__traceback__) from error.__cause__
 
 
 def _fields(error: PgOutputError) -> str:
-    """The class, the message, and the attributes that are set, as JSON."""
+    """Return the class, the message, and the attributes that are set, as JSON."""
     kind = type(error)
     fields: dict[str, Any] = {
         "class": f"{kind.__module__}.{kind.__qualname__}",
@@ -78,24 +79,24 @@ def _named(argument: Argument) -> dict[str, Any]:
 
 
 def error_of(exception: BaseException) -> PgOutputError | None:
-    """The error of this package that made a Spark job fail.
+    """Return the error of this package that made a Spark job fail.
 
     Parameters
     ----------
     exception : exception
-        What PySpark has raised on the driver: a ``PythonException``, the exception of a streaming
-        query, or one that has such an exception as its cause. An error of this package that was
-        raised on the driver itself is found too.
+        An exception that PySpark raised on the driver: a ``PythonException``, the exception of a
+        streaming query, or an exception with such a cause. The function also finds an error of this
+        package that was raised on the driver itself.
 
     Returns
     -------
     PgOutputError or None
-        None if the exception has another origin. Else the error, as an object of its class: an
+        The error, as an object of its own class; None if the exception has another origin. An
         executor raised it while it ran :func:`read_segments`, :func:`decode_frames`,
-        :func:`decode_udf`, :func:`current_state` or the source `pgoutput`, or the source refused or
+        :func:`decode_udf`, :func:`current_state` or the source `pgoutput`. Or the source refused or
         ended a query with it. For an error about a frame, `code` says what is wrong, `offset` is
         the byte from 0, `tag` the frame's first character, `frame` its index in its batch, `path`
-        its file, and `column` the one whose value is refused. Each is None if it is not known.
+        its file, and `column` the column of the refused value. Each is None if it is not known.
     """
     seen: set[int] = set()
     current: BaseException | None = exception
@@ -111,13 +112,13 @@ def error_of(exception: BaseException) -> PgOutputError | None:
 
 
 def _read(text: str) -> PgOutputError | None:
-    """The last error that a text tells of: those before it are its causes."""
+    """Return the last error in a text; the errors before it are its causes."""
     for match in reversed([*_LINE.finditer(text)]):
         try:
             told = json.loads(match[1])
             return _restored(told)
         except (ValueError, KeyError, TypeError):
-            continue  # a text that has such a line, but not from here
+            continue  # this package did not write the line
     return None
 
 
@@ -137,9 +138,9 @@ def _restored(told: dict[str, Any]) -> PgOutputError:
 
 
 def _class(name: str) -> type[PgOutputError]:
-    """The class of this name if it is an error of this package, else the one for all of them."""
+    """Return the class of an error of this package by its name; an unknown one: the base class."""
     known: list[type[PgOutputError]] = [PgOutputError]
-    for one in known:  # which grows meanwhile
+    for one in known:  # the loop adds subclasses to the list
         if f"{one.__module__}.{one.__qualname__}" == name:
             return one
         known += one.__subclasses__()

@@ -1,4 +1,4 @@
-"""What tasks have the Python worker do in which they run."""
+"""Prepare the Python worker that runs a task."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ if TYPE_CHECKING:
 
 _CLOSED = (BrokenPipeError, ConnectionResetError)
 _FROZEN = "_pgoutput_fast_frozen"
-"""Of the daemon's module: how many modules were there when the collector was last told."""
+"""Attribute of the daemon's module: the number of loaded modules at the last gc.freeze()."""
 
 
 class _Traceback:
-    """The module `traceback`, with a `print_exc` that does not print errors of a closed socket."""
+    """Stands in for the module `traceback`; its `print_exc` skips errors of a closed socket."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(traceback, name)
 
     def print_exc(self, *arguments: Any, **options: Any) -> None:
-        """Print the exception that is being handled, unless it is that of a closed socket."""
+        """Print the exception being handled, unless its cause is a closed socket."""
         if not isinstance(sys.exc_info()[1], _CLOSED):
             traceback.print_exc(*arguments, **options)
 
 
 def _is_running(module: str) -> bool:
-    """Whether this process was started to run a module."""
+    """Return whether this process was started to run a module."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name == module
 
 
 def end_quietly() -> None:
-    """Let a source's process print no error that is none when its query is stopped.
+    """Print no traceback when the query of a streaming source is stopped.
 
-    Spark closes the socket while the process waits for it, or writes to it, and PySpark tries to
-    tell Spark of that through the same socket. What ends the process then is a BrokenPipeError,
-    whose traceback Python would print. Elsewhere nothing is done.
+    Spark then closes the socket while the process reads or writes it, and PySpark tries to report
+    that through the same socket. A BrokenPipeError ends the process, and Python would print its
+    traceback. In other processes this function does nothing.
     """
     if not _is_running("pyspark.sql.streaming.python_streaming_source_runner"):
         return
@@ -52,22 +52,22 @@ def end_quietly() -> None:
 
 
 def prepare() -> None:
-    """Let this worker print no error that is none, and clean up quickly behind each task.
+    """Print no traceback when a LIMIT ends the worker, and make its garbage collections fast.
 
-    When a LIMIT is reached, as by every `show()`, Spark closes the socket while rows are still
-    written to it. This is no error, but PySpark's daemon prints the traceback of the
-    BrokenPipeError that ends the worker. All other exceptions are printed as before. Errors of the
-    rows themselves are not printed here at all: they go to Spark through the socket.
+    When a LIMIT is reached, as in every `show()`, Spark closes the socket while the worker writes
+    rows to it. This is no error, but PySpark's daemon prints the traceback of the BrokenPipeError
+    that ends the worker. All other exceptions are printed as before. Errors of the rows themselves
+    are never printed here: they go to Spark through the socket.
 
-    Behind each task the daemon has the garbage collector look at all objects, which takes 60 ms
-    where pandas, pyarrow and delta-rs are loaded: more than many a task. What modules have made
-    stays until the worker ends, so the collector passes over it. Elsewhere nothing is done.
+    After each task the daemon runs the garbage collector over all objects. With pandas, pyarrow and
+    delta-rs loaded, this takes 60 ms, longer than many tasks. The objects of modules live as long
+    as the worker, so this function freezes them. In other processes it does nothing.
     """
     if not _is_running("pyspark.daemon"):
         return
     daemon = sys.modules["__main__"]
     setattr(daemon, "traceback", _Traceback())  # noqa: B010 - no attribute of every module
-    # Modules that a task has imported are passed over from the next one on.
+    # Modules that a task imports are frozen when the next task begins.
     modules = len(sys.modules)
     if getattr(daemon, _FROZEN, 0) < modules:
         gc.freeze()

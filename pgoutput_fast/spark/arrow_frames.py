@@ -1,4 +1,4 @@
-"""Frames in Arrow, such as those of segments, as a DataFrame in stream order."""
+"""Make a DataFrame in stream order from frames in Arrow, such as the frames of segments."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def frames_dataframe(
     ----------
     spark : SparkSession
     frames : pyarrow.Table, RecordBatch, or iterable of RecordBatch
-        The column `data` has the frames, in the order of the stream. Other columns are kept.
+        The column `data` has the frames, in the order of the stream. Other columns stay.
 
     Returns
     -------
     DataFrame
-        The same columns: `data` is binary, unsigned integers are bigint.
+        The same columns: `data` becomes binary, unsigned integers become bigint.
 
     Raises
     ------

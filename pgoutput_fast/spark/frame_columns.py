@@ -1,4 +1,4 @@
-"""Decode a column of frames that stand alone, as those do that came through Kafka or files."""
+"""Decode a column of frames that stand alone, as frames from Kafka or files do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .dataframes import Relations
 
 _ROW_TAGS = [ord(tag) for tag in "IUD"]
-"""The tags of messages with one row, behind whose tag the relation id stands."""
+"""The tags of messages with one row; the relation id follows the tag."""
 
 _XID_BYTES = 4
 
@@ -45,45 +45,45 @@ def decode_udf(
     registry: TypeRegistry | None = None,
     policies: Policies | None = None,
 ) -> Column:
-    """One table's changes as a column, made of a column of frames.
+    """Decode a column of frames into a column of one table's changes.
 
     Each frame stands alone, in any order and any partition. Every row of the table is decoded by
-    the Relation in `relations`. A row with another number of columns is refused, and so is a
+    the Relation in `relations`. The query fails on a row with another number of columns, and on a
     Relation of the table with other columns. So if the table was altered, decode the frames before
     and after the alteration in two columns. A row of another version with the same number of
-    columns is not noticed. From Spark 4.1 on, the function gets Arrow arrays; Spark 4.0 calls it
+    columns is not noticed. From Spark 4.1 on, the function gets Arrow arrays. Spark 4.0 calls it
     for each row, which takes longer.
 
     Parameters
     ----------
     data : Column or str
-        The frames, or the name of their column (binary), as of :func:`decode_frames`. Frames from
-        inside stream chunks can't stand alone, and those of the table are refused; bring them into
-        protocol 1's form before.
+        The frames, or the name of their column (binary), as in :func:`decode_frames`. Frames from
+        inside stream chunks can't stand alone: the query fails on those of the table. Convert them
+        to protocol 1's form before.
     table : str
-        ``namespace.name``, as of :func:`decode_frames`.
+        ``namespace.name``, as in :func:`decode_frames`.
     relations : mapping or iterable of Relation
-        As of :func:`decode_frames`.
+        As in :func:`decode_frames`.
     schema : StructType or str, optional
-        The table's columns and their types; by default those of its Relation.
+        The table's columns and their types; by default those of the table's Relation.
     encoding : str
         The client_encoding of the session that sent the frames.
     registry, policies : optional
-        As of :func:`decode_frames`.
+        As in :func:`decode_frames`.
 
     Returns
     -------
     Column
-        A struct of `op`, `old_kind`, `before`, `after` and `unchanged`, as columns of
-        :func:`decode_frames` have them; null for a frame that is null, or is no row of the table
-        and no TRUNCATE of it. ``to_variant_object`` makes a VARIANT of it, in which changes of
-        several tables fit into one column.
+        A struct of `op`, `old_kind`, `before`, `after` and `unchanged`, like the columns of
+        :func:`decode_frames`. It is null for a null frame, and for a frame that is neither a row
+        nor a TRUNCATE of the table. ``to_variant_object`` makes it a VARIANT; one such column can
+        have changes of several tables.
 
     Raises
     ------
     PgOutputError
-        The table is not in `relations`, or in two versions. A frame that can't be decoded, or does
-        not fit the Relation, makes the query fail.
+        The table is not in `relations`, or there in two versions. The query itself fails if a
+        frame can't be decoded or does not fit the Relation.
     """
     from pyspark.sql import SparkSession
 
@@ -109,12 +109,12 @@ def decode_udf(
 
 
 class _Decoding:
-    """What a task decodes frames with.
+    """Decodes the frames of a task.
 
     Parameters
     ----------
     target : ExecutorTarget
-        Its `version` tells the table.
+        Its `version` identifies the table.
     returned : StructType
         The type of the column.
     """
@@ -125,15 +125,15 @@ class _Decoding:
         self._reader: FrameReader | None = None
 
     def arrays(self, data: pa.Array) -> pa.Array:
-        """The change of each frame, or null.
+        """Return the change of each frame, or null.
 
-        Spark reads the annotations: an array is given, and an array comes back.
+        Spark reads the annotations to learn that the function takes and returns arrays.
         """
         with telling():
             return self._decoded(data if data.type == pa.binary() else data.cast(pa.binary()))
 
     def row(self, data: bytes | None) -> Any:
-        """The change of a frame, or None, in the form that a function in Python gives to Spark."""
+        """Return the change of a frame, or None, as Spark takes it from a Python function."""
         found = self.arrays(pa.array([data], pa.binary()))
         return _value(found[0].as_py(), self._returned)
 
@@ -147,7 +147,7 @@ class _Decoding:
         for frame in np.flatnonzero(announced).tolist():
             self._check(frames[frame].as_py(), version, frame)
         wanted = _wanted(frames, tags, numbers, version.relation_id)
-        # The frame's index is beside it as commit_lsn, so that each change is found to be its own.
+        # Put the frame's index into commit_lsn: it says which frame each change came from.
         beside = {"data": frames, "commit_lsn": pa.array(np.arange(len(frames)))}
         given = pa.RecordBatch.from_pydict(beside)
         schema = self._target.schema
@@ -164,11 +164,11 @@ class _Decoding:
         return pa.concat_arrays(changes).take(pa.array(indices, mask=indices < 0))
 
     def _check(self, data: bytes, version: FixedVersion, frame: int) -> None:
-        """Refuse a Relation of the table with other columns than the one that was given."""
+        """Refuse a Relation of the table with other columns than the Relation in `relations`."""
         try:
             relation = pf.decode(data)
         except DecodeError:
-            return  # one from inside a stream chunk, whose columns can't be read alone
+            return  # a Relation from inside a stream chunk can't be decoded alone
         if not isinstance(relation, Relation):
             return
         if FixedVersion.of(relation, newest=True).columns != version.columns:
@@ -186,21 +186,21 @@ class _Decoding:
 
 
 def _heads(frames: pa.Array, skipped: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """The tag of each frame, and four bytes behind it, where some messages have a relation id.
+    """Return the tag of each frame, and four bytes after it: in some messages a relation id.
 
     Parameters
     ----------
     frames : pyarrow.BinaryArray
         With n frames.
     skipped : int
-        How many bytes stand between the tag and these four bytes.
+        The number of bytes between the tag and the four bytes.
 
     Returns
     -------
     uint8[n]
         The tags; 0 for a frame that is null or empty.
     uint32[n]
-        The relation ids; 0 for a frame that is too short to have one.
+        The relation ids; 0 for a frame that is too short for one.
     """
     count = len(frames)
     tags, numbers = np.zeros(count, np.uint8), np.zeros(count, np.uint32)
@@ -229,14 +229,14 @@ def _heads(frames: pa.Array, skipped: int = 0) -> tuple[NDArray[np.uint8], NDArr
 def _wanted(
     frames: pa.Array, tags: NDArray[np.uint8], numbers: NDArray[np.uint32], relation_id: int
 ) -> NDArray[np.bool_]:
-    """The frames that have rows of a table, or its TRUNCATE, and those that are to be refused.
+    """Return a mask of the frames to decode: a table's rows and TRUNCATEs, and bad frames.
 
-    Refused when they are decoded: a frame of a row that is too short to have a relation id or has
-    the table's behind an xid, as it has inside of a stream chunk, and a damaged TRUNCATE.
+    The decoder then refuses the bad frames: a row's frame too short for a relation id, a row's
+    frame from inside a stream chunk (the table's relation id follows an xid), a damaged TRUNCATE.
     """
     own = (numbers == relation_id) | (numbers == 0)
-    # What stands behind an xid's bytes in other frames is the letter of a row's kind and the number
-    # of its columns. A table whose OID begins with such a letter is not told from those.
+    # In a frame without an xid, these four bytes begin with the letter of a row's kind. So a table
+    # whose OID begins with such a letter is not searched for there.
     if relation_id >> 24 not in b"NKO":
         own |= _heads(frames, _XID_BYTES)[1] == relation_id
     wanted: NDArray[np.bool_] = np.isin(tags, _ROW_TAGS) & own
@@ -251,7 +251,7 @@ def _wanted(
 
 
 def _value(value: Any, type_: T.DataType) -> Any:
-    """A value of Arrow in the form in which PySpark takes it from a function."""
+    """Convert a value of Arrow to the form that PySpark takes from a function."""
     if value is None:
         return None
     if isinstance(type_, T.StructType):

@@ -1,7 +1,7 @@
-"""What streaming queries over the source ``format("pgoutput")`` show: metrics, lines of a log.
+"""Report how far streaming queries over the source ``format("pgoutput")`` are: metrics and a log.
 
-Spark tells listeners of each micro-batch. How far the directory is, and when the newest transaction
-of the batch was committed, comes with that from the process that plans the query.
+Spark tells listeners about each micro-batch. The process that plans the query adds the end of the
+change log, and the commit time of the batch's newest transaction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _IDENTITY = ("system_identifier", "database", "slot")
 _ENDED = 20
-"""Queries that have ended and are still shown."""
+"""The number of ended queries that are still reported."""
 _SHOWN = (
     "lag_bytes", "lag_seconds", "changes", "windows", "write_seconds", "lsn", "tables",
 )  # fmt: skip
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class _Query:
-    """A query over one source `pgoutput`, as far as was told of it."""
+    """A query over one source `pgoutput`, as Spark has reported it so far."""
 
     id: str
     labels: dict[str, str]
@@ -55,11 +55,11 @@ class _Query:
     meter: SyncMeter = dataclasses.field(default_factory=SyncMeter)
 
     def figures(self) -> SyncFigures:
-        """The numbers of this moment; the directory's end counts as the server's."""
+        """Return the present numbers; the change log's end stands for the server's end."""
         return SyncLag(asks_server=False).figures(self.progress, None)
 
     def take(self, source: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
-        """Take what Spark tells of a micro-batch."""
+        """Apply Spark's report of a micro-batch."""
         before, after = source["startOffset"], source["endOffset"]
         told = source.get("latestOffset") or {}
         self.labels["mode"] = told.get("mode") or self.labels.get("mode", "")
@@ -83,7 +83,7 @@ class _Query:
         self.progress, self.batch = progress, int(batch["batchId"])
 
     def count(self, tables: Mapping[str, int]) -> None:
-        """Take numbers of changes by table."""
+        """Add numbers of changes by table."""
         old = self.progress
         both = {**old.tables}
         for name, number in tables.items():
@@ -96,16 +96,16 @@ class PgOutputQueryListener(StreamingQueryListener):
     """Shows how far streaming queries over the source ``format("pgoutput")`` are.
 
     ``spark.streams.addListener(PgOutputQueryListener(metrics_port=9188))`` watches all queries of a
-    session; those over other sources are passed over. A query has the name that it was given by
-    ``queryName()``, or else its id. See docs/how-to/spark-streams.md for what is shown.
+    session, except queries over other sources. A query's name is that of ``queryName()``, or else
+    its id. docs/how-to/spark-streams.md lists what is reported.
 
     Parameters
     ----------
     metrics_port : int, optional
-        Serve metrics for Prometheus there, as `sync` has them, with the label ``query``; 0 takes a
-        free port, which `url` has. It needs the extra ``metrics``.
+        The port that serves metrics for Prometheus: those of `sync`, with the label ``query``. 0
+        takes a free port; `url` then has it. Needs the extra ``metrics``.
     metrics_host : str
-        Address of the metrics. Anybody who can reach it can read them.
+        The address of the metrics. Anybody who can reach it can read them.
     log_format : {"text", "json"}, optional
         Write lines to standard error. By default, records go to Python's logging alone: to this
         module's logger, with level INFO and above and the attributes `event` and `numbers`.
@@ -132,8 +132,8 @@ class PgOutputQueryListener(StreamingQueryListener):
         self._interval = log_interval
         self._lock = threading.Lock()
         self._queries: dict[str, _Query] = {}
-        self._names: dict[str, str] = {}  # of queries that run, by id
-        self._written: dict[str, dict[str, int]] = {}  # what came before the query was known
+        self._names: dict[str, str] = {}  # of running queries, by id
+        self._written: dict[str, dict[str, int]] = {}  # counts of queries not reported yet
         self._held = contextlib.ExitStack()
         self._server: MetricsServer | None = None
         if metrics_port is not None:
@@ -152,11 +152,11 @@ class PgOutputQueryListener(StreamingQueryListener):
 
     @property
     def url(self) -> str | None:
-        """URL of the metrics; None if none are served."""
+        """The URL of the metrics; None if none are served."""
         return None if self._server is None else self._server.url
 
     def collector(self) -> QueryCollector:
-        """Return what makes the metrics, for a prometheus_client registry of your own.
+        """Return the collector of the metrics, for a prometheus_client registry of your own.
 
         Raises
         ------
@@ -168,18 +168,18 @@ class PgOutputQueryListener(StreamingQueryListener):
         return QueryCollector(self._watched)
 
     def close(self) -> None:
-        """Stop: serve no metrics, and write no lines any more."""
+        """Stop serving metrics and writing lines."""
         self._held.close()
 
     def numbers(self) -> dict[str, dict[str, Any]]:
-        """The present numbers of each query, by the names in docs/reference/log-records.md."""
+        """Return the present numbers of each query; docs/reference/log-records.md names them."""
         with self._lock:
             return {name: _numbers(name, one) for name, one in self._queries.items()}
 
     def wrote(self, query: str, files: Iterable[Any]) -> None:
         """Count the changes in files that a query with ``mode=manifest`` has written.
 
-        Spark does not tell a listener what is in the rows. So call this in ``foreachBatch``.
+        Spark does not tell a listener the rows' contents. So call this in ``foreachBatch``.
 
         Parameters
         ----------
@@ -216,7 +216,7 @@ class PgOutputQueryListener(StreamingQueryListener):
             self._take(name if number == 1 else f"{name} ({number})", source, told)
 
     def onQueryIdle(self, event: Any) -> None:
-        """See `StreamingQueryListener`: nothing is left of what the directory had."""
+        """See `StreamingQueryListener`: the query has read all of the change log."""
         with self._lock:
             for one in self._queries.values():
                 if one.id == str(event.id):
@@ -234,7 +234,7 @@ class PgOutputQueryListener(StreamingQueryListener):
                 numbers[name] = _numbers(name, one)
             self._forget()
         if not ended and text is not None and "pgoutput" in text:
-            numbers = {begun: {"query": begun}}  # it has failed before its first batch
+            numbers = {begun: {"query": begun}}  # it failed before its first batch
         for name, found in numbers.items():
             if text is None:
                 _log.info("query %s ends", _shown(name), extra={"event": "stop", "numbers": found})
@@ -277,7 +277,7 @@ class PgOutputQueryListener(StreamingQueryListener):
             )  # fmt: skip
 
     def _forget(self) -> None:
-        """Let go of the oldest queries that have ended."""
+        """Forget the oldest queries that have ended."""
         ended = [name for name, one in self._queries.items() if not one.is_running]
         for name in ended[:-_ENDED]:
             del self._queries[name]
@@ -293,7 +293,7 @@ class PgOutputQueryListener(StreamingQueryListener):
 
 
 def _is_ours(source: Mapping[str, Any]) -> bool:
-    """Whether a source's offsets are positions of a directory."""
+    """Return whether a source's offsets are positions in a change log."""
     offset = source.get("endOffset")
     return isinstance(offset, dict) and {"position", "tables", *_IDENTITY} <= offset.keys()
 
@@ -304,7 +304,7 @@ def _numbers(name: str, one: _Query) -> dict[str, Any]:
 
 
 def _micros(text: str) -> int:
-    """A point in time, in microseconds since 1970."""
+    """Return a point in time in microseconds since 1970."""
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
     return (datetime.datetime.fromisoformat(text) - epoch) // datetime.timedelta(microseconds=1)
 
