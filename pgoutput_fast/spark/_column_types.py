@@ -85,7 +85,6 @@ def column_ddl(type_: ColumnType, settings: Settings, *, binary: bool) -> str:
         of arrays, and of numerics without a precision.
     binary : bool
         Whether the server sends values of unknown types in binary format.
-        Whether values of unknown types come in binary format.
     """
     return _natural(type_, settings, binary=binary).spark_type
 

@@ -175,7 +175,6 @@ def change_batches(
         Keeps the registry of the settings at the types of the batch that is decoded.
     path : str, optional
         The file of all batches.
-        The file that all batches come from.
 
     Yields
     ------

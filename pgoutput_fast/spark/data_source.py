@@ -1,7 +1,8 @@
 """The source ``format("pgoutput")``: changes as batch and streaming DataFrames.
 
-Spark makes a :class:`PgOutputDataSource` wherever it needs one. Of a stream, one process on the
-driver plans all micro-batches, and captures the slot if it is asked to; executors see files alone.
+Spark makes a :class:`PgOutputDataSource` wherever it needs one. For a stream, one process on the
+driver plans all micro-batches, and captures the slot if the query asks for it. Executors only read
+files.
 """
 
 from __future__ import annotations
@@ -93,27 +94,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_WAIT = 0.05  # seconds between two looks at what a capture has written
+_WAIT = 0.05  # seconds between two checks of what a capture has written
 _ENDING = 5.0
-"""Seconds in which the process of a query that was stopped ends, and another one may begin."""
+"""Seconds to wait for the process of a stopped query to end, before another query is refused."""
 _AS_OF = "columns as of {}"
-"""The comment on the column `after`, by which readers know how old a schema is.
+"""The comment on the column `after`: tells a reader the LSN of the schema.
 
-Spark may ask for a reader long after it has asked for the schema, and of another object.
+Spark may ask for a reader long after it has asked for the schema, and may ask another object.
 """
 _AS_OF_TEXT = re.compile(_AS_OF.format("([0-9A-F]+/[0-9A-F]+)"))
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 _telling = telling(shown)
-"""A decorator for what Spark calls in a process of its own."""
+"""A decorator for the methods that Spark calls in a process of its own."""
 
 
 class PgOutputDataSource(DataSource):
-    """Changes of a slot, or of a directory that a capture has written.
+    """Reads the changes of a slot, or of a change log that a capture has written.
 
-    See docs/how-to/spark-streams.md.
-
-    ``spark.readStream.format("pgoutput").options(…).load()``, and ``spark.read`` for what is there.
+    ``spark.readStream.format("pgoutput").options(…).load()`` reads a stream, ``spark.read`` the
+    changes that are already there. See docs/how-to/spark-streams.md.
     """
 
     @_telling
@@ -122,12 +122,12 @@ class PgOutputDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format()` calls it."""
+        """Return the source's name for `format()`."""
         return "pgoutput"
 
     @_telling
     def schema(self) -> str:
-        """The columns of the DataFrame."""
+        """Return the columns of the DataFrame."""
         if self._options.mode == "manifest":
             return DDL
         if self._options.mode == "envelope":
@@ -137,8 +137,8 @@ class PgOutputDataSource(DataSource):
 
     @_telling
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch query."""
-        # Spark refuses a reader that takes filters where it is told not to push any.
+        """Return the reader of a batch query."""
+        # Spark refuses a reader that takes filters if filters are not to be pushed down.
         kind = _FilteringReader if _PUSHING in sys.modules else _BatchReader
         if not has_begun(self._options.directory):
             error = not_begun(self._options.directory)
@@ -148,7 +148,7 @@ class PgOutputDataSource(DataSource):
 
     @_telling
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of a streaming query."""
+        """Return the reader of a streaming query."""
         if self._options.ending_lsn is not None:
             raise PgOutputError(
                 "it goes with a batch query", code="bad_option", parameter="ending_lsn"
@@ -157,16 +157,16 @@ class PgOutputDataSource(DataSource):
 
 
 class _Partition(InputPartition):
-    """Files that one task reads.
+    """Files for one task to read, for the changes of one table.
 
     Parameters
     ----------
     reads : list of Read
     metadata : SegmentMetadata
     target : ExecutorTarget
-        The form in which the changes come, but for the history of types.
+        The form of the changes, without the schema history.
     directory : str
-        Its history has the types; "": there is none.
+        The change log whose schema history has the types; "": no history.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class _Partition(InputPartition):
 
 
 class _Reads(InputPartition):
-    """The reads whose changes of all tables one task takes.
+    """Reads for one task, for the changes of all tables.
 
     Parameters
     ----------
@@ -192,14 +192,14 @@ class _Reads(InputPartition):
     ) -> None:
         super().__init__(None)
         self.reads, self.metadata = reads, metadata
-        # A task needs no server.
+        # A task connects to no server.
         self.options = dataclasses.replace(options, dsn=None, capture_options=None)
 
 
 def _read_partitions(
     reads: list[Read], metadata: SegmentMetadata, options: SourceOptions
 ) -> list[InputPartition]:
-    """At most so many partitions as the options say, of similar size, each a stretch of reads."""
+    """Divide reads into consecutive partitions of similar size, as many as the options allow."""
     total, taken, number = sum(read.size for read in reads), 0, 0
     groups: list[list[Read]] = [[] for _ in range(options.tasks)]
     for read in reads:
@@ -210,7 +210,7 @@ def _read_partitions(
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The changes of a partition, their records, or the files they are in, on an executor."""
+    """Yield a partition's changes, records, or names of files that it writes, on an executor."""
     with telling(shown):
         yield from _found(partition)
 
@@ -229,7 +229,7 @@ def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
             tables=options.tables, policies=options.policies, history=options.history,
         )  # fmt: skip
     if not isinstance(partition, _Partition):
-        return  # Spark makes one of its own where there is nothing to read
+        return  # Spark makes a partition of its own if there is nothing to read
     target = partition.target
     if partition.directory:
         target = dataclasses.replace(target, history=history_of([partition.directory]))
@@ -240,7 +240,7 @@ def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 def _partitions(
     reads: list[Read], chosen: ChosenTable, options: SourceOptions, schema: StructType
 ) -> list[InputPartition]:
-    """The partitions of files; columns that are newer than the schema are errors in them."""
+    """Return the partitions of files; a column that is newer than the schema makes them fail."""
     if not reads:
         return []
     target = chosen.target
@@ -248,7 +248,7 @@ def _partitions(
         comment = _AS_OF_TEXT.fullmatch(schema["after"].metadata.get("comment", ""))
         if comment is not None:
             since, known = parse_lsn(comment[1]), {name for name, _ in target.columns}
-        else:  # a schema that somebody has written, perhaps without columns that were not wanted
+        else:  # a user's schema, which may omit columns that the user does not want
             since, known = chosen.as_of, set(target.version.columns if target.version else ())
         target = dataclasses.replace(target, since=since, known=frozenset(known))
     directory = "" if target.history is None else str(options.directory)
@@ -261,7 +261,7 @@ def _partitions(
 
 
 def _find(options: SourceOptions) -> FoundTable:
-    """The table of a query, by what the directory has of it, or else by what the server says."""
+    """Find a query's table in the change log, or on the server if the log has not begun."""
     table = options.table or ""
     if has_begun(options.directory):
         return find_table(
@@ -277,7 +277,7 @@ def _find(options: SourceOptions) -> FoundTable:
 
 
 def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> ChosenTable:
-    """The same in the form of the schema that Spark has got from :func:`_find`, or from a user."""
+    """Return a table with the schema that Spark has from :func:`_find` or from a user."""
     after: Any = schema["after"].dataType if "after" in schema.fieldNames() else None
     if hasattr(after, "fields"):
         chosen = found.chosen(after, options.history, may_lack=True)
@@ -306,14 +306,14 @@ def _tell_mistaken(options: SourceOptions, log: ChangeLog) -> bool:
 
 
 class _BatchReader(DataSourceReader):
-    """Reads what a directory has, from one LSN up to another one."""
+    """Reads the changes of a change log between two LSNs."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._start = options.starting_lsn
         self._end = options.ending_lsn
-        # What filters let pass of the changes that there are from `_start` to `_end`.
+        # The range of commit LSNs that the filters pass.
         self._wanted: tuple[int, int | None] = (0, None)
 
     @_telling
@@ -345,7 +345,7 @@ class _BatchReader(DataSourceReader):
         return _read_partitions(reads, view.metadata, self._options)
 
     def _wants(self, read: Read) -> bool:
-        """Whether filters may let some of its changes pass."""
+        """Return whether the filters may pass some of a read's changes."""
         if read.snapshot is not None:
             first, last = _of_snapshot(read.snapshot)
         else:
@@ -359,7 +359,7 @@ class _BatchReader(DataSourceReader):
 
 
 class _FilteringReader(_BatchReader):
-    """The same where Spark pushes filters down: those of `commit_lsn` choose what is read."""
+    """A reader for sessions that push filters down: filters of `commit_lsn` limit what it reads."""
 
     @_telling
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -367,19 +367,19 @@ class _FilteringReader(_BatchReader):
             bounds = _bounds(one)
             if bounds is not None:
                 self._wanted = _both(self._wanted, bounds)
-            # In the other modes whole files are left out, and Spark looks at the rest.
+            # In the other modes the filters only leave out whole files; Spark filters the rest.
             if bounds is None or self._options.mode != "table":
                 yield one
 
 
 def _both(one: tuple[int, int | None], other: tuple[int, int | None]) -> tuple[int, int | None]:
-    """The LSNs between both bounds."""
+    """Return the intersection of two ranges of LSNs."""
     ends = [end for _, end in (one, other) if end is not None]
     return max(one[0], other[0]), min(ends, default=None)
 
 
 def _bounds(one: Filter) -> tuple[int, int | None] | None:
-    """From which commit LSN on, and before which, a filter lets changes pass."""
+    """Return the range of commit LSNs that a filter passes: (first, end); None: no such filter."""
     value = getattr(one, "value", None)
     if getattr(one, "attribute", None) != ("commit_lsn",) or type(value) is not int:
         return None
@@ -397,7 +397,7 @@ def _bounds(one: Filter) -> tuple[int, int | None] | None:
 
 
 def _of_snapshot(copy: Copy) -> tuple[int, int]:
-    """The commit LSNs of a snapshot, whose rows have the LSN before which it was taken."""
+    """Return the range of a snapshot: all of its rows have one commit LSN, just below its LSN."""
     return copy.lsn - 1, copy.lsn
 
 
@@ -405,10 +405,10 @@ def _of_snapshot(copy: Copy) -> tuple[int, int]:
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches, in one process on the driver; a copy of it reads on the executors."""
+    """Plans micro-batches in one process on the driver; pickled copies read on the executors."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        # It is pickled, so what the planning process holds comes later.
+        # Spark pickles the reader, so the planner is made later, in the planning process.
         self._options = options
         self._schema = schema
         self._planner: _Planner | None = None
@@ -424,28 +424,28 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_telling
     def prepareForTriggerAvailableNow(self) -> None:
-        """The stream ends with what is committed by now."""
+        """Let the stream end with what is committed by now."""
         self._ends = True
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What `maxBytesPerTrigger` says."""
+        """Return the limit that `maxBytesPerTrigger` sets."""
         most = self._options.max_bytes_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxBytes(most)
 
     @_telling
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
+        """Return the offset where a new query begins."""
         return self._planning().begin()
 
     @_telling
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends; `start` is in the checkpoint already."""
+        """Return the end of the next micro-batch; `start` is in the checkpoint already."""
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else sys.maxsize
         self._check_slot(start)
         return self._planning().next(start, most)
 
     def _check_slot(self, start: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of another slot before the capture makes one that nobody reads."""
+        """Refuse another slot's checkpoint before the capture makes a slot that nobody reads."""
         slot, before = self._options.slot, start.get("slot")
         if self._planner is None and slot is not None and before not in (None, slot):
             raise PgOutputError(
@@ -460,21 +460,21 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_telling
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the directory ends."""
+        """Return the offset of the change log's end."""
         return None if self._planner is None else self._planner.newest()
 
     @_telling
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What has to be read of a micro-batch; of one that is run again, Spark asks first."""
+        """Return what a micro-batch reads; Spark calls this first for a batch that it repeats."""
         self._check_slot(start)
         return self._planning().partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The changes of a partition, on an executor."""
+        """Yield the changes of a partition, on an executor."""
         return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: Spark does not call it for the last batch, so `latestOffset` does the work."""
+        """Do nothing: Spark omits this call for the last batch, so `latestOffset` acknowledges."""
 
     def stop(self) -> None:
         """End the capture."""
@@ -484,7 +484,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Planner:
-    """Plans a stream's micro-batches, and captures its slot if asked to.
+    """Plans a stream's micro-batches, and captures the slot if the options say so.
 
     Parameters
     ----------
@@ -535,7 +535,7 @@ class _Planner:
         self._capture.start()
 
     def _end_of_now(self) -> int:
-        """The end of what is committed by now, when the capture has it."""
+        """Return the end of what is committed by now, once the capture has written it."""
         if self._capture is not None:
             while not self._capture.is_over():
                 time.sleep(_WAIT)
@@ -543,7 +543,7 @@ class _Planner:
         return self._log.view().end
 
     def close(self) -> None:
-        """End the capture, and let another query read in this one's place."""
+        """End the capture, and let another query take this query's consumer name."""
         self._stop.set()
         if self._capture is not None:
             self._capture.end()
@@ -567,12 +567,12 @@ class _Planner:
                 time.sleep(_WAIT)
 
     def _view(self, relation_id: int | None = None) -> View:
-        """What there is to read; of one table alone, once it is known."""
+        """Return a view of the change log; of one table alone, if the table is known."""
         view = self._log.view()
         return view if relation_id is None else view.of_table(relation_id)
 
     def begin(self) -> dict[str, Any]:
-        """The offset of a new query; Spark may ask for it though there is a checkpoint."""
+        """Return the offset of a new query; Spark may ask for it in spite of a checkpoint."""
         plan = _find(self._options).plan if self._options.mode == "table" else None
         relation_id = None if plan is None else plan.relation.relation_id
         view = self._view(relation_id)
@@ -591,7 +591,7 @@ class _Planner:
         return self._told(offset_at(view, position), relation_id)
 
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
-        """Where a batch from an offset ends that has at most so many bytes, or little more."""
+        """Return the end of a batch of at most `most` bytes of files, or little more."""
         if self._capture is not None and self._capture.is_over():
             self._capture.result()
         relation_id = self._relation_id(start)
@@ -601,7 +601,7 @@ class _Planner:
         self._acknowledge(view, position)
         self._check_left(view, position, relation_id)
         if relation_id is not None:
-            self._table(start)  # another table's checkpoint is refused, though nothing has come
+            self._table(start)  # refuses another table's checkpoint even if there is no change
         if self._until is not None:
             view = view.before(self._until)
         plan = view.plan(position, most)
@@ -617,17 +617,17 @@ class _Planner:
         )
 
     def _told(self, offset: dict[str, Any], relation_id: int | None) -> dict[str, Any]:
-        """An offset, with the mode of the query, and the table that it is of, if that is known."""
+        """Add the query's mode, and the table's relation id if known, to an offset."""
         table = {} if relation_id is None else {"relation_id": relation_id}
         return {**offset, "mode": self._options.mode, **table}
 
     def _relation_id(self, offset: Mapping[str, Any]) -> int | None:
-        """The table that an offset is of; None: it is of all, or the table is not known yet.
+        """Return the relation id in an offset; None: all tables, or the table is not known yet.
 
         Raises
         ------
         PgOutputError
-            It is of a query with another mode, which read other changes, or has none.
+            The offset has another mode, whose query read other changes, or none.
         """
         found: int | None = offset.get("relation_id")
         if (before := offset.get("mode")) is None:
@@ -643,9 +643,9 @@ class _Planner:
         return found
 
     def _check_history(self, offset: Mapping[str, Any]) -> None:
-        """Refuse a directory that was put back to an earlier state, and in which others went on.
+        """Refuse a change log that was restored to an earlier state and then continued.
 
-        It is asked once, of the first offset that Spark has from its checkpoint.
+        Only the first offset that Spark has from its checkpoint is checked.
         """
         if self._is_compared:
             return
@@ -663,7 +663,7 @@ class _Planner:
         )
 
     def _check_left(self, view: View, position: Position, relation_id: int | None) -> None:
-        """Refuse to wait for a table of which nothing comes any more, when all of it was read."""
+        """Refuse to wait for a dropped or unpublished table once all of its changes were read."""
         state = None if relation_id is None else view.states.get(relation_id)
         if state is None or state.copies[-1].state != "gone":
             return
@@ -680,7 +680,7 @@ class _Planner:
             )
 
     def _acknowledge(self, view: View, position: Position) -> None:
-        """Let the capture delete what is before an offset that is in Spark's checkpoint."""
+        """Let the capture delete what is before an offset that Spark's checkpoint has."""
         if view.end < position.lsn:
             raise PgOutputError(
                 f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.directory} "
@@ -700,15 +700,16 @@ class _Planner:
                 hint="Begin with a new checkpoint, and a new target",
             )
         if self._consumer is None:
-            # Its name is new where the query has another one than its checkpoint was made under.
+            # The checkpoint may be older than the query's consumer name, which is then new.
             self._consumer = Consumer(self._options.directory, self._name, position)
         if self._consumer.position != position:
             self._consumer.advance(position)
 
     def newest(self) -> dict[str, Any]:
-        """The offset at the directory's end, and what listeners are told of the query.
+        """Return the offset at the change log's end, with facts about the query for listeners.
 
-        That is what it reads, and when the newest transaction was committed of what `next` gave.
+        These facts are the mode, the table, and the commit time of the newest transaction that
+        `next` has returned.
         """
         view = self._view()
         told = {"mode": self._options.mode, "table": self._options.table}
@@ -719,7 +720,7 @@ class _Planner:
     # --- partitions ------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """What has to be read between two offsets."""
+        """Return the partitions that read the changes between two offsets."""
         view = self._view(self._relation_id(end))
         before, after = position_of(start, view), position_of(end, view)
         self._check_history(end)
@@ -728,19 +729,19 @@ class _Planner:
             return []
         if self._options.mode != "table":
             return _read_partitions(plan.reads, view.metadata, self._options)
-        # Of a query that has not finished its first batch, the end alone is from the checkpoint.
+        # Before the first batch is finished, only `end` is an offset from the checkpoint.
         chosen = self._table({**start, **end})
         if chosen.planned is not None and after.lsn <= chosen.planned.end:
             target = dataclasses.replace(chosen.target, is_settled=True)
             chosen = chosen._replace(target=target)
         elif chosen.relation_id is not None:
-            # Executors read no file without changes of the table.
+            # Executors skip files without changes of the table, so they cannot check the name.
             self._check_name(view, chosen.relation_id, before.lsn, after.lsn)
         reads = [] if chosen.relation_id is None else plan.of_table(chosen.relation_id)
         return _partitions(reads, chosen, self._options, self._schema)
 
     def _check_name(self, view: View, relation_id: int, start: int, end: int) -> None:
-        """Refuse to go on where another table has got the name, between two LSNs."""
+        """Refuse to go on if another table has got the name between two LSNs."""
         encoding = python_encoding(view.metadata.encoding)
         for segment in view.segments:
             if segment.end_lsn <= start or segment.start_lsn >= end:
@@ -760,12 +761,12 @@ class _Planner:
                     )
 
     def _table(self, start: Mapping[str, Any]) -> ChosenTable:
-        """The table, with the columns that it had when the query began.
+        """Return the table, with its columns from the time when the query began.
 
         Raises
         ------
         PgOutputError
-            What is before the offset `start` was another table's.
+            The offset `start` belongs to another table.
         """
         if self._chosen is None:
             found = _find(self._options)
@@ -784,7 +785,7 @@ class _Planner:
             chosen = _choose(self._options, self._schema, found)
             version = chosen.target.version
             if version is None:
-                return chosen  # nothing has come of it yet
+                return chosen  # the change log has nothing of the table yet
             target = dataclasses.replace(
                 chosen.target, version=dataclasses.replace(version, newest=False)
             )
@@ -793,11 +794,11 @@ class _Planner:
 
 
 _LONGEST = 63
-"""Bytes that the name of a consumer may have."""
+"""The largest number of bytes in the name of a consumer."""
 
 
 def _consumer_name(read: str) -> str:
-    """The name under which a query reads a table, by default: other letters have their codes."""
+    """Return the default consumer name of a query; characters not allowed become their codes."""
     coded = re.sub("[^A-Za-z0-9_.]", lambda one: f"-{one[0].encode().hex().upper()}", read)
     name = f"spark_{coded}"
     if len(name) > _LONGEST:

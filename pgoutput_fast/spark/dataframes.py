@@ -83,8 +83,8 @@ def read_segments(
 ) -> DataFrame:
     """Return the changes of one table in segments, and the rows of its snapshot.
 
-    The executors decode whole files. The call chooses the files, and Spark reads them whenever the
-    result is evaluated.
+    The executors decode whole files. This call chooses the files; Spark reads them whenever it
+    evaluates the result.
 
     Parameters
     ----------
@@ -101,56 +101,57 @@ def read_segments(
         For several tables in one pass over the files, use ``format("pgoutput")`` with ``mode``
         "envelope" or "manifest".
     schema : StructType or str, optional
-        The table's columns and their types. The default is those of the table's newest Relation in
-        the files. If the table has no changes, and so no Relation, the default is those of the
-        directory's newest catalogue. You may declare any column as string: it then has the server's
-        text. An array may have any number of dimensions.
+        The table's columns and their types. The default is the columns of the table's newest
+        Relation in the files. For a table without changes, and so without a Relation, the default
+        comes from the newest catalogue of the change log. You may declare any column as string: it
+        then has the server's text. An array may have any number of dimensions.
     partitions : int, optional
         The number of tasks; by default Spark's ``defaultParallelism``. A client of Spark Connect
         runs a small job to learn it.
     registry : TypeRegistry, optional
         Users' types. With a registry, enums, arrays, composites, ranges and the types of extensions
-        come as Spark's types; without, as strings (as binary from binary format). A type that was
-        registered with `arrow` comes as that type; functions that were registered without `arrow`
-        are not used. The default is the types of the directory's history, if it has one.
+        become Spark's types. Without a registry they become strings, or binary if the server sent
+        binary format. A type that was registered with `arrow` becomes that type. Functions that
+        were registered without `arrow` are not used. The default is the types of the change log's
+        schema history, if it has one.
     history : {"error", "older", "newer"}
-        What to do with a value whose type was altered at about the same time: refuse it, or decode
-        it in the type's older or newer form.
+        What to do with a value whose type was altered at about the same time: "error" refuses it,
+        "older" and "newer" decode it by the type's older or newer definition.
     policies : Policies, optional
-        What to do with values that Spark's types can't hold. With "text", a column whose type has
-        such values is a string. With `json` "parse", JSON is a variant, whose numbers may be less
-        exact than PostgreSQL's.
+        What to do with values that Spark's types can't hold. With "text", a column becomes a string
+        if its type has such values. With `json` "parse", JSON becomes a variant, whose numbers may
+        be less exact than PostgreSQL's.
     encoding : str, optional
-        The client_encoding of the session; the default is what the segments say.
+        The client_encoding of the session; by default the segments' own.
 
     Returns
     -------
     DataFrame
         The columns op, xid, subxid, lsn, commit_lsn, commit_time, seq, old_kind, before, after,
         unchanged and relation. ``(commit_lsn, seq)`` orders all changes, without ties. Rows of a
-        snapshot have "read" as `op`, after a row "truncate". `unchanged` names the
-        columns whose value the change does not have: large values that an update left as they were,
-        and columns that the table did not have yet. `relation` describes the table from this change
-        on, as JSON of the metadata that change batches have; null if nothing is new. A value that
-        its type can't hold makes the query fail with an error that names table, column and value.
-        Without `table`, the result has a row for each table, in the order of names: ``table``,
-        ``relation_id``, and ``schema``, its columns and their types as DDL.
+        snapshot have "read" as `op`, and follow a row "truncate". `unchanged` names the columns
+        whose value the change lacks: large values that an update did not change, and columns that
+        the table did not have yet. `relation` describes the table from this change on: the metadata
+        of change batches, as JSON. It is null if nothing is new. A value that its type can't hold
+        makes the query fail with an error that names table, column and value. Without `table`, the
+        result has a row for each table, in the order of names: ``table``, ``relation_id``, and
+        ``schema``, which has its columns and their types as DDL.
 
     Notes
     -----
     The stream does not say that a column was renamed: the table's next Relation merely has another
     name in the same place. The query then fails, unless `schema` has both names. With both names,
-    each change has its value under the name that the column had at the time, and the other name in
-    `unchanged`. The query fails too if the last column was dropped and one of the same type added,
-    because this looks the same. Two cases are not noticed: the last column is renamed and gets
-    another type before the table's next change, or it is dropped and added again under the same
-    name.
+    each change has its value under the column's name at the time, and the other name in
+    `unchanged`. The query also fails if the last column was dropped and a column of the same type
+    added, because this looks the same. Two cases are not noticed. First, the last column is renamed
+    and gets another type before the table's next change. Second, it is dropped and added again
+    under the same name.
 
     Raises
     ------
     PgOutputError
-        Segments are missing, damaged or don't go together, changes since the table's snapshot are
-        deleted, or the table is in none of them.
+        Segments are missing, are damaged or don't belong together; changes since the table's
+        snapshot are deleted; or the segments do not have the table.
     """
     check_session(spark)
     check_policy(history)
@@ -180,35 +181,36 @@ def read_segments(
 
 
 def _tables_there(spark: SparkSession, path: Paths, given: dict[str, Any]) -> DataFrame:
-    """The tables of segments, as :func:`read_segments` lists them."""
+    """Return the list of the tables in segments, for :func:`read_segments`."""
     path = path if isinstance(path, (str, os.PathLike)) else list(path)
     rows = []
     for name in find_table(path, "", **given).others():
         one = find_table(path, name, **given)
         columns = ", ".join(f"{_quoted(column)} {type_}" for column, type_ in one.columns)
-        if one.plan is not None and shown_table(one.plan.relation) == name:  # not renamed since
+        # A table that was renamed is listed under its newest name only.
+        if one.plan is not None and shown_table(one.plan.relation) == name:
             rows.append((name, one.plan.relation.relation_id, columns))
     return spark.createDataFrame(rows, "table string, relation_id bigint, schema string")
 
 
 class FoundTable(NamedTuple):
-    """A table, and all that is known of it.
+    """A table and the facts that are known about it.
 
     Attributes
     ----------
     name : str
         ``namespace.name``.
     plan : RelationPlan or None
-        Its newest version; None if nothing is known.
+        The plan of its newest version; None if no version is known.
     settings : Settings
     binary : bool
-        Whether its values come in binary format.
+        Whether its values have binary format.
     planned : Planned or None
         The segments; None: there are none yet.
     history : History or None
-        Where its types are taken from, if not from the settings.
+        The schema history that has its types; None: the settings have them.
     as_of : int
-        The plan is that of this LSN.
+        The LSN for which `plan` is known to be the newest.
     """
 
     name: str
@@ -226,7 +228,7 @@ class FoundTable(NamedTuple):
         Raises
         ------
         PgOutputError
-            Nothing is known of the table.
+            No version of the table is known.
         """
         if self.plan is None:
             if self.name in self.others():
@@ -248,7 +250,7 @@ class FoundTable(NamedTuple):
         return [*column_types(self.plan, binary=self.binary)]
 
     def others(self) -> list[str]:
-        """The names of the tables that are there."""
+        """Return the names of all tables in the segments and in the schema history."""
         found = set() if self.planned is None else self.planned.tables()
         if self.history is not None and not self.history.is_empty:
             found |= {shown_table(one) for one in self.history.newest_tables.tables}
@@ -257,14 +259,14 @@ class FoundTable(NamedTuple):
     def chosen(
         self, schema: T.StructType | str | None, history: HistoryPolicy, *, may_lack: bool = False
     ) -> ChosenTable:
-        """The form in which its changes come.
+        """Return the table with the schema of its changes.
 
         Parameters
         ----------
         schema, history
-            As of :func:`read_segments`.
+            As in :func:`read_segments`.
         may_lack : bool
-            Whether nothing need be known of the table yet, of which `schema` has the columns.
+            Whether the table may still be unknown; `schema` then has its columns.
         """
         version = (
             FixedVersion.of(self.plan.relation, newest=True) if self.plan is not None else None
@@ -280,7 +282,7 @@ class FoundTable(NamedTuple):
 
 
 class ChosenTable(NamedTuple):
-    """A table, and the form in which its changes come.
+    """A table and the schema of its changes.
 
     Attributes
     ----------
@@ -290,7 +292,7 @@ class ChosenTable(NamedTuple):
         The same for the executors.
     planned : Planned or None
     as_of : int
-        As of :class:`FoundTable`.
+        As in :class:`FoundTable`.
     """
 
     changes: T.StructType
@@ -300,7 +302,7 @@ class ChosenTable(NamedTuple):
 
     @property
     def metadata(self) -> SegmentMetadata:
-        """That of the segments."""
+        """The metadata of the segments."""
         if self.planned is None:
             raise PgOutputError(
                 f"there are no segments of {self.target.table} yet",
@@ -310,12 +312,12 @@ class ChosenTable(NamedTuple):
         return self.planned.metadata
 
     def reads(self, start: int | None = None, end: int | None = None) -> list[Read]:
-        """Return the reads of its changes between two LSNs, each of one file."""
+        """Return the reads of the table's changes between two LSNs, each of one file."""
         return [] if self.planned is None else self.planned.reads(self.relation_id, start, end)
 
     @property
     def relation_id(self) -> int | None:
-        """The table's OID; None if the segments have nothing of it."""
+        """The table's OID; None if the segments have nothing of the table."""
         return None if self.target.version is None else self.target.version.relation_id
 
 
@@ -329,12 +331,12 @@ def find_table(
 ) -> FoundTable:
     """Find a table in segments.
 
-    Parameters and errors are those of :func:`read_segments`.
+    The parameters and errors are those of :func:`read_segments`.
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     planned = Planned(path if isinstance(path, (str, os.PathLike)) else paths)
     metadata, as_of = planned.metadata, 0
-    kept = history_of(paths)  # after it is known what is read
+    kept = history_of(paths)  # after the view: it must cover what is read
     followed = None if registry is not None else kept
     if followed is not None:
         registry = followed.newest
@@ -357,7 +359,7 @@ def published_table(
     binary: bool,
     registry: TypeRegistry | None = None,
 ) -> FoundTable:
-    """A table of a server, of which nothing is captured yet.
+    """Return a published table of a server whose capture has not begun.
 
     Parameters
     ----------
@@ -367,7 +369,7 @@ def published_table(
         ``namespace.name``.
     policies : Policies
     binary : bool
-        Whether values will come in binary format.
+        Whether the values will have binary format.
     registry : TypeRegistry, optional
         Users' types; by default those of the server.
 
@@ -398,7 +400,7 @@ def published_table(
 
 
 def catalogued(catalog: Catalog, table: str, settings: Settings) -> RelationPlan | None:
-    """The plan of a published table that has no change yet; None if the catalogue lacks it."""
+    """Return the plan of a published table without changes; None if the catalogue lacks it."""
     for one in catalog.tables:
         if shown_table(one) == table:
             break
@@ -430,17 +432,17 @@ def decode_frames(
 ) -> DataFrame:
     """Return the changes of one table in a DataFrame of frames.
 
-    Within a partition the frames must be in the order of the stream. The Relation of each table
-    among them must be known: from `relations`, or from a frame before its rows in the same
+    Within a partition the frames must be in the order of the stream. The Relation of each of their
+    tables must be known: from `relations`, or from a frame before the table's rows in the same
     partition. A row with another number of columns than its Relation is refused. A row does not
-    have the names of its columns. After ``DROP a, ADD c``, nothing shows that an older row is
-    decoded by the newer Relation. So if a table was altered, keep the stream's Relations before the
+    contain the names of its columns. So after ``DROP a, ADD c``, nothing shows that an older row is
+    decoded by the newer Relation. If a table was altered, keep the stream's Relations before the
     rows, or decode the frames before and after the alteration in two calls.
 
-    A partition need not begin with a Begin. The changes before its first Begin have `xid`,
+    A partition need not begin with a Begin. Changes before its first Begin have `xid`,
     `commit_lsn`, `commit_time` and `seq` from the columns beside the frames, or null. All chunks of
-    a streamed transaction must be in one partition, unless there is a column `seq`; then it is
-    enough that each chunk is whole, from its Stream Start to its Stream Stop.
+    a streamed transaction must be in one partition, unless there is a column `seq`. With that
+    column, it is enough that each chunk is complete, from its Stream Start to its Stream Stop.
 
     Parameters
     ----------
@@ -449,28 +451,28 @@ def decode_frames(
         columns `lsn`, `commit_lsn`, `commit_time` (timestamp, or microseconds since 2000 as in a
         frame), `xid` and `seq` (of the frame's first row) are used where they exist.
     table : str
-        ``namespace.name``, spelled as in the server's catalogue. The table that has this name, or
-        had it last, is read under all of its names, if a Relation tells which one it is.
+        ``namespace.name``, spelled as in the server's catalogue. The function reads the table that
+        has, or last had, this name under all of its names, if a Relation identifies it.
     relations : mapping or iterable of Relation, optional
-        One Relation for each table, such as ``decoder.relations``. Type messages, which tell of
-        domains, may be among them, and both may be given as frames. They describe the rows that
-        have no Relation before them in their partition, so no such row may be older. If several
-        tables had the name one after the other, the last one is read.
+        One Relation for each table, such as ``decoder.relations``. It may include Type messages,
+        which describe domains, and both kinds may be given as frames. These Relations decode the
+        rows that have no Relation before them in their partition, so no such row may be older than
+        them. If several tables had the name one after the other, the last one is read.
     schema : StructType or str, optional
-        As in :func:`read_segments`. Without it, the table's last Relation in `relations` is taken,
-        or else the last one in the frames, in the order of the partitions; the frames are then read
-        one more time.
+        As in :func:`read_segments`. The default is the table's last Relation in `relations`, or
+        else the last one in the frames, in the order of the partitions. To find it there, the
+        function reads the frames one more time.
     encoding : str
         The client_encoding of the session that sent the frames.
     registry, policies : optional
-        As in :func:`read_segments`; without `registry` users' types are strings.
+        As in :func:`read_segments`; without `registry`, users' types become strings.
 
     Returns
     -------
     DataFrame
-        As in :func:`read_segments`. With `schema`, columns that were renamed are noticed only if
-        `relations` has the table. `commit_lsn` is null in rows of streamed and of prepared
-        transactions: whether they were committed is not known here.
+        As in :func:`read_segments`. With `schema`, renamed columns are noticed only if `relations`
+        has the table. `commit_lsn` is null in rows of streamed and of prepared transactions: the
+        frames do not say whether these were committed.
 
     Raises
     ------
@@ -513,21 +515,21 @@ def frames_target(
     settings: Settings,
     among: Callable[[], Iterable[bytes]],
 ) -> tuple[T.StructType, ExecutorTarget]:
-    """The schema of a table's changes in frames, and what the executors need to know.
+    """Return the schema of a table's changes in frames, and the target for the executors.
 
     Parameters
     ----------
     table, relations, schema
-        As of :func:`decode_frames`.
+        As in :func:`decode_frames`.
     settings : Settings
     among : callable
-        Gives the Types and Relations among the frames. It is called if nothing else tells of the
-        table's columns.
+        Returns the Types and Relations among the frames. It is called if neither `relations` nor
+        `schema` has the table's columns.
 
     Raises
     ------
     PgOutputError
-        Nothing tells of them.
+        The table's columns are in none of them.
     """
     known = _relation_frames(relations)
     plan = _announced(known, table, settings)
@@ -559,12 +561,12 @@ def frames_target(
 def settings_of(
     registry: TypeRegistry | None, policies: Policies | None, encoding: str
 ) -> Settings:
-    """The settings of decoders that these arguments mean."""
+    """Return the settings of decoders for these arguments."""
     return make_settings(policies, encoding, registry)
 
 
 def changes_ddl(columns: Iterable[tuple[str, str]], comment: str) -> str:
-    """The columns of a change as DDL, which needs no session to be made; `after` has a comment."""
+    """Return the columns of a change as DDL, with a comment on `after`; this needs no session."""
     listed = ", ".join(f"{_quoted(name)}: {type_}" for name, type_ in columns)
     columns_ddl = ", ".join(
         f"{name} {f'struct<{listed}>' if type_ is None else type_.simpleString()}"
@@ -591,7 +593,7 @@ def _target(
     relations: tuple[bytes, ...] = (),
     by_id: bool = False,
 ) -> tuple[T.StructType, ExecutorTarget]:
-    """The schema of the changes, and what the executors need to know."""
+    """Return the schema of the changes, and the target for the executors."""
     columns = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(columns, T.StructType):
         raise PgOutputError(
@@ -621,7 +623,7 @@ def _target(
 
 
 def check_session(spark: SparkSession) -> None:
-    """Refuse a setting with which PySpark's workers hang."""
+    """Refuse a setting that makes PySpark's workers hang."""
     codec = spark.conf.get("spark.sql.execution.arrow.compression.codec", "none")
     if codec == "lz4":
         raise PgOutputError(
@@ -651,8 +653,8 @@ def _check_time(table: str) -> None:
 def _default_tasks(spark: SparkSession) -> int:
     """Return how many tasks Spark runs at once.
 
-    A client of Spark Connect can't ask the SparkContext, so a job tells into how many partitions
-    Spark divides a range.
+    A client of Spark Connect can't ask the SparkContext. It counts the partitions into which Spark
+    divides a range, with a small job.
     """
     try:
         return int(spark.sparkContext.defaultParallelism)
@@ -663,7 +665,7 @@ def _default_tasks(spark: SparkSession) -> int:
 def read_groups(reads: list[Read], count: int) -> list[list[Read]]:
     """Divide the files into at most `count` groups of similar size.
 
-    More, and smaller, tasks would be slower: each costs 60 ms before it reads a byte.
+    More and smaller tasks would be slower: each task costs 60 ms before it reads a byte.
     """
     groups: list[list[Read]] = [[] for _ in range(max(1, min(count, len(reads))))]
     sizes = [0] * len(groups)
@@ -696,7 +698,7 @@ def _check_known(target: ExecutorTarget, planned: Planned) -> None:
 
 
 def _announced(frames: Iterable[bytes], table: str, settings: Settings) -> RelationPlan | None:
-    """The plan of the table's last Relation among frames of Types and Relations."""
+    """Return the plan of the table's last Relation among frames of Types and Relations."""
     decoder = decoder_of(settings)
     plan = None
     for frame in frames:
@@ -710,7 +712,7 @@ def _announced(frames: Iterable[bytes], table: str, settings: Settings) -> Relat
 
 
 def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
-    """Frames of Types, and behind them of Relations, of each table one."""
+    """Return the frames of the Types, then of the Relations, at most one for each table."""
     given = relations.values() if isinstance(relations, Mapping) else relations or ()
     types: list[bytes] = []
     others: dict[int, bytes] = {}
@@ -741,10 +743,10 @@ def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
 
 
 def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[bytes]:
-    """All Types in a DataFrame, and after them the table's different Relations.
+    """Return all Types in a DataFrame, and after them the table's different Relations.
 
-    They are in the order of their last occurrences. Those from inside stream chunks are given the
-    form that they have outside.
+    Both are in the order of their last occurrences. Frames from inside stream chunks are converted
+    to the form that they have outside.
     """
     # Relations and Types, and the messages that begin or end stream chunks and streamed
     # transactions.
@@ -786,7 +788,7 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
 
 
 def partition() -> str:
-    """The name of the partition that the executor works on, for errors."""
+    """Return the name of the partition that the executor works on, for errors."""
     from pyspark import TaskContext
 
     task = TaskContext.get()

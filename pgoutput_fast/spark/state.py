@@ -1,15 +1,14 @@
-"""Current-state tables: what a table holds after its changes.
+"""Current-state tables: the rows that a table holds after its changes.
 
 The input is the DataFrame of one table's changes, as :func:`pgoutput_fast.spark.read_segments`
-gives it, the output the rows that are left. The changes are sorted by ``(commit_lsn, seq)``, and
-the fold (:mod:`pgoutput_fast.apply`) goes through them once, in one task; of many changes, in
-several tasks that have different keys each. Keys between which rows have moved are united before,
-so that each row is in one task.
+returns it. The output is the remaining rows. One task sorts the changes by ``(commit_lsn, seq)``
+and folds them once (:mod:`pgoutput_fast.apply`). Many changes take several tasks, and each task
+gets different keys. Keys between which rows have moved are grouped before, so that each row is in
+one task.
 
-What Relations tell comes in the column `relation` of the changes, at the places where it is new.
-So it is known here which table a change is of, and which columns were altered between which
-changes. Values that neither stream nor catalogue tells are an error that names the row: never null
-by assumption.
+Each new Relation is in the column `relation` of the changes. It says which table a change belongs
+to, and which columns were altered between which changes. If neither stream nor catalogue has a
+value, an error names the row: null is never assumed.
 """
 
 from __future__ import annotations
@@ -76,36 +75,36 @@ def current_state(
     ----------
     changes : DataFrame
         All changes of one table from its first row on, or from a snapshot on, with the columns of
-        :func:`read_segments`. Spark reads it now, and again whenever the result is evaluated, so
-        store it first, for example as a Parquet table. Without the column `relation`, the function
-        notices no altered type, and no table that was dropped and made again.
+        :func:`read_segments`. This call reads it, and Spark reads it again whenever the result is
+        evaluated. So store it first, for example as a Parquet table. Without the column `relation`,
+        the function does not notice altered types, nor a table that was dropped and created again.
     table : CatalogTable
-        ``catalog.table("public.accounts")``, read from the server after the last of the changes.
+        ``catalog.table("public.accounts")``, read from the server after the last change.
     registry, policies : optional
-        As for the changes. They decode the defaults of added columns.
+        As for the changes. They decode the defaults of columns that were added.
     before : CatalogTable, optional
         The same table, read before columns were added or altered. If the server has ever rewritten
         the table, only `before` shows that a column without a default is null in older rows, and
-        that an altered type left the values as they were.
+        that an altered type did not change the values.
     rewritten : {"error", "keep"}
-        What to do if the server rewrote rows because a type was altered. Their values are then
-        unknown, because of ``ALTER TYPE … USING``: an error, unless a snapshot follows. "keep" says
-        that the values are the same in the new type.
+        What to do if the server rewrote rows because a type was altered. Because of ``ALTER TYPE …
+        USING``, the rows' values are then unknown. "error" raises an error, unless a snapshot
+        follows. "keep" states that the values are the same in the new type.
     partitions : int, optional
-        The number of tasks; by default one for each 2,000,000 changes. A task has the rows of its
+        The number of tasks; by default one for each 2,000,000 changes. A task keeps the rows of its
         keys in memory. A table without a key takes one task.
 
     Returns
     -------
     DataFrame
-        The table's columns. If names differ in case alone, later ones get a ``_`` at the end,
+        The table's columns. If names differ in case only, the later names get a ``_`` at the end,
         because Spark takes the names as equal. If changes are missing or a value is unknown, the
         evaluation raises an error that names the table and the row.
 
     Raises
     ------
     PgOutputError
-        The changes are not of the table, or not committed, or a default does not fit into its
+        The changes belong to another table or are not committed, or a default does not fit its
         column.
     """
     choice(*get_args(Rewritten)).check("rewritten", rewritten)
@@ -149,11 +148,11 @@ def current_state(
 
 
 class _StateKeys:
-    """The keys of changes, as columns of Spark's."""
+    """The keys of changes, as columns of Spark."""
 
     def __init__(self, changes: DataFrame, row: T.StructType, key: Sequence[str]) -> None:
         names = [name.casefold() for name in row.fieldNames()]
-        # Spark finds a field by its name whatever its case.
+        # Spark ignores case when it finds a field by name, so equal names are replaced by numbers.
         alike = len(set(names)) < len(names)
         numbered = T.StructType(
             [T.StructField(f"c{i}", field.dataType) for i, field in enumerate(row.fields)]
@@ -181,19 +180,19 @@ class _StateKeys:
 
     @property
     def old(self) -> Column:
-        """A hash of the key before a change."""
+        """The hash of the key before a change."""
         return F.xxhash64(*self._old)
 
     @property
     def new(self) -> Column:
-        """A hash of the key after a change; of a delete the key of the row."""
+        """The hash of the key after a change; for a delete, of the deleted row's key."""
         ends = zip(self._old, self._new, strict=True)
         return F.xxhash64(*(F.when(F.col("op") == "delete", old).otherwise(new)
                             for old, new in ends))  # fmt: skip
 
 
 def _is_opaque(data_type: T.DataType) -> bool:
-    """Whether Spark can't hash a type."""
+    """Return whether Spark can't hash a type."""
     if isinstance(data_type, T.ArrayType):
         return _is_opaque(data_type.elementType)
     if isinstance(data_type, T.StructType):
@@ -202,10 +201,11 @@ def _is_opaque(data_type: T.DataType) -> bool:
 
 
 class _SeenChanges(NamedTuple):
-    """What the changes are, taken together.
+    """A summary of all changes.
 
-    Fields: number (of changes), truncated (where the last Truncate is), relations (what is told
-    where), lacking (columns that inserted rows lack), moves (whether a key changes).
+    Fields: number (of changes), truncated (the position of the last Truncate), relations (each new
+    Relation and its position), lacking (columns that inserted rows lack), moves (whether a change
+    updates a key).
     """
 
     number: int
@@ -216,12 +216,12 @@ class _SeenChanges(NamedTuple):
 
 
 def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenChanges:
-    """Go through the changes once.
+    """Read all changes once and summarize them.
 
     Raises
     ------
     PgOutputError
-        A change has no place in the stream.
+        A change lacks its commit LSN or its seq.
     """
     place = F.struct("commit_lsn", "seq")
     relation = F.col("relation") if "relation" in changes.columns else F.lit(None).cast("string")
@@ -256,7 +256,7 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenCha
 def _placed(
     changes: DataFrame, keys: _StateKeys, seen: _SeenChanges, partitions: int | None
 ) -> DataFrame:
-    """The changes in stream order, those of a key in one partition."""
+    """Return the changes in stream order, with all changes of a key in one partition."""
     count = partitions or max(1, -(-seen.number // _CHANGES_OF_A_TASK))
     if count == 1 or not keys.is_hashable:
         placed = changes.repartition(1)
@@ -277,27 +277,27 @@ def _placed(
 
 
 class _RelationSince(NamedTuple):
-    """A version of the table, and from which change on it held."""
+    """A version of the table, and the position of its first change."""
 
     position: Position
     version: Version
 
 
 class _Told:
-    """What the Relations among the changes say of the table.
+    """The versions of the table, as the Relations among the changes describe them.
 
     Parameters
     ----------
     relations : list of (Position, str)
-        In their order.
+        In stream order.
     table : CatalogTable
     truncated : Position or None
-        What is before does not count.
+        The last Truncate; changes before it have no effect.
 
     Raises
     ------
     PgOutputError
-        They are other tables'.
+        The Relations belong to other tables.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class _Told:
             )
         self._others = stretches if len(ids) > 1 else []
         self.versions: list[_RelationSince] = []
-        """Those that count, where they are new."""
+        """The versions since the last Truncate, each with its first position."""
         for one in stretches:
             if one.version.relation_id != table.relation_id:
                 continue
@@ -333,7 +333,7 @@ class _Told:
 
     @property
     def behind(self) -> Column | None:
-        """Which changes count: those of the table, since it was empty."""
+        """The condition for changes with an effect: the table's own, since it was last empty."""
         conditions = []
         if self._truncated is not None:
             conditions.append(~_before(self._truncated) & ~_is_at(self._truncated))
@@ -349,13 +349,13 @@ class _Told:
 
     @property
     def last(self) -> Version | None:
-        """The newest version."""
+        """The newest version; None without Relations."""
         return self.versions[-1].version if self.versions else None
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Refuse changes that are another table's, as far as its columns tell.
+        """Refuse changes whose columns show that they belong to another table.
 
-        The table may have got columns since its last change, or lost some.
+        The table may have gained columns since its last change, or lost some, but not both.
         """
         name, last = qualified(self._table), self.last
         there = set(names) if last is None else {column.name for column in last.columns}
@@ -373,7 +373,7 @@ class _Told:
             )
 
     def born(self) -> dict[str, Position]:
-        """For columns whose name another one had before: from which change on they are."""
+        """Return the first position of each column whose name an earlier column had."""
         found = {}
         names = [{column.name for column in one.version.columns} for one in self.versions]
         for name in names[-1] if names else ():
@@ -383,7 +383,7 @@ class _Told:
         return found
 
     def renamed(self) -> set[str]:
-        """Columns that came as one of the same type went: they may be the same one."""
+        """Return columns that replaced a column of the same type: that column may be renamed."""
         found: set[str] = set()
         for one, following in itertools.pairwise(self.versions):
             there, here = (
@@ -395,7 +395,7 @@ class _Told:
         return found
 
     def breaks(self, rewritten: Rewritten, before: CatalogTable | None) -> list[Break]:
-        """Where rows are not known any more that were there before."""
+        """Return the positions after which rows from before are unknown."""
         last = self.last
         if last is None:
             return []
@@ -413,7 +413,7 @@ class _Told:
         for i, (position, version) in enumerate(versions):
             where = _where(position)
             if version.replica_identity not in ("f", "n") or position is None:
-                # Without a key there were but inserts, which any key goes with.
+                # While there is no key there are only inserts, which go with any later key.
                 if key and version.key and set(key) != set(version.key):
                     found.append(
                         Break(
@@ -447,9 +447,9 @@ class _Told:
 def _check_files(
     old: Version, new: Version, table: CatalogTable, before: CatalogTable | None
 ) -> None:
-    """Refuse a type or modifier that was altered, unless no file of the table was written anew.
+    """Refuse an altered type or modifier, unless the server never rewrote the table's files.
 
-    ``ALTER TYPE … USING`` writes rows anew also where the new type could keep their values.
+    ``ALTER TYPE … USING`` rewrites rows even where the new type could keep their values.
     """
     if _has_first_files(table):
         return
@@ -476,9 +476,9 @@ def _check_files(
 
 
 def _has_first_files(table: CatalogTable) -> bool:
-    """Whether the table and its partitions were never written anew.
+    """Return whether the server never rewrote the table and its partitions.
 
-    A table's first file has the table's own number; a partitioned table has none.
+    A table's first filenode equals the table's OID; a partitioned table has no files.
     """
     ids = (table.relation_id, *table.partition_ids)
     return len(table.file_nodes) == len(ids) and all(
@@ -493,7 +493,7 @@ def _where(position: Position | None) -> str:
 
 
 def _version(told: str) -> Version:
-    """What the column `relation` of a change says."""
+    """Parse the column `relation` of a change."""
     metadata = json.loads(told)
     names = [one["name"] for one in json.loads(metadata["pgoutput.columns"])]
     row = pa.struct([(name, pa.null()) for name in names])
@@ -514,7 +514,7 @@ def _is_at(place: Position) -> Column:
 
 @dataclass(frozen=True)
 class _StatePlan:
-    """The columns of the result."""
+    """Plans the columns of the result and the state of the tasks."""
 
     spark: SparkSession
     table: CatalogTable
@@ -528,11 +528,11 @@ class _StatePlan:
         return {shown_name(column.name): column for column in self.table.columns}
 
     def _kept(self) -> list[T.StructField]:
-        """Columns of the changes that the table still has."""
+        """Return the columns of the changes that the table still has."""
         return [field for field in self.row.fields if field.name in self._columns]
 
     def _later(self) -> list[T.StructField]:
-        """Columns that the table got after the last of the changes."""
+        """Return the columns that the table got after the last change."""
         if self.told.last is None:
             return []
         had = {column.name for one in self.told.versions for column in one.version.columns}
@@ -548,7 +548,7 @@ class _StatePlan:
         return fields
 
     def result(self) -> T.StructType:
-        """The schema of the result."""
+        """Return the schema of the result."""
         fields = [*self._kept(), *self._later()]
         found = new_columns(
             Version("", None, None, (), tuple(
@@ -563,7 +563,7 @@ class _StatePlan:
         )
 
     def state(self, key: tuple[str, ...], lacking: set[str], rewritten: Rewritten) -> State:
-        """What the tasks need to know."""
+        """Return the facts about the table that the tasks need."""
         kept, later = self._kept(), self._later()
         breaks, born = self.told.breaks(rewritten, self.before), self.told.born()
         fields = {field.name: field for field in (*kept, *later)}
@@ -600,7 +600,7 @@ class _StatePlan:
         )
 
     def _values(self, names: set[str], fields: dict[str, T.StructField]) -> dict[str, pa.Array]:
-        """What rows have in columns that came after them, as far as it is known."""
+        """Return the known values that older rows have in columns that were added later."""
         found: dict[str, pa.Array] = {}
         added = {shown_name(name): text for name, text in self.table.added_values.items()}
         for name in names - self.told.renamed():
@@ -614,22 +614,22 @@ class _StatePlan:
         return found
 
     def _is_as_it_was(self, name: str) -> bool:
-        """Whether the table was not written anew since it got a column.
+        """Return whether the server has not rewritten the table since a column was added.
 
-        Otherwise rows may have values that a default, which was dropped since, gave them.
+        A rewrite may have stored the values of a default that was dropped since.
         """
         if _has_first_files(self.table):
             return True
         older = itertools.takewhile(lambda one: shown_name(one.name) != name, self.table.columns)
         if not self.table.partition_ids and any(one.has_missing for one in older):
-            # Values of rows that are older than their column go when the table is written anew.
+            # A rewrite drops the catalogue's stored values for rows older than their column.
             return True
         if self.before is None or name in {shown_name(one.name) for one in self.before.columns}:
             return False
         return not is_rewritten(self.table, self.before)
 
     def _default(self, text: str, column: CatalogColumn, field: T.StructField) -> pa.Array:
-        """A value that the catalogue has as text, in an array of length 1."""
+        """Parse a value that the catalogue has as text, into an array of length 1."""
         where = f"{qualified(self.table)}, default of the column {field.name}"
         wanted = field.dataType.simpleString()
         type_ = column_type(column.type_id, column.type_modifier, registry=self.settings.registry)
@@ -642,7 +642,7 @@ class _StatePlan:
                     hint=("Give ", Argument("registry")),
                     table=qualified(self.table),
                 )
-            # Of a domain, or from before the type was altered: Spark reads it.
+            # The type is a domain, or was altered since: let Spark parse the text.
             one = self.spark.sql("SELECT 1").select(F.lit(text).cast(field.dataType).alias("value"))
             return one.toArrow().column("value").combine_chunks()
         if is_text(type_, wanted):

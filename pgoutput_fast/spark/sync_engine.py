@@ -1,4 +1,4 @@
-"""`sync` with Spark: the same tables, whose windows are written by executors."""
+"""`sync` with Spark: the same tables, but executors write the windows."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from ._jobs import Jobs
 
 _DRIVER_BYTES = 32 << 20
-"""Of narrow changes the driver writes as much in the half second that two jobs cost."""
+"""The driver writes narrow changes of this size in the half second that two jobs cost."""
 _WINDOW_BYTES = 256 << 20
-"""Executors write more at a time than one process."""
+"""Executors write larger windows than one process."""
 _SHARED_BYTES = 256 << 20
-"""Of files that a merge writes anew: two jobs cost less than what the other cores save."""
+"""Size of rewritten files from which two jobs cost less time than the other cores save."""
 _FEW_CORES = 2
 _DRIVER_BYTES_OF_FEW = 256 << 20
-"""More than the windows there have, but for large transactions, as no window is cut in one."""
+"""More than a window has there, except for a large transaction, which is never cut."""
 _WINDOW_BYTES_OF_FEW = 64 << 20
 
 
 class SparkEngine:
     """Write the windows of a sync, or verify its tables, on Spark's executors.
 
-    For each window, one job decodes the segments and writes the files of all change tables, and the
-    rows of snapshots. The driver registers the files. A second job computes the net changes of each
-    table and merges them; where that rewrites many files of one table, all executors share it.
+    For each window, one job decodes the segments and writes the files of all change tables and the
+    rows of snapshots. The driver registers the files. A second job computes each table's net
+    changes and merges them. If a merge rewrites many files of one table, all executors share it.
     Executors need this package with the extra ``delta``, and access to the target.
 
     Parameters
@@ -54,8 +54,8 @@ class SparkEngine:
         the driver's process on at most two cores.
     stage : bool, optional
         Whether the driver copies the segments of each window into the target's storage, for
-        executors that cannot read them by the driver's path. By default true if the target is a
-        URL, unless Spark runs on one machine.
+        executors that cannot read them at the driver's path. The default is true if the target is a
+        URL and Spark runs on several machines.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class SparkEngine:
         if driver_bytes is None:
             driver_bytes = _DRIVER_BYTES_OF_FEW if has_few else _DRIVER_BYTES
         self.driver_bytes = driver_bytes
-        # One task alone has nobody to share with.
+        # With one core there is no other core to share a merge with.
         self._shared_bytes = _SHARED_BYTES if self.jobs.cores > 1 else None
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class SparkEngine:
 
     def begin(self, target: Target) -> None:
         """See `Engine`."""
-        # Not before the target is this sync's: another one may be at work with files of its own.
+        # Only now does this sync own the target: before, another sync may use the staged files.
         found = checked_target(target)
         clear(found.place)
         if self._shared_bytes is not None:
@@ -132,20 +132,19 @@ def sync(
     stage: bool | None = None,
     **options: Any,
 ) -> SyncProgress:
-    """Keep Delta tables up to date with a server's, each change exactly once, by Spark.
+    """Keep Delta tables up to date with a server with Spark, and apply each change exactly once.
 
-    The target is the same as with :func:`pgoutput_fast.apply.sync`: either function can continue
-    it.
+    Both this function and :func:`pgoutput_fast.apply.sync` can continue each other's target.
 
     Parameters
     ----------
     spark : SparkSession
     dsn : str, optional
-        Connection string of libpq, or URL; by default as libpq's variables say.
+        libpq's connection string, or a URL; by default libpq's environment variables.
     target : str or path
-        A directory, or ``s3://bucket/prefix``; or ``parquet:`` and either, for change tables alone.
+        A directory, or ``s3://bucket/prefix``. With ``parquet:`` before it: change tables only.
     driver_bytes, stage
-        As of :class:`SparkEngine`.
+        As in :class:`SparkEngine`.
     **options
         The other arguments of :func:`pgoutput_fast.apply.sync`.
 
@@ -156,7 +155,7 @@ def sync(
     Raises
     ------
     PgOutputError, TypeError
-        As of :func:`pgoutput_fast.apply.sync`.
+        As in :func:`pgoutput_fast.apply.sync`.
     """
     engine = SparkEngine(spark, driver_bytes=driver_bytes, stage=stage)
     return sync_with(dsn, target=target, engine=engine, **options)
