@@ -1,8 +1,7 @@
-"""The change log: a directory that one capture writes, and any number of processes read.
+"""The change log: a directory that one capture writes and any number of processes read.
 
-`ChangeLog` is the door to it: `view` says what there is and what a reader reads next, `changes`
-decodes it. The package also has snapshots, the schema history, consumers, merging, retention and
-uploads. ``ChangeLog(path).consumer(name)`` is for programs that store changes themselves.
+A view lists the change log, a read plan says what to read next, and a `ChangeReader` decodes it.
+``ChangeLog(path).consumer(name)`` is for programs that store the changes themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["ChangeLog", "Position"]
 
 
 def __getattr__(name: str) -> Any:
-    # It needs pyarrow, which a stream without a change log does not.
+    # Import it on demand: it needs pyarrow, and a stream without a change log does not.
     if name == "ChangeLog":
         from .log import ChangeLog
 

@@ -1,7 +1,7 @@
-"""Consumers of a directory: what reads it, and how far each has come.
+"""The consumers of a change log: named readers, each with the position that it has reached.
 
-Segments and snapshots that a consumer still needs are not deleted. Each consumer is a file in the
-subdirectory `consumers`, which is written whole each time.
+The capture does not delete segments and snapshots that a consumer still needs. Each consumer is a
+small file in the subdirectory `consumers`, which is replaced whenever the position moves.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ CONSUMER_NAME = OptionKind(
     (str,), "a consumer's name: letters, digits, '_', '-' and '.'", str,
     lambda name: CONSUMERS.match(f"{name}.json") is not None, "NAME",
 )  # fmt: skip
-"""The name is a part of the names of files."""
+"""The name of a consumer. It is part of file names, so few characters are allowed."""
 
 
 class ConsumerState(NamedTuple):
-    """What a directory knows of a consumer.
+    """The stored state of a consumer.
 
-    Fields: name, position (`Position`), seen (seconds since 1970 when it last moved).
+    Fields: name; position (`Position`); seen (when the position was last stored, in seconds since
+    1970).
     """
 
     name: str
@@ -49,7 +50,7 @@ class ConsumerState(NamedTuple):
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep consumers from being added while segments are deleted, and the other way round."""
+    """Hold the lock that keeps adding a consumer and deleting segments apart."""
     path = CONSUMERS.make(directory)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -60,7 +61,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def consumers(directory: Path) -> list[ConsumerState]:
-    """All consumers of a directory, by name.
+    """Return all consumers of a change log.
 
     Raises
     ------
@@ -79,7 +80,7 @@ def consumers(directory: Path) -> list[ConsumerState]:
 
 
 def check_consumer_name(name: str) -> str:
-    """Return the name of a consumer, which is a part of the names of its files.
+    """Return the name of a consumer if it is allowed.
 
     Raises
     ------
@@ -91,26 +92,26 @@ def check_consumer_name(name: str) -> str:
 
 
 def claim_consumer(directory: Path, name: str, reader: str, advice: str = "") -> int:
-    """Keep others from reading as the same consumer.
+    """Lock a consumer, so that no other process reads under its name.
 
     Parameters
     ----------
     directory : pathlib.Path
     name : str
     reader : str
-        What reads, for errors, such as "sync".
+        The kind of reader for error texts, such as "sync".
     advice : str
-        What else to do, for the error that another one reads.
+        Further advice for the error that another process holds the lock.
 
     Returns
     -------
     int
-        As of `claim_directory`.
+        The file descriptor of the lock, as `claim_directory` returns it.
 
     Raises
     ------
     PgOutputError
-        The name is not allowed, another one reads, or the operating system refuses.
+        The name is not allowed, another process holds the lock, or the lock file can't be made.
     """
     lock = f".{check_consumer_name(name)}.lock"
     return claim_directory(
@@ -120,7 +121,7 @@ def claim_consumer(directory: Path, name: str, reader: str, advice: str = "") ->
 
 
 def _path(directory: Path, name: str) -> Path:
-    """The file of a consumer."""
+    """Return the path of a consumer's file."""
     return CONSUMERS.path(directory) / f"{check_consumer_name(name)}.json"
 
 
@@ -141,16 +142,16 @@ def _read(path: Path) -> ConsumerState:
 
 
 class Consumer:
-    """One reader of a directory, which remembers how far it has come.
+    """A named reader of a change log, with a stored position.
 
     Parameters
     ----------
     directory : path
     name : str
-        Letters, digits, ``_``, ``-`` and dots. A consumer of this name goes on where it was; a new
+        Letters, digits, ``_``, ``-`` and dots. An existing consumer resumes at its position; a new
         one begins with the newest snapshot of each table.
     position : Position, optional
-        Where a new one begins instead.
+        The position at which a new consumer begins instead.
 
     Attributes
     ----------
@@ -159,7 +160,8 @@ class Consumer:
     Raises
     ------
     PgOutputError
-        The name is not allowed, the directory can't be read, or what a new consumer needs is gone.
+        The name is not allowed, the directory can't be read, or changes that a new consumer needs
+        are deleted.
     """
 
     def __init__(
@@ -188,19 +190,20 @@ class Consumer:
             self._store(self.position)
 
     def plan(self, max_bytes: int | None = None) -> ReadPlan | None:
-        """Return what to read next, as :meth:`View.plan` does; None if nothing is left.
+        """Return what to read next, as :meth:`View.plan` does; None if there is nothing new.
 
-        The files stay until `advance`; earlier ones may be deleted at any time.
+        The capture keeps the files of the plan until you call `advance`. It may delete earlier
+        files at any time.
         """
         return view_of(self.directory).plan(self.position, max_bytes)
 
     def advance(self, position: Position) -> None:
-        """Store durably that everything before a position was taken.
+        """Store durably that the consumer does not need anything before a position any more.
 
         Raises
         ------
         PgOutputError
-            The disk refuses, or the consumer was removed meanwhile.
+            The file can't be written, or the consumer was removed meanwhile.
         """
         if not self._path.exists():
             raise PgOutputError(
@@ -225,12 +228,12 @@ class Consumer:
 
 
 def remove_consumer(directory: Path, name: str) -> None:
-    """Forget a consumer: nothing is kept for it any more.
+    """Remove a consumer, so that the capture keeps no files for it any more.
 
     Raises
     ------
     PgOutputError
-        There is none of this name, or it can't be one.
+        There is no consumer of this name, or the name is not allowed.
     """
     try:
         CONSUMERS.delete(directory, _path(directory, name).name)

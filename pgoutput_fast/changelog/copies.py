@@ -1,7 +1,7 @@
-"""Which tables have a snapshot in a directory, and which wait for one.
+"""The states of snapshots: which tables of a change log have one, and which wait for one.
 
-Each state is a small file in the subdirectory `tables`, and its name says all that a reader needs.
-So a reader lists names, and opens nothing.
+Each state is a small file in the subdirectory `tables`. The name of the file says all that a reader
+needs, so a reader lists the names and opens no file.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ _FORMS: dict[str, Any] = {
     "rows": int,
     "files": list[int],
 }
-"""The fields of a file, of which it has some. A table that is not known by name has no names."""
+"""The types of the fields of a state file. All are optional; `table` is empty without a name."""
 
 
 class Copy(NamedTuple):
-    """One copy of a table, or the order to make one.
+    """One snapshot of a table, in one of three states.
 
     Attributes
     ----------
     relation_id : int
     generation : int
-        1 for the table's first copy, 2 for the next one.
+        The number of the snapshot: 1 for the first one of the table, then 2, …
     first : bool
-        Whether nothing that came of the table before counts, as it was not in the directory.
+        Whether the table was not in the change log before this snapshot. Then changes of the table
+        before the first complete snapshot do not count.
     state : {"waiting", "snapshot", "gone"}
-        "gone" if there is none, as the table was dropped, or has left the publications.
+        "waiting": requested, or being made. "snapshot": complete. "gone": the table was dropped, or
+        has left the publications, so there is no snapshot.
     lsn : int
-        "snapshot": the consistent point; the rows are those of every transaction that was
-        committed before it. "waiting": where the directory ended when the copy was ordered. "gone":
-        nothing of the table was committed from there on that counts without a further copy.
+        "waiting": the end of the change log when the snapshot was requested. "snapshot": the
+        consistent point. The rows contain every transaction that was committed before it. "gone":
+        no later change of the table counts, unless a further snapshot comes.
     """
 
     relation_id: int
@@ -57,7 +59,7 @@ class Copy(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of the state file."""
         kind = "first" if self.first else "again"
         return (
             f"{self.relation_id:08X}-{self.generation:05d}-{kind}-{self.state}-{self.lsn:016X}.json"
@@ -65,7 +67,7 @@ class Copy(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Copy | None:
-        """The copy whose file has a name; None if it is the name of something else."""
+        """Parse the name of a state file; return None if the name has another form."""
         match = TABLES.match(name)
         if match is None:
             return None
@@ -74,9 +76,9 @@ class Copy(NamedTuple):
 
 
 class Void(NamedTuple):
-    """Changes of a table that never count.
+    """A range of a table's changes that never count.
 
-    Fields: start (LSN), end (the consistent point of the copy that comes next, or None).
+    Fields: start (an LSN); end (the consistent point of the next complete snapshot, or None).
     """
 
     start: int
@@ -84,32 +86,33 @@ class Void(NamedTuple):
 
 
 class TableState(NamedTuple):
-    """What a directory has of a table.
+    """The snapshots of one table in a change log.
 
     Attributes
     ----------
     copies : tuple of Copy
-        Oldest first.
+        All snapshots in any state, oldest first.
     """
 
     copies: tuple[Copy, ...]
 
     @property
     def held_from(self) -> int | None:
-        """The LSN from which on its changes wait for a copy; None: they do not wait."""
+        """The LSN from which on changes wait for the next snapshot; None if none is waiting."""
         last = self.copies[-1]
         return last.lsn if last.state == "waiting" else None
 
     @property
     def snapshots(self) -> tuple[Copy, ...]:
-        """The copies that are whole."""
+        """The complete snapshots."""
         return tuple(copy for copy in self.copies if copy.state == "snapshot")
 
     def void(self, lsn: int) -> Void | None:
-        """Where an LSN is in a stretch whose changes never count, or the next such stretch.
+        """Return the range of void changes that contains an LSN, or the next one; or None.
 
-        None if there is none. Where a table left while it waited for a copy, its changes do not go
-        together with what was known of it before: they count for nothing up to the next copy.
+        A table may be dropped, or leave the publications, while it waits for a snapshot. Then its
+        changes since the wait began do not continue its earlier rows. They are void: they do not
+        count, up to the next complete snapshot.
         """
         for index, copy in enumerate(self.copies[:-1]):
             if copy.state == "waiting":
@@ -121,7 +124,7 @@ class TableState(NamedTuple):
 
     @property
     def begins(self) -> int | None:
-        """Changes before this LSN do not count; None: none does."""
+        """The LSN from which on changes count; None if no change counts yet."""
         first = self.copies[0]
         if not first.first:
             return 0
@@ -129,12 +132,12 @@ class TableState(NamedTuple):
 
 
 class Tables:
-    """The states of tables in a directory, of which the caller is the only writer.
+    """Reads and writes the states of tables in a change log. Only one process may write them.
 
     Parameters
     ----------
     directory : pathlib.Path
-        That of the segments.
+        The directory of the change log.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -144,14 +147,14 @@ class Tables:
 
     @property
     def states(self) -> dict[int, TableState]:
-        """What `read` gave first, with all that was written here since, also by other threads."""
+        """The states from the first `read`, updated by each later write through this object."""
         if self._states is None:
             self._states = self.read()
         return self._states
 
     @property
     def waiting(self) -> dict[int, Copy]:
-        """The orders of the tables that wait, by relation id."""
+        """The snapshots that tables wait for, by relation id."""
         return {
             relation_id: state.copies[-1]
             for relation_id, state in self.states.copy().items()
@@ -159,12 +162,12 @@ class Tables:
         }
 
     def read(self) -> dict[int, TableState]:
-        """The state of each table that has one, by relation id.
+        """Read the state of each table from the file names; return them by relation id.
 
         Raises
         ------
         PgOutputError
-            The directory can't be read.
+            The folder can't be read.
         """
         found: dict[tuple[int, int], Copy] = {}
         try:
@@ -180,7 +183,7 @@ class Tables:
             if copy is None:
                 continue
             before = found.get(copy[:2])
-            # A kill can leave the order beside what came of it.
+            # A kill can leave the file of a waiting snapshot beside the one of its outcome.
             if before is None or before.state == "waiting":
                 found[copy[:2]] = copy
         states: dict[int, list[Copy]] = {}
@@ -189,12 +192,12 @@ class Tables:
         return {relation_id: TableState(tuple(copies)) for relation_id, copies in states.items()}
 
     def fields(self, copy: Copy) -> dict[str, object]:
-        """What is stored of a copy.
+        """Return the fields in a snapshot's state file.
 
         Raises
         ------
         PgOutputError
-            The file can't be read.
+            The file can't be read, or is malformed.
         """
         try:
             fields = json.loads(read_json_file(self._directory / copy.name))
@@ -210,12 +213,12 @@ class Tables:
         return found
 
     def types(self, copy: Copy) -> TypeRegistry | None:
-        """The types by which the server made the values of a copy; None if they are not stored.
+        """Return the user-defined types in force when a snapshot was made; None if not stored.
 
         Raises
         ------
         PgOutputError
-            The file can't be read, or has something else in their place.
+            The file can't be read, or its types are malformed.
         """
         stored = self.fields(copy).get("types")
         if stored is None:
@@ -230,35 +233,41 @@ class Tables:
         return unreadable(self._directory / copy.name, error, what)
 
     def wait(self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool) -> Copy:
-        """Order a copy: durable when this returns.
+        """Store durably that a table waits for a new snapshot.
 
-        It must be called before anything behind `lsn` becomes durable.
+        Call it before anything after `lsn` becomes durable. Otherwise readers would take changes
+        that have to wait.
 
         Parameters
         ----------
         relation_id : int
         lsn : int
-            Up to where everything is durable.
-        first : bool
-            As of `Copy`.
+            The LSN up to which everything is durable.
         fields : dict
-            What is stored of it.
+            The fields of the state file.
+        first : bool
+            As in `Copy`.
         """
         state = self.states.get(relation_id)
         generation = state.copies[-1].generation + 1 if state else 1
         return self._write(Copy(relation_id, generation, first, "waiting", lsn), fields)
 
     def finish(self, copy: Copy, lsn: int, fields: dict[str, object]) -> Copy:
-        """A copy is whole, with its files durable.
+        """Store that a snapshot is complete. Its files must be durable already.
 
         Parameters
         ----------
         copy : Copy
-            What was ordered.
+            The waiting snapshot.
         lsn : int
-            Its consistent point.
+            The consistent point of the snapshot.
         fields : dict
-            What is stored of it.
+            The fields of the state file.
+
+        Raises
+        ------
+        PgOutputError
+            The consistent point is not after the LSN at which the table began to wait.
         """
         if lsn <= copy.lsn:
             raise PgOutputError(
@@ -271,34 +280,34 @@ class Tables:
         return whole
 
     def clear(self) -> None:
-        """Forget all, in a directory in which no capture has begun.
+        """Delete all states of a directory in which no capture has begun.
 
         Raises
         ------
         OSError
-            The disk refuses.
+            A file can't be deleted.
         """
         for name in TABLES.names(self._of):
             TABLES.delete(self._of, name)
         self._states = None
 
     def leave(self, relation_id: int, lsn: int, fields: dict[str, object]) -> Copy:
-        """A table is gone; if it waits for a copy, there will be none.
+        """Store that a table was dropped or has left the publications. It waits no longer.
 
         Parameters
         ----------
         relation_id : int
         lsn : int
-            Nothing of it was committed from there on.
+            No change of the table was committed from this LSN on.
         fields : dict
-            What is stored of it.
+            The fields of the state file.
         """
         state = self.states.get(relation_id)
         generation = state.copies[-1].generation + 1 if state else 1
         return self._write(Copy(relation_id, generation, state is None, "gone", lsn), fields)
 
     def forget(self, relation_ids: Collection[int]) -> None:
-        """Delete the files of tables' states, that of a table's newest state last.
+        """Delete the state files of tables, the newest state of each table last.
 
         Parameters
         ----------
@@ -307,7 +316,7 @@ class Tables:
         Raises
         ------
         OSError
-            The disk refuses.
+            A file can't be deleted.
         """
         for name in TABLES.names(self._of):
             copy = Copy.named(name)

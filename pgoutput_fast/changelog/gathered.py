@@ -1,7 +1,7 @@
-"""What the layout indexes of all segments say, gathered in one file.
+"""One file, layouts.txt, that lists for each segment the tables with changes in it.
 
-So a reader of one table opens no file without its changes. The file can be deleted at any time:
-a reader opens the segments that it lacks, and the capture writes it anew.
+A reader of one table then opens only the segments with changes of this table. The file is a cache
+of the layout indexes. Without it, a reader opens the segments, and the capture writes it again.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..segments.reader import SegmentReader
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FEW = 100  # lines of files that are gone, which are not worth to write the file anew
+_FEW = 100  # so few lines of deleted segments are not worth a rewrite of the file
 
 
 class Gathered:
-    """The relation ids that segments have changes of.
+    """Reads the file, to say of which tables a segment has changes.
 
     Parameters
     ----------
     directory : pathlib.Path or None
-        None: files of several directories, which are opened.
+        The change log; None for segments of several directories, each of which is then opened.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -37,12 +37,12 @@ class Gathered:
         self._lines: dict[str, bytes] | None = None
 
     def relation_ids(self, path: Path) -> frozenset[int]:
-        """Return the tables of which a segment has changes or Truncates.
+        """Return the relation ids of the tables with changes or Truncates in a segment's file.
 
         Raises
         ------
         PgOutputError
-            The file has to be opened, and can't be read, or is damaged.
+            The segment had to be opened, and can't be read or is damaged.
         """
         if self._lines is None:
             self._lines = {} if self._directory is None else _lines(self._directory)
@@ -52,7 +52,7 @@ class Gathered:
 
 
 class Gatherer:
-    """Writes that file. The caller is the directory's only writer.
+    """Writes the file. The caller is the directory's only writer.
 
     Parameters
     ----------
@@ -64,16 +64,18 @@ class Gatherer:
         self._names = {*_lines(directory)}
 
     def gather(self) -> None:
-        """Add what the file lacks. What can't be read is left out; who reads it is told.
+        """Add a line for each new segment.
+
+        A segment that can't be read gets no line. Whoever reads the segment gets the error.
 
         Raises
         ------
         OSError
-            The disk refuses.
+            The file can't be written.
         """
         segments = listed(self._directory)
         if len(self._names) > 2 * len(segments) + _FEW:
-            # Most are of segments that were merged or deleted.
+            # Most lines belong to segments that were merged or deleted: write the file again.
             kept = {segment.name for segment in segments} & self._names
             lines = _lines(self._directory)
             content = [f"\n{lines[name].decode()}" for name in kept & lines.keys()]
@@ -81,7 +83,8 @@ class Gatherer:
             self._names = kept
         new = [segment.path for segment in segments if segment.name not in self._names]
         if new:
-            # Not synced: a line that a crash cuts short has another checksum. It gets its end here.
+            # Not synced: if a crash cuts a line short, its checksum is wrong. Each new line begins
+            # with a line feed, which also ends such a line.
             with (self._directory / LAYOUTS_NAME).open("ab") as file:
                 for path in new:
                     with contextlib.suppress(PgOutputError):
@@ -90,7 +93,7 @@ class Gatherer:
 
 
 def _lines(directory: Path) -> dict[str, bytes]:
-    """Return the sound lines of the file by the names of segments; none if it is not there."""
+    """Return the lines with a right checksum, by segment name; empty without the file."""
     try:
         content = (directory / LAYOUTS_NAME).read_bytes()
     except FileNotFoundError:
@@ -111,7 +114,7 @@ def _line(path: Path) -> bytes:
 
 
 def _parsed(line: bytes, path: Path) -> frozenset[int] | None:
-    """Return what a line says of a file; None if it is of another file."""
+    """Return the relation ids in a line; None if size or time of the segment differ."""
     size, modified, relation_ids = json.loads(line.split(b" ", 2)[2])
     stat = path.stat()
     is_same = (stat.st_size, stat.st_mtime_ns) == (size, modified)

@@ -1,4 +1,4 @@
-"""Which tables a directory knows, by name."""
+"""The names of the tables in a change log."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
-    """Namespace and name of each table that is there, by relation id.
+    """Return namespace and name of each table in a change log, by relation id.
 
-    Those that were copied, or wait for a copy, and those that the newest segment announces.
+    These are the tables that have a snapshot or wait for one, and those with a Relation in the
+    newest segment.
 
     Raises
     ------
     PgOutputError
-        The directory, or the segment, can't be read.
+        The directory, or the newest segment, can't be read.
     """
     found: dict[int, tuple[str, str]] = {}
     tables = Tables(directory)
@@ -41,7 +42,7 @@ def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
 
 
 def announced_tables(path: Path) -> dict[int, tuple[str, str]]:
-    """Return the tables that a segment announces, in the order of their last announcements."""
+    """Return the tables with a Relation in a segment, in the order of their last Relations."""
     found: dict[int, tuple[str, str]] = {}
     with SegmentReader(path) as reader:
         encoding = python_encoding(reader.metadata.encoding)
@@ -57,9 +58,10 @@ def announced_tables(path: Path) -> dict[int, tuple[str, str]]:
 
 
 def how_to_copy(directory: Path, relation_ids: Iterable[int]) -> str:
-    """What to do where tables have to be copied again, for errors: it names them.
+    """Return the advice for errors how to get new snapshots of tables.
 
-    Where files were given in place of a directory, nothing is known of that.
+    It has the command with the tables' names. If the reader was given files instead of a directory,
+    the advice is general, because nothing else is known.
     """
     if not directory.is_dir():
         return "have them copied again"

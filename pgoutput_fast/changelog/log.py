@@ -1,4 +1,4 @@
-"""A change log: the one door to what is read of it."""
+"""The public entry to a change log, for everything that reads it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from .view import View
 
 _T = TypeVar("_T")
-_SETTLED = 1_000_000_000  # nanoseconds
+_SETTLED = 1_000_000_000  # nanoseconds; a younger modification time may miss a later change
 
 
 class ChangeLog:
-    """A directory that a capture writes.
+    """A change log: the directory that a capture writes.
 
-    Its methods read a folder again only if the folder's modification time has changed, or is less
-    than a second old.
+    The methods keep their last listing. They read the directory again only if the modification time
+    of a folder has changed, or is less than a second old.
 
     Parameters
     ----------
@@ -55,27 +55,27 @@ class ChangeLog:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a capture has begun there."""
+        """Whether a capture has begun in the directory."""
         return has_begun(self.directory)
 
     def view(self) -> View:
-        """Return what there is to read now.
+        """Return a view: an immutable listing of the change log as it is now.
 
         Raises
         ------
         PgOutputError
-            No capture has begun there, or files can't be read, are damaged, or do not belong
-            together.
+            No capture has begun in the directory, or files can't be read, are damaged, or come from
+            different slots.
         """
         return self._view.get()
 
     def history(self) -> History | None:
-        """Return the schema history; None if there is none.
+        """Return the schema history; None if the change log has none.
 
         Raises
         ------
         PgOutputError
-            It can't be read, or is damaged.
+            The schema history can't be read, or is damaged.
         """
         return self._history.get()
 
@@ -89,28 +89,29 @@ class ChangeLog:
         target: Literal["arrow", "portable", "spark"] = "arrow",
         history: HistoryPolicy = "newer",
     ) -> LogConsumer:
-        """Return a consumer that reads what is in the change log now and what comes later.
+        """Return a consumer, which reads the changes in the change log and waits for later ones.
 
         Parameters
         ----------
         name : str
-            Letters, digits, ``_``, ``-`` and dots. A consumer of this name goes on where it was; a
+            Letters, digits, ``_``, ``-`` and dots. An existing consumer resumes at its position; a
             new one begins with the newest snapshot of each table.
         position : Position, optional
-            Where to go on instead: the position that you stored with the last changes.
+            Resume here instead: the position that you stored with the last changes.
         tables : sequence of str, optional
-            Patterns of the tables, as ``schema.name``; by default all.
+            Patterns of the tables to read, as ``schema.name``; by default all tables.
         policies : Policies, optional
+            What to do with values that a column can't hold.
         target : {"arrow", "portable", "spark"}
             The types of columns: see docs/reference/types.md.
         history : {"newer", "older", "error"}
-            As of `SyncOptions`.
+            As in `SyncOptions`.
 
         Raises
         ------
         PgOutputError
-            The name is not allowed, another process reads under this name, the change log can't be
-            read, or changes that a new consumer needs are deleted.
+            The name is not allowed. Another process reads under this name. The change log can't be
+            read. Changes that a new consumer needs are deleted.
         """
         require_pyarrow()
         from .log_consumer import LogConsumer
@@ -122,7 +123,7 @@ class ChangeLog:
 
 
 class _Cached(Generic[_T]):
-    """What was made of a directory, as long as none of some folders changes."""
+    """Caches a value computed from a directory until one of the given folders changes."""
 
     def __init__(
         self, directory: Path, folders: tuple[Folder, ...], make: Callable[[Path], _T]
@@ -145,7 +146,7 @@ def _history_of(directory: Path) -> History | None:
 
 
 def _modified(path: Path) -> int:
-    """Return when a folder was modified, in nanoseconds; 0: it is not there."""
+    """Return a folder's modification time in nanoseconds; 0 if the folder does not exist."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:

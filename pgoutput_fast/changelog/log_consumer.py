@@ -1,4 +1,4 @@
-"""A consumer of a change log for programs that store changes themselves."""
+"""The consumer of a change log for programs that store changes themselves."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from .read_plan import Position, ReadPlan
     from .view import View
 
-_POLL = 0.1  # seconds between two looks at a change log that nothing has come to
+_POLL = 0.1  # seconds between two polls of a change log without new changes
 
 
 class NextChanges:
-    """Whole transactions, and snapshots of tables; iterate to get their changes by table.
+    """Changes of whole transactions and snapshots. Iterate to get a batch for each table.
 
     Attributes
     ----------
     position : Position
-        The consumer's position once it has stored these changes. ``position.to_json()`` is text to
-        store with them.
+        The consumer's position after these changes. Store ``position.to_json()`` together with
+        them.
     """
 
     def __init__(self, view: View, plan: ReadPlan, reader: ChangeReader) -> None:
@@ -45,12 +45,12 @@ class NextChanges:
         self.position: Position = plan.after
 
     def __iter__(self) -> Iterator[tuple[ChangeBatch, pa.RecordBatch]]:
-        """Yield each batch of changes, and its columns.
+        """Yield each batch of changes, and its record batch.
 
-        ``changes.relation`` of the batch says which table it is. The columns are those of
-        docs/reference/change-columns.md. A snapshot is a Truncate, and then its rows with
-        the operation "read". The changes of a table come in the order of the stream, and
-        ``(commit_lsn, seq)`` orders those of all tables.
+        ``changes.relation`` names the table of a batch. docs/reference/change-columns.md lists the
+        columns of the record batch. A snapshot is a Truncate and then rows with the operation
+        "read". The changes of one table come in the order of the stream. ``(commit_lsn, seq)``
+        orders the changes of all tables.
 
         Raises
         ------
@@ -63,9 +63,9 @@ class NextChanges:
 
 
 class LogConsumer:
-    """Reads a change log under a name; a context manager. `ChangeLog.consumer` makes it.
+    """Reads a change log under a name. `ChangeLog.consumer` creates it; it is a context manager.
 
-    The change log keeps what the consumer has not read yet: see docs/how-to/capture.md.
+    The change log keeps all changes that the consumer has not read yet: see docs/how-to/capture.md.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LogConsumer:
             "policies": policies or Policies(), "target": target, "tables": tables,
             "on_error": "raise", "max_bytes": 16 << 20,
         }  # fmt: skip
-        ColumnarDecoder(**self._decoding)  # refuses wrong arguments
+        ColumnarDecoder(**self._decoding)  # to refuse wrong arguments now
         self._consumer = Consumer(directory, name, position)
         self._lock: int | None = claim_consumer(directory, name, "consumer")
         if position is not None:
@@ -99,28 +99,28 @@ class LogConsumer:
         self.close()
 
     def close(self) -> None:
-        """Let another process read under the name."""
+        """Release the name, so that another process can read under it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @property
     def position(self) -> Position:
-        """The position before which the consumer has stored everything."""
+        """The consumer's position: it has stored everything before."""
         return self._consumer.position
 
     def next(self, max_bytes: int = 64 << 20) -> NextChanges | None:
-        """Return what comes behind the position; None if nothing is there yet.
+        """Return the next changes after the position; None if there are none yet.
 
         Parameters
         ----------
         max_bytes : int
-            Approximate limit, in bytes of files. A transaction is not cut.
+            Approximate limit, in bytes of files. A transaction is never split.
 
         Raises
         ------
         PgOutputError
-            The change log can't be read, ends before the position, or lacks changes behind it.
+            The change log can't be read, ends before the position, or lacks changes after it.
         """
         view, position = self._view(), self._consumer.position
         if position.lsn > view.end:
@@ -140,9 +140,9 @@ class LogConsumer:
     def follow(
         self, stop: threading.Event | None = None, max_bytes: int = 64 << 20
     ) -> Iterator[NextChanges]:
-        """Yield what comes, and wait for more, until `stop` is set.
+        """Yield the next changes, and wait for more, until `stop` is set.
 
-        Call `advance` before the next iteration, else the same changes come again.
+        Call `advance` before the next iteration. Otherwise the same changes come again.
         """
         while stop is None or not stop.is_set():
             found = self.next(max_bytes)
@@ -154,11 +154,11 @@ class LogConsumer:
                 stop.wait(_POLL)
 
     def advance(self, position: Position) -> None:
-        """Say that everything before a position is stored; the change log may delete it.
+        """Store that you have everything before a position; the change log may then delete it.
 
         Raises
         ------
         PgOutputError
-            The disk refuses, or the consumer was removed meanwhile.
+            The position can't be written, or the consumer was removed meanwhile.
         """
         self._consumer.advance(position)

@@ -1,4 +1,4 @@
-"""Merge small segments that follow each other into one."""
+"""Merge small consecutive segments into larger ones."""
 
 from __future__ import annotations
 
@@ -20,28 +20,33 @@ if TYPE_CHECKING:
     from ..segments import Segment, SegmentMetadata
 
 FAN = 16
-"""So many segments that are about as large as each other become one."""
-_SMALLEST = 4096  # bytes: smaller ones count as being as large
+"""This many segments of one class of size are merged into one."""
+_SMALLEST = 4096  # bytes; a smaller segment counts as this large
 
 
 def mergeable(
     sizes: Sequence[int], most: int, begins: Container[int] = (), start: int = 0
 ) -> tuple[int, int] | None:
-    """The first stretch of segments to merge, as its first index and the one behind its last.
+    """Return the first `FAN` consecutive segments to merge: first index, and index after the last.
 
-    They are of one class: each is at most `FAN` times as large as the smallest may be. So a frame
-    is copied once for each class, however long a directory grows.
+    The segments belong to one class of size: up to 64 KiB, up to 1 MiB, up to 16 MiB, … Therefore
+    merging copies each frame at most once for each class, however long a change log grows.
 
     Parameters
     ----------
     sizes : sequence of int
-        Bytes of the segments in their order; 0 for those that can't be merged.
+        Bytes of the segments in order; 0 for a segment that can't be merged.
     most : int
-        Bytes that a merged one may have.
+        The most bytes of a merged segment.
     begins : container of int
-        Where segments begin that do not go into one file with those before.
+        Indices of segments that can't share a file with the segment before.
     start : int
-        The index from which on it is looked for.
+        The index at which to begin the search.
+
+    Returns
+    -------
+    (int, int) or None
+        None if there is nothing to merge.
     """
     first, before = start, -1
     for index in range(start, len(sizes)):
@@ -52,27 +57,27 @@ def mergeable(
         if kind >= 0 and index + 1 - first == FAN:
             if sum(sizes[first : index + 1]) <= most:
                 return first, index + 1
-            before = -1  # large enough
+            before = -1  # together they are larger than `most`
     return None
 
 
 def merges(directory: Path, most: int, options: Any = None) -> Iterator[Segment]:
-    """Merge stretches of small segments, one at each step; the files that they cover stay.
+    """Merge small segments, one merge for each iteration. The original files stay.
 
-    The directory is listed once, so that a step costs the same however many segments there are.
-    The caller is the directory's only writer, and deletes no segments during a step.
+    The directory is listed only once. So the cost of a merge does not depend on the number of
+    segments. The caller is the directory's only writer, and deletes no segments during a merge.
 
     Parameters
     ----------
     directory : pathlib.Path
     most : int
-        Bytes that a merged one may have.
+        The most bytes of a merged segment.
     options : pyarrow.ipc.IpcWriteOptions, optional
 
     Yields
     ------
     Segment
-        The new one.
+        The merged segment.
     """
     groups, _ = present(directory)
     segments = [group.parts[0] for group in groups]
@@ -83,7 +88,7 @@ def merges(directory: Path, most: int, options: Any = None) -> Iterator[Segment]
         first, end = found
         merged = segments[first:end]
         if merged[0].end_lsn <= begin_of(directory):
-            return  # it was deleted since
+            return  # retention deleted the segments between two merges
         other = _other_session([one.path for one in merged])
         if other is not None:
             begins.add(first + other)
@@ -97,15 +102,16 @@ def merges(directory: Path, most: int, options: Any = None) -> Iterator[Segment]
         segments[first:end], sizes[first:end] = [made], [path.stat().st_size]
         gone = end - first - 1
         begins = {at if at <= first else at - gone for at in begins if not first < at < end}
-        # With those before it may be a stretch of the next class.
+        # The merged segment may complete `FAN` segments of the next class with those before it.
         start = max(0, first - FAN)
         yield made
 
 
 def _other_session(paths: Sequence[Path]) -> int | None:
-    """The first file whose frames are to be read otherwise than those before; None: there is none.
+    """Return the index of the first file from another kind of session; None if there is none.
 
-    A file says once for all of its frames in which form they are.
+    A file has one description of a session for all its frames. So sessions whose frames decode
+    differently can't share a file.
     """
     first: SegmentMetadata | None = None
     for number, path in enumerate(paths):
@@ -117,9 +123,10 @@ def _other_session(paths: Sequence[Path]) -> int | None:
 
 
 def delete_covered(directory: Path, grace: float) -> int:
-    """Delete files that a merged one covers, once it is `grace` seconds old; their number.
+    """Delete the files that merged segments cover; return their number.
 
-    Readers that have listed the directory before still find them until then.
+    A file is deleted once the merged segment is `grace` seconds old. Until then, readers that have
+    listed the directory before the merge still find it.
     """
     count = 0
     now = time.time()

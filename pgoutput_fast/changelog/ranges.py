@@ -1,4 +1,4 @@
-"""Which changes and errors of a directory's files count, as its reading says."""
+"""Which decoded changes and errors lie in the commit ranges of a read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
-    """Those of a table's decoded changes that count, as a record batch of pyarrow."""
+    """Return the changes in the commit range of the read, as a record batch of pyarrow."""
     read = chunk.read
     if read.snapshot is not None:
         return _read(changes, chunk)
@@ -32,9 +32,10 @@ def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
 
 
 def given_lsns(chunk: Chunk) -> Any:
-    """The LSNs for the decoder, as an array; of rows of a snapshot, `seq` is given in their place.
+    """Return the LSN of each frame for the decoder, as an array.
 
-    So each row gets its own, also if others are refused.
+    For rows of a snapshot, it is `seq` instead. So each row keeps its own `seq`, even if the
+    decoder refuses other rows; `_read` moves the value to the column `seq`.
     """
     if chunk.read.snapshot is None:
         return chunk.lsns
@@ -42,8 +43,8 @@ def given_lsns(chunk: Chunk) -> Any:
 
 
 def _read(changes: ChangeBatch, chunk: Chunk) -> Any:
-    """The rows of a snapshot. They were read, not inserted; `given_lsns` gave the LSNs."""
-    # Of the last frame, as those that announce the table have none.
+    """Return the rows of a snapshot with the operation "read", and with `seq` from the LSNs."""
+    # Take the values of the last frame: Type and Relation frames have none.
     commit_lsn, commit_time = (
         chunk.beside.column(name)[-1].as_py() for name in ("commit_lsn", "commit_time")
     )
@@ -55,7 +56,7 @@ def _read(changes: ChangeBatch, chunk: Chunk) -> Any:
 
 
 def _within(lsns: Any, start: int, end: int) -> Any:
-    """Whether each LSN of a commit lies from `start` on and before `end`."""
+    """Return for each commit LSN whether it is at least `start` and less than `end`."""
     return pc.and_(
         pc.greater_equal(lsns, pa.scalar(start, pa.uint64())),
         pc.less(lsns, pa.scalar(end, pa.uint64())),
@@ -63,7 +64,7 @@ def _within(lsns: Any, start: int, end: int) -> Any:
 
 
 def _event_counts(chunk: Chunk, bad: BadFrame) -> bool:
-    """Whether a frame that is no row was not read before and is not left out."""
+    """Return whether a refused frame that is no row lies in the range of the read."""
     read = chunk.read
     if read.again:
         return False
@@ -71,13 +72,13 @@ def _event_counts(chunk: Chunk, bad: BadFrame) -> bool:
     commit_lsn: int | None = chunk.beside.column("commit_lsn")[bad.frame].as_py()
     if commit_lsn is not None:
         return start <= commit_lsn < end
-    # A message outside of a transaction lies before its LSN, which is where its record ends.
+    # A message outside of a transaction has the LSN at which its record ends.
     is_announcement = bool(bad.data) and bad.data[0] in ANNOUNCEMENTS
     return is_announcement or start < int(chunk.lsns[bad.frame]) <= end
 
 
 def frame_counts(chunk: Chunk, bad: BadFrame) -> bool:
-    """Whether a frame that was refused counts."""
+    """Return whether a refused frame lies in the range of the read, so that its error counts."""
     read = chunk.read
     if read.snapshot is not None:
         return True

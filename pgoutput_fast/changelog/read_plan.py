@@ -1,7 +1,7 @@
-"""What a reader reads next: which stretch of each table, in which order, and where it then is.
+"""Plan what a reader reads next: the range of each table, the order of the reads, and their end.
 
-Rules without a disk. A consumer has a position, up to where it has read everything, but for tables
-that are elsewhere: a table that waits for a snapshot is held back where it began to wait.
+The rules need no disk. A consumer has one position for all tables, with exceptions: a table that
+waits for a snapshot keeps the position at which it began to wait.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Position(NamedTuple):
     Attributes
     ----------
     lsn : int
-        The consumer has everything that was committed before this LSN, except in `tables`.
+        The consumer has everything that was committed before this LSN, except for `tables`.
     tables : dict of int to int
-        Relation id to LSN, for tables that have another position.
+        Relation id to LSN, for tables with another position.
     """
 
     lsn: int
     tables: dict[int, int]
 
     def of(self, relation_id: int) -> int:
-        """The LSN for one table."""
+        """Return the LSN of one table."""
         return self.tables.get(relation_id, self.lsn)
 
     @property
     def least(self) -> int:
-        """The least LSN of all tables: nothing before it is read again."""
+        """The least LSN of all tables: the consumer needs nothing before it."""
         return min(self.lsn, *self.tables.values()) if self.tables else self.lsn
 
     def fields(self) -> dict[str, Any]:
@@ -54,12 +54,12 @@ class Position(NamedTuple):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Position:
-        """Return a position from the result of `fields`; another form raises Python's errors."""
+        """Return the position that `fields` wrote; raise one of `MALFORMED` for another object."""
         tables = {int(key): parse_lsn(lsn) for key, lsn in fields["tables"].items()}
         return cls(parse_lsn(fields["position"]), tables)
 
     def to_json(self) -> str:
-        """Return it as text, to be stored."""
+        """Return the position as text to store."""
         return json.dumps(self.fields())
 
     @classmethod
@@ -69,7 +69,7 @@ class Position(NamedTuple):
         Raises
         ------
         PgOutputError
-            The text is of another form.
+            The text is not a position.
         """
         try:
             return cls.of_fields(json.loads(text))
@@ -78,16 +78,17 @@ class Position(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What is to be read of a table: what was committed from `start` on, and before `end`.
+    """The range to read of one table: its commits from `start` on and before `end`.
 
     Attributes
     ----------
     start, end : int
+        Commit LSNs.
     begins : int or None
-        Changes before this LSN are left out, as a snapshot has them; None: all are left out.
+        Leave out changes before this LSN, because a snapshot contains them; None: leave out all.
     snapshots : tuple of Copy
-        Snapshots in the stretch. Each is read behind the changes before its LSN, and before those
-        from there on, as ``(lsn - 1, …)``: first a Truncate, then the rows.
+        The snapshots to read in this range. Each comes after the changes before its LSN, and before
+        the changes from its LSN on: first a Truncate, then the rows, all with commit LSN `lsn` - 1.
     """
 
     start: int
@@ -97,22 +98,23 @@ class Stretch(NamedTuple):
 
     @property
     def window(self) -> _Range:
-        """The changes that count: from the first commit LSN to before the second one."""
+        """The range of changes that count: from the first commit LSN to before the second."""
         if self.begins is None:
             return _EMPTY
         return max(self.start, self.begins), self.end
 
 
 class Reading(NamedTuple):
-    """What a consumer reads next.
+    """The range to read next of each table.
 
     Attributes
     ----------
     rest : Stretch
-        Of each table that is not in `tables`.
+        The range of every table that is not in `tables`.
     tables : dict of int to Stretch
+        By relation id.
     after : Position
-        Where the consumer is when it has read all.
+        The consumer's position after these ranges.
     """
 
     rest: Stretch
@@ -120,33 +122,33 @@ class Reading(NamedTuple):
     after: Position
 
     def of(self, relation_id: int) -> Stretch:
-        """The stretch of one table."""
+        """Return the range of one table."""
         return self.tables.get(relation_id, self.rest)
 
     @property
     def start(self) -> int:
-        """The least LSN that has to be read."""
+        """The least start of all ranges that are not empty."""
         stretches = [one for one in (self.rest, *self.tables.values()) if one.start < one.end]
         return min((one.start for one in stretches), default=self.rest.end)
 
     @property
     def end(self) -> int:
-        """The LSN before which all lies that has to be read."""
+        """The greatest end of the ranges in `tables` that are not empty."""
         stretches = [one for one in self.tables.values() if one.start < one.end]
         return max((one.end for one in stretches), default=self.rest.end)
 
 
 def next_reading(position: Position, states: Mapping[int, TableState], end: int) -> Reading:
-    """What to read from a position on, up to where the directory ends.
+    """Return the ranges to read from a position up to the end of the change log.
 
     Parameters
     ----------
     position : Position
     states : mapping of int to TableState
-        What `Tables.read` gave **after** `end` was found: a table is marked before anything is
-        durable that must wait for its snapshot.
+        The result of `Tables.read`, read **after** `end`. A capture stores that a table waits for a
+        snapshot before it writes changes that have to wait, so these states cover all of them.
     end : int
-        Up to where everything is durable.
+        The LSN up to which everything is durable.
     """
     end = max(end, position.lsn)
     tables, elsewhere = {}, {}
@@ -160,7 +162,7 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
             if state.held_from is not None:
                 stop = max(start, min(stop, state.held_from))
             elif state.snapshots and state.snapshots[-1].lsn > end:
-                # What was held back until the copy was made is read together with it.
+                # The snapshot is beyond the end: read the held-back changes together with it later.
                 stop = start
             begins, void = state.begins, state.void(start)
             if void is not None and void.start <= start:
@@ -178,17 +180,17 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
 def restricted(
     reading: Reading, position: Position, paused: Collection[int], table: int | None
 ) -> Reading:
-    """Return a reading without paused tables, or of one table; the others stay where they are.
+    """Leave paused tables out of a reading, or all tables but one. They keep their positions.
 
     Parameters
     ----------
     reading : Reading
-        What `next_reading` gave for the position.
+        The result of `next_reading` for the position.
     position : Position
     paused : collection of int
-        Relation ids of tables of which nothing is read.
+        Relation ids of tables to leave out.
     table : int or None
-        The relation id of the table of which alone something is read.
+        The relation id of the only table to read.
     """
     rest, after = reading.rest, reading.after
     left_out = set(paused)
@@ -205,12 +207,12 @@ def restricted(
 
 
 def clipped(reading: Reading, until: Position) -> Reading:
-    """What of a reading comes before a position, at which an earlier reading ended.
+    """Cut the ranges of a reading off at the position at which an earlier reading ended.
 
     Parameters
     ----------
     reading : Reading
-        What `next_reading` gave up to ``until.lsn``.
+        The result of `next_reading` with the end ``until.lsn``.
     until : Position
     """
     tables = {}
@@ -223,15 +225,16 @@ def clipped(reading: Reading, until: Position) -> Reading:
 
 
 def first_position(states: Mapping[int, TableState], begin: int) -> Position:
-    """Where a new consumer begins: each table at its newest snapshot.
+    """Return the position of a new consumer: each table at its newest snapshot.
 
-    A table that is gone is read as long as everything since its snapshot is there.
+    The consumer also reads a table that was dropped or has left the publications, as long as all
+    changes since the table's newest snapshot are still there.
 
     Parameters
     ----------
     states : mapping of int to TableState
     begin : int
-        Where the first segment begins.
+        The LSN at which the first segment begins.
     """
     tables = {}
     for relation_id, state in states.items():
@@ -247,27 +250,28 @@ def first_position(states: Mapping[int, TableState], begin: int) -> Position:
 
 
 def lacking(position: Position, states: Mapping[int, TableState], begin: int) -> list[int]:
-    """Tables of which something that a consumer needs is gone, by relation id.
+    """Return the relation ids of tables whose changes a consumer needs and the log has deleted.
 
     Parameters
     ----------
     position : Position
     states : mapping of int to TableState
     begin : int
-        Where the first segment begins that is still there.
+        The LSN at which the first segment begins.
     """
     found = []
     for relation_id in states.keys() | position.tables.keys():
         start = position.of(relation_id)
         state = states.get(relation_id)
         waits = [copy.lsn for copy in state.snapshots if copy.lsn - 1 >= start] if state else []
-        # What comes before its next snapshot is voided by it; without one, nothing counts.
+        # The next snapshot replaces all changes before it. While a table waits for its snapshot, or
+        # has never had one, no change counts.
         if state is not None and (state.held_from is not None or state.begins is None):
             continue
         void = state.void(start) if state is not None else None
         if void is not None and void.start <= start and void.end is None:
             continue
-        # Nothing comes of a table that is gone.
+        # A table that was dropped or has left the publications has no further changes.
         last = state.copies[-1] if state is not None else None
         if last is not None and last.state == "gone" and start >= last.lsn:
             continue
@@ -277,22 +281,23 @@ def lacking(position: Position, states: Mapping[int, TableState], begin: int) ->
 
 
 class Read(NamedTuple):
-    """Files that are read together: a segment with its parts, or one file of a snapshot.
+    """One read: all parts of a segment, or one file of a snapshot, with the changes to take.
 
     Attributes
     ----------
     files : tuple of pathlib.Path
-        In their order, as one stream.
+        The files in order. Together they are one stream.
     size : int
         Bytes of the files.
     snapshot : Copy or None
-        The snapshot whose rows they are. All of them are read.
+        The snapshot to which the file belongs. All of its rows are read.
     ranges : mapping of int to (int, int)
-        For relation ids: which changes are read, from the first commit LSN to before the second.
+        For each relation id, the changes to read: from the first commit LSN to before the second.
     others : (int, int)
-        The same for all other tables.
+        The changes to read of all other tables.
     again : bool
-        Whether an earlier read had the same segment: what belongs to no table was read then.
+        Whether an earlier read of the plan has the same segment. That read has the frames that
+        belong to no table.
     """
 
     files: tuple[Path, ...]
@@ -303,24 +308,24 @@ class Read(NamedTuple):
     again: bool = False
 
     def range_of(self, relation_id: int) -> _Range:
-        """Return which changes of a table are read, as of `ranges`."""
+        """Return the range of a table's changes to read, in the form of `ranges`."""
         return self.ranges.get(relation_id, self.others)
 
     def has_any(self, start: int, end: int) -> bool:
-        """Return whether anything is read of a segment from `start` to `end`."""
+        """Return whether the read takes any change of a segment from `start` to `end`."""
         ranges = self.ranges.values() if self.again else (self.others, *self.ranges.values())
         return any(first < last and first < end and start < last for first, last in ranges)
 
 
 class ReadPlan(NamedTuple):
-    """What a reader reads next.
+    """The reads that lie between two positions.
 
     Attributes
     ----------
     reads : list of Read
-        So that each table's changes come in their order.
+        In an order that keeps the changes of each table in order.
     after : Position
-        Where the reader is behind them.
+        The reader's position after these reads.
     """
 
     reads: list[Read]
@@ -332,14 +337,14 @@ class ReadPlan(NamedTuple):
         return sum(read.size for read in self.reads)
 
     def of_table(self, relation_id: int) -> list[Read]:
-        """Return the reads that have something of one table, each with one file."""
+        """Return the reads that one table needs, each with a single file."""
         found = []
         for read in self.reads:
             if read.snapshot is not None and read.snapshot.relation_id != relation_id:
                 continue
             first, last = read.range_of(relation_id)
             if read.snapshot is not None or first < last:
-                # Parts are about as large as each other.
+                # The parts of a segment have about the same size.
                 one = read._replace(
                     size=read.size // len(read.files), ranges={relation_id: (first, last)}
                 )
@@ -352,11 +357,14 @@ def ordered_reads(
     segments: Iterable[Sequence[Segment]],
     files: Callable[[Copy], Sequence[Path]],
 ) -> Iterator[list[Read]]:
-    """Yield the reads of a reading, so that each table's changes come in their order.
+    """Yield the reads of a reading in an order that keeps each table's changes in order.
 
-    A segment within which a table got a snapshot comes twice: first its other tables, and the
-    changes before the snapshot; then the snapshot; then the changes behind it. What is yielded
-    together can't be parted. The sizes of files are left 0. Of a segment may be nothing to read.
+    If a table's snapshot lies within a segment, the segment is read twice. The first read takes the
+    other tables, and the table's changes before the snapshot. Then come the snapshot and a second
+    read, which takes the table's changes after the snapshot.
+
+    Reads that are yielded together may not be separated. Their sizes are 0. A read of a segment may
+    turn out to be empty.
 
     Parameters
     ----------
@@ -386,7 +394,7 @@ def ordered_reads(
         for copy in inside:
             ends.setdefault(copy.relation_id, copy.lsn)
         ranges = {
-            # Where everything before a snapshot was read, the snapshot comes next.
+            # If the table's changes before the snapshot are read already, the snapshot comes next.
             oid: _EMPTY
             if oid in ends and first >= ends[oid] - 1
             else (first, min(last, ends.get(oid, last)))
@@ -404,15 +412,15 @@ def ordered_reads(
 
 
 def cut(reading: Reading, position: Position, end: int, snapshots: Collection[Copy]) -> Position:
-    """Return where a reader is that has read only the first part of a reading.
+    """Return the position of a reader that has read only the first reads of a reading.
 
     Parameters
     ----------
     reading : Reading
-        What `next_reading` gave for the position.
+        The result of `next_reading` for the position.
     position : Position
     end : int
-        The end LSN of the last segment that was read; 0: none was.
+        The end LSN of the last segment that was read; 0 if none was.
     snapshots : collection of Copy
         The snapshots that were read.
     """

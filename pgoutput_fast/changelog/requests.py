@@ -1,4 +1,4 @@
-"""Orders to a capture to copy a table again, from processes that do not hold its directory."""
+"""Requests for a new snapshot of a table, from other processes to the capture."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """An order to copy a table again.
+    """A request for a new snapshot of a table.
 
-    Fields: table (namespace and name), why (who asks, and for which reason).
+    Fields: table (namespace and name); why (who asks, and for which reason).
     """
 
     table: list[str]
@@ -26,21 +26,21 @@ class Request(NamedTuple):
 
 
 def request_copy(directory: Path, relation_id: int, table: Sequence[str], why: str) -> None:
-    """Ask the capture of a directory to copy a table again.
+    """Request a new snapshot of a table from the capture of a change log.
 
     Parameters
     ----------
     directory : pathlib.Path
     relation_id : int
     table : sequence of str
-        Its namespace and name, for people.
+        Namespace and name of the table. They are shown to people; the relation id decides.
     why : str
-        Who asks, and for which reason, for the log of the capture.
+        Who asks, and for which reason. The capture logs this text.
 
     Raises
     ------
     PgOutputError
-        The disk refuses.
+        The request can't be written.
     """
     path = REQUESTS.path(directory)
     try:
@@ -54,12 +54,12 @@ def request_copy(directory: Path, relation_id: int, table: Sequence[str], why: s
 
 
 def requested(directory: Path) -> dict[int, Request]:
-    """Return the orders to copy tables again, by relation id.
+    """Return the open requests for snapshots, by relation id.
 
     Raises
     ------
     PgOutputError
-        They can't be read.
+        The requests can't be read.
     """
     path = REQUESTS.path(directory)
     found: dict[int, Request] = {}
@@ -78,7 +78,7 @@ def requested(directory: Path) -> dict[int, Request]:
                 raise ValueError("table is no schema and name")
             found[relation_id] = Request(table, of_form(fields["why"], str, "why"))
         except FileNotFoundError:
-            continue  # it was answered just now
+            continue  # the capture has deleted it since the listing
         except (OSError, *MALFORMED) as error:
             raise unreadable(
                 one, error, "which requests a snapshot of a table", "Delete it, and ask anew"
@@ -87,12 +87,12 @@ def requested(directory: Path) -> dict[int, Request]:
 
 
 def forget_request(directory: Path, relation_id: int) -> None:
-    """A request was answered: delete it.
+    """Delete the request for a table's snapshot.
 
     Raises
     ------
     PgOutputError
-        The disk refuses.
+        The request can't be deleted.
     """
     path = REQUESTS.path(directory) / f"{relation_id}.json"
     try:

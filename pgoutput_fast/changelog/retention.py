@@ -1,4 +1,4 @@
-"""Delete what no consumer needs any more, and what is older than is to be kept."""
+"""Delete old segments and snapshots that no consumer needs any more."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 class Keep(NamedTuple):
-    """How much of what every consumer has read is kept.
+    """How long to keep segments after all consumers have read them.
 
-    Fields: seconds (of age, or None), bytes (or None). With both None everything is kept.
+    Fields: seconds (the age to keep, or None); bytes (the newest bytes to keep, or None). A segment
+    is deleted once it exceeds one of the two. With both None, all segments are kept.
     """
 
     seconds: float | None = None
@@ -33,13 +34,13 @@ class Keep(NamedTuple):
 
 
 def needed_from(positions: list[Position], states: Mapping[int, TableState]) -> int | None:
-    """The LSN from which on segments are needed; None if nobody needs any."""
+    """Return the LSN from which on consumers or waiting tables need segments; None if none do."""
     held = [state.held_from for state in states.values() if state.held_from is not None]
     return min([*held, *(position.least for position in positions)], default=None)
 
 
 def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> int:
-    """Delete segments and snapshots that are not needed; the number of files.
+    """Delete segments, snapshots and schema history that are not needed; return how many files.
 
     The caller is the directory's only writer.
 
@@ -48,8 +49,8 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
     directory : pathlib.Path
     keep : Keep
     store_position : callable
-        Stores durably where the directory ends, which the newest segment tells until then. It is
-        called before that is deleted.
+        Stores the end of the change log durably. It is called before the newest segment is deleted,
+        whose name says the end until then.
     """
     if keep == Keep():
         return 0
@@ -65,7 +66,7 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
             begin = gone[-1].end_lsn
             write_whole(directory / BEGIN_NAME, [json.dumps({"begin": format_lsn(begin)})])
         count = 0
-        # Also what an earlier call did not come to delete.
+        # This also deletes segments that an earlier, interrupted call has left.
         for segment in listed(directory):
             if segment.end_lsn <= begin:
                 SEGMENTS.delete(directory, segment.name)
@@ -80,7 +81,7 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
             if not found or any(one.of(copy[0]) <= found[0].lsn - 1 for one in positions):
                 continue
             if found[0] != state.snapshots[-1] or begin > found[0].lsn:
-                # Readers know by the first one that the others are being deleted.
+                # Delete the first file first: readers then know that the snapshot is being deleted.
                 SNAPSHOTS.delete(directory, paths[0].name)
                 fsync_path(paths[0].parent)
                 for path in paths[1:]:
@@ -99,10 +100,10 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
 def forget_dropped(
     directory: Path, tables: Tables, existing: Collection[int], as_of: int
 ) -> list[int]:
-    """Delete the states of dropped tables of which nothing is left to read.
+    """Delete the states of dropped tables that have nothing left to read.
 
-    A table that only left the publications keeps its states: it may return, and its next snapshot
-    gets the next number. The caller is the directory's only writer.
+    A table that only left the publications keeps its states: it may return, and then its next
+    snapshot gets the next number. The caller is the directory's only writer.
 
     Parameters
     ----------
@@ -111,12 +112,12 @@ def forget_dropped(
     existing : collection of int
         OIDs of all tables of the database.
     as_of : int
-        The LSN at which they were all.
+        The LSN at which `existing` was complete.
 
     Returns
     -------
     list of int
-        The relation ids of the tables that are forgotten.
+        The relation ids of the tables whose states were deleted.
     """
     with locked(directory):
         end = min(begin_of(directory), as_of)
@@ -142,7 +143,7 @@ def forget_dropped(
 
 
 def _spent(groups: list[SegmentGroup], keep: Keep, needed: int | None) -> list[SegmentGroup]:
-    """The oldest segments, as far as they are neither needed nor to be kept."""
+    """Return the oldest segments, up to the first one that is needed or has to be kept."""
     gone = []
     left = None
     if keep.bytes is not None:

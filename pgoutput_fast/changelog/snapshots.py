@@ -1,7 +1,7 @@
-"""Files of snapshots: their names, where they lie, and how they are written.
+"""The files of snapshots: their names, and how to write them.
 
-Each is of the form of a segment's part: first what announces the table, then its rows as Insert
-frames, with `commit_lsn` and `seq` beside them; file 0 of a copy has a Truncate instead of rows.
+A snapshot file has the format of a segment's part: the Types and the Relation of the table, then
+rows as Insert frames with `commit_lsn` and `seq`. File 0 has a Truncate instead of rows.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 
 def snapshot_path(directory: Path, copy: Copy, number: int) -> Path:
-    """The path of one file of a copy: 0 has the Truncate, the others rows of a range each."""
+    """Return the path of a snapshot's file: 0 has the Truncate, each other one a range of rows."""
     name = f"{copy.relation_id:08X}-{copy.generation:05d}-{number:08d}.arrow"
     return directory / SNAPSHOTS.name / name
 
 
 def number_of(path: Path) -> tuple[int, int, int] | None:
-    """Relation id, generation and number of a file, by its name; None if it has another name."""
+    """Parse a snapshot file's name: relation id, generation, number; None for another name."""
     match = SNAPSHOTS.match(path.name)
     return match and (int(match[1], 16), int(match[2]), int(match[3]))
 
 
 def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
-    """The files by relation id and generation, each list in the order of the rows."""
+    """Return all snapshot files by relation id and generation, in the order of the rows."""
     found: dict[tuple[int, int], list[Path]] = {}
     path = SNAPSHOTS.path(directory)
     for name in SNAPSHOTS.names(directory):
@@ -53,12 +53,12 @@ def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
 
 
 def delete_unfinished(directory: Path, states: Mapping[int, TableState]) -> None:
-    """Delete the files of snapshots that a process has left which was ended while it wrote them.
+    """Delete the files of incomplete snapshots, which a killed process has left.
 
     Raises
     ------
     OSError
-        The disk refuses.
+        A file can't be deleted.
     """
     unfinished = {
         (key, copy.generation)
@@ -75,22 +75,22 @@ def delete_unfinished(directory: Path, states: Mapping[int, TableState]) -> None
 
 
 class CopyFiles:
-    """Writes the files of one copy of a table. Several threads may write different files of it.
+    """Writes the files of one snapshot. Several threads may write different files at once.
 
     Parameters
     ----------
     directory : pathlib.Path
-        That of the segments.
+        The directory of the change log.
     copy : Copy
-        What was ordered.
+        The waiting snapshot.
     metadata : SegmentMetadata
-        That of the session which reads the rows; `start_lsn` and `snapshot` are set here.
+        The metadata of the session that reads the rows. `start_lsn` and `snapshot` are set here.
     lsn : int
         The consistent point of the snapshot.
     time : int
-        When it was taken, in microseconds since 2000-01-01 UTC.
+        When the snapshot was taken, in microseconds since 2000-01-01 UTC.
     announced : sequence of bytes
-        The Type and Relation frames of the table, with which each file begins.
+        The Type and Relation frames of the table. Each file begins with them.
     options : pyarrow.ipc.IpcWriteOptions, optional
     """
 
@@ -113,24 +113,24 @@ class CopyFiles:
         self._rows: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Write the first file: the Truncate, which voids what was known of the table before.
+        """Write file 0. It has a Truncate, which makes readers discard the table's earlier rows.
 
         Raises
         ------
         OSError
-            The disk refuses.
+            The file can't be written.
         """
         SNAPSHOTS.make(self._directory)
         frame = encode_fields("T", options=0, relation_ids=[self._copy.relation_id])
         self.write(0, [(frame, [0, len(frame)])])
 
     def write(self, number: int, frames: Iterable[tuple[Any, Any]]) -> int:
-        """Write the rows of one range, and sync the file.
+        """Write one range of rows to a file, and sync the file.
 
         Parameters
         ----------
         number : int
-            That of the range, from 1; 0 is the Truncate's.
+            The number of the range, from 1. Number 0 is the file with the Truncate.
         frames : iterable of (buffer, array of int)
             Insert frames, with offsets as :func:`pgoutput_fast.decode_batch` takes them.
 
@@ -142,7 +142,7 @@ class CopyFiles:
         Raises
         ------
         OSError
-            The disk refuses.
+            The file can't be written.
         """
         path = snapshot_path(self._directory, self._copy, number)
         with becoming(path) as temporary:
@@ -160,17 +160,17 @@ class CopyFiles:
         return rows
 
     def finish(self) -> list[int]:
-        """Have the names of all files on disk; the numbers of rows of those from 1 on."""
+        """Sync the folder; return the number of rows of each file from number 1 on."""
         fsync_path(SNAPSHOTS.path(self._directory))
         return [self._rows[number] for number in range(1, len(self._rows))]
 
     def discard(self) -> None:
-        """Delete the files that were written.
+        """Delete the files that were written so far.
 
         Raises
         ------
         OSError
-            The disk refuses.
+            A file can't be deleted.
         """
         for number in self._rows:
             SNAPSHOTS.delete(
@@ -186,7 +186,7 @@ class CopyFiles:
         file.write([lsns, *nothing, pa.array(self._announced, pa.binary())])
 
     def _write_rows(self, file: SegmentFile, seq: int, data: Any, offsets: Any) -> int:
-        """Write frames as record batches; their number."""
+        """Write frames as record batches; return the number of rows."""
         import numpy as np
 
         pa = require_pyarrow()
@@ -201,7 +201,7 @@ class CopyFiles:
             rows = stop - start
             first, last = int(ends[start]), int(ends[stop])
             within = (ends[start : stop + 1] - first).astype(np.int32)
-            # Rows lie directly before what the stream brings from the consistent point on.
+            # The LSN before the consistent point: the stream's changes begin at that point.
             lsns = pa.py_buffer(np.full(rows, self._metadata.start_lsn, np.uint64))
             times = pa.py_buffer(np.full(rows, self._time, np.int64))
             numbers = pa.py_buffer(np.arange(seq + start, seq + stop, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""A change log as a reader sees it at one moment, and what a reader reads next of it."""
+"""Views: immutable listings of a change log at one moment, from which reads are planned."""
 
 from __future__ import annotations
 
@@ -38,24 +38,28 @@ if TYPE_CHECKING:
 
 
 class View(NamedTuple):
-    """What there is to read of a change log, seen at one moment.
+    """An immutable listing of a change log at one moment.
 
-    Files of a view can be read for some time: a capture deletes merged segments after `grace`.
+    The files of a view can be read for some time: a capture deletes the segments that a merged
+    segment covers only after `grace` seconds.
 
     Attributes
     ----------
     where : str
-        How errors name the change log.
+        The name of the change log in errors.
     metadata : SegmentMetadata
-        Of the newest segment.
+        The metadata of the newest segment.
     contents : Contents
+        The complete segments.
     states : mapping of int to TableState
+        The snapshots of each table, by relation id.
     files : mapping of (int, int) to list of pathlib.Path
-        The files of snapshots that are not being deleted, by relation id and generation.
+        The files of complete snapshots, by relation id and generation. Snapshots that are being
+        deleted are left out.
     gathered : Gathered
-        Which tables each segment has changes of.
+        Says of which tables each segment has changes.
     relation_id : int or None
-        The table that alone is read.
+        The only table to read; None: all tables.
     """
 
     where: str
@@ -68,12 +72,12 @@ class View(NamedTuple):
 
     @property
     def begin(self) -> int:
-        """The LSN from which on the change log has everything that was committed."""
+        """The LSN at which the change log begins: earlier commits are deleted."""
         return self.contents.begin
 
     @property
     def end(self) -> int:
-        """The LSN before which it has everything that was committed."""
+        """The LSN at which the change log ends: later commits are not in it yet."""
         return self.contents.end
 
     @property
@@ -82,20 +86,20 @@ class View(NamedTuple):
         return self.contents.segments
 
     def before(self, lsn: int) -> View:
-        """Return the view without what was committed from an LSN on, and snapshots since."""
+        """Return the view as it was at an LSN: without later commits and snapshots."""
         states = {}
         for relation_id, state in self.states.items():
             copies = tuple(copy for copy in state.copies if copy.lsn <= lsn)
             first = state.copies[0]
             if first.first and not any(copy.state == "snapshot" for copy in copies):
-                # Nothing of a table counts before its first snapshot.
+                # At that LSN, the table had no snapshot yet, so none of its changes count.
                 copies = (first._replace(state="waiting", lsn=min(first.lsn, lsn)),)
             if copies:
                 states[relation_id] = TableState(copies)
         return self._replace(contents=self.contents._replace(end=min(self.end, lsn)), states=states)
 
     def of_table(self, relation_id: int) -> View:
-        """Return the view of one table alone: what is missing of others does not matter."""
+        """Return the view of one table. Files of other tables may then be missing."""
         states = {key: state for key, state in self.states.items() if key == relation_id}
         files = {key: paths for key, paths in self.files.items() if key[0] == relation_id}
         return self._replace(states=states, files=files, relation_id=relation_id)
@@ -103,24 +107,24 @@ class View(NamedTuple):
     # --- positions
 
     def first_position(self) -> Position:
-        """Return where a new reader begins: each table at its newest snapshot.
+        """Return the position of a new reader: each table at its newest snapshot.
 
         Raises
         ------
         PgOutputError
-            Changes since a snapshot are deleted.
+            Changes since a table's newest snapshot are deleted.
         """
         position = first_position(self.states, self.begin)
         self._check_whole(position, "the changes since their snapshots")
         return position
 
     def position_at(self, lsn: int) -> Position:
-        """Return the position before all that was committed from an LSN on, and snapshots since.
+        """Return the position from which a reader gets all commits and snapshots since an LSN.
 
         Raises
         ------
         PgOutputError
-            Some of it is deleted.
+            Commits since the LSN are deleted.
         """
         if lsn >= self.begin:
             return Position(lsn, {})
@@ -131,12 +135,12 @@ class View(NamedTuple):
                 code="changes_missing",
                 path=self.where,
             )
-        # The rows of a first snapshot have the LSN before the first segment's.
+        # Snapshots at the begin of the change log: their rows have the LSN `begin` - 1.
         copied = (one for one, state in self.states.items() if state.snapshots)
         return Position(self.begin, dict.fromkeys(copied, lsn))
 
     def _check_whole(self, position: Position, what: str) -> None:
-        """Refuse a position from which on something is deleted."""
+        """Raise an error if changes since a position are deleted."""
         missing = lacking(position, self.states, self.begin)
         if missing:
             raise PgOutputError(
@@ -158,27 +162,26 @@ class View(NamedTuple):
         paused: Collection[int] = (),
         table: int | None = None,
     ) -> ReadPlan | None:
-        """Return what a reader reads next; None if nothing is left.
+        """Return what to read next from a position; None if there is nothing new.
 
         Parameters
         ----------
         position : Position
-            Where the reader is.
+            The position of the reader.
         max_bytes : int, optional
-            The plan ends with the read with which it has so many bytes. A snapshot of a table is
-            read to its end.
+            The plan ends with the read that brings it to this many bytes of files. A snapshot is
+            never split.
         until : Position, optional
-            Where an earlier plan for the same position ended, up to which all is read.
+            The end of an earlier plan for the same position. The new plan ends there too.
         paused : collection of int
-            Relation ids of tables of which nothing is read.
+            Relation ids of tables to skip. They keep their positions.
         table : int, optional
-            The relation id of the table of which alone something is read; other tables stay where
-            they are.
+            The relation id of the only table to read. Other tables keep their positions.
 
         Raises
         ------
         PgOutputError
-            Something that is needed is deleted or missing.
+            Changes or files that the reader needs are deleted or missing.
         """
         if self.begin > position.lsn:
             raise PgOutputError(
@@ -195,7 +198,7 @@ class View(NamedTuple):
         reads: list[Read] = []
         snapshots: list[Copy] = []
         size = reached = 0
-        is_passed = False  # whether a segment has nothing of the table
+        is_passed = False  # whether the position moves past a segment without changes of `only`
         after = reading.after
         for group in ordered_reads(reading, self._needed(reading), self.snapshot_paths):
             if max_bytes is not None and size >= max_bytes:
@@ -223,19 +226,21 @@ class View(NamedTuple):
     def _reading(self, position: Position, until: Position | None) -> Reading:
         if until is None:
             return next_reading(position, self.states, self.end)
-        # Snapshots since are none of it; they would hold back what the earlier plan had.
+        # Leave out snapshots that came after the earlier plan: they would hold back changes that
+        # it read.
         view = self.before(max([until.lsn, *until.tables.values()]))
         return clipped(next_reading(position, view.states, min(self.end, until.lsn)), until)
 
     def _readable(self, reading: Reading) -> Reading:
-        """Return a reading without snapshots that are deleted, as a newer one voids them.
+        """Leave deleted snapshots out of a reading, with the changes before the next snapshot.
 
-        A table is then read from the oldest snapshot on behind which none is deleted.
+        A newer snapshot of the table makes them superfluous. Reading then starts at the first
+        snapshot after the last deleted one.
 
         Raises
         ------
         PgOutputError
-            A snapshot is deleted, and none has come since.
+            A snapshot is deleted, and the table has no newer one.
         """
         tables = dict(reading.tables)
         for relation_id, stretch in reading.tables.items():
@@ -268,12 +273,12 @@ class View(NamedTuple):
         return (copy.relation_id, copy.generation) in self.files
 
     def snapshot_paths(self, copy: Copy) -> list[Path]:
-        """Return the files of a snapshot that is to be read, in the order of its rows.
+        """Return the files of a snapshot in the order of its rows.
 
         Raises
         ------
         PgOutputError
-            A file is not there, or what is stored of the snapshot can't be read.
+            A file is missing, or the snapshot's state file can't be read.
         """
         paths = self.files[copy.relation_id, copy.generation]
         directory = paths[0].parent.parent
@@ -282,7 +287,7 @@ class View(NamedTuple):
         lost = next((path for path in expected if path not in paths), None)
         if lost is None:
             return expected
-        # A snapshot's first file is deleted before the others.
+        # Retention deletes the first file of a snapshot before the others.
         if not os.path.lexists(expected[0]):
             raise _deleted(copy.relation_id, str(directory))
         raise PgOutputError(
@@ -294,19 +299,19 @@ class View(NamedTuple):
 
 
 class SnapshotsFound(NamedTuple):
-    """The states of a change log's tables, and the files of its snapshots: fields as of `View`."""
+    """The table states and the snapshot files of a change log, as in the fields of `View`."""
 
     states: Mapping[int, TableState]
     files: Mapping[tuple[int, int], list[Path]]
 
 
 def find_snapshots(directory: Path) -> SnapshotsFound:
-    """Return what a change log has of snapshots now.
+    """List the snapshots of a change log.
 
     Raises
     ------
     PgOutputError
-        It can't be read.
+        The folders of snapshots can't be read.
     """
     states = Tables(directory).read()
     try:
@@ -317,7 +322,7 @@ def find_snapshots(directory: Path) -> SnapshotsFound:
             code="io_failed",
             path=str(directory),
         ) from error
-    # Of a snapshot that is deleted the Truncate goes first.
+    # Retention deletes the file with the Truncate first: without it, a snapshot is being deleted.
     begins = {
         (copy.relation_id, copy.generation): snapshot_path(directory, copy, 0)
         for state in states.values()
@@ -331,18 +336,20 @@ def view_of(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     find: Callable[[Path], SnapshotsFound] = find_snapshots,
 ) -> View:
-    """Return what a change log has now, or what consecutive files of segments have.
+    """Return a view of a change log, or of consecutive files of segments.
 
     Parameters
     ----------
     path : path or iterable of paths
+        A directory, or files of segments.
     find : callable
-        Gives what a directory has of snapshots at the moment of the call.
+        Lists the snapshots of a directory at the moment of the call.
 
     Raises
     ------
     PgOutputError
-        No capture has begun there, or something can't be read, is damaged, or does not go together.
+        No capture has begun in the directory. A file can't be read or is damaged. Files come from
+        different slots, or a segment is missing.
     """
     if isinstance(path, (str, os.PathLike)) and Path(path).is_dir():
         return _view_of_directory(Path(path), find)
@@ -358,14 +365,14 @@ def view_of(
 def _view_of_directory(directory: Path, find: Callable[[Path], SnapshotsFound]) -> View:
     while True:
         found = contents(directory)
-        snapshots = find(directory)  # behind the end, as `next_reading` says
+        snapshots = find(directory)  # after the end was read: see `next_reading`
         metadata = _newest_metadata(directory, found)
         if metadata is not None:
             return View(str(directory), metadata, found, *snapshots, Gathered(directory))
 
 
 def _newest_metadata(directory: Path, found: Contents) -> SegmentMetadata | None:
-    """Return the metadata of the newest segment; None: it has gone since it was listed."""
+    """Return the metadata of the newest segment; None if it was deleted since the listing."""
     if not found.segments:
         metadata = stored_metadata(directory)
         if metadata is None:
@@ -376,7 +383,7 @@ def _newest_metadata(directory: Path, found: Contents) -> SegmentMetadata | None
         with SegmentReader(path) as reader:
             return reader.metadata
     except PgOutputError:
-        # The capture may have deleted it since, or merged it into another one.
+        # The capture may have deleted or merged the segment since it was listed: list again.
         if os.path.lexists(path):
             raise
         return None
@@ -392,18 +399,18 @@ def _deleted(relation_id: int, where: str) -> PgOutputError:
 
 
 def check_file(reader: SegmentReader, metadata: SegmentMetadata) -> None:
-    """Refuse a file of another slot or history.
+    """Raise an error if a file comes from another slot than the rest of the change log.
 
     Parameters
     ----------
     reader : SegmentReader
     metadata : SegmentMetadata
-        Of another file of the same directory.
+        The metadata of another file of the same directory.
 
     Raises
     ------
     PgOutputError
-        The two are not of one slot.
+        The two files come from different clusters, databases or slots.
     """
     differences = metadata.differences(reader.metadata)
     if differences:
