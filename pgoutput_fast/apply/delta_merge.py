@@ -1,8 +1,8 @@
-"""What net changes do to the files of a Delta table.
+"""The merge of net changes into a Delta table.
 
-Files that have a row which goes or gets other values are written anew without it, and the rows that
-come are written behind. It is done in two passes: the first reads the keys alone, and refuses what
-does not fit; the second copies.
+A merge rewrites each file that has a removed or changed row, without this row, and writes the new
+rows to further files. It reads files in two passes. The first one reads only key columns, and
+refuses net changes that do not fit the table. The second one copies rows.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _SHOWN = 3
-"""Rows that an error names."""
+"""Number of rows that an error shows."""
 
 
 def _may_hold(file: File, keys: MergeKeys, column: str) -> bool:
-    """Whether a file may have rows of some keys, by what the log says of their first column."""
+    """Whether a file may have rows with some keys, by its bounds of the first key column."""
     if column in file.partition:
         value = file.partition[column]
         return keys.may_be_in(value, value)
@@ -41,19 +41,19 @@ def _may_hold(file: File, keys: MergeKeys, column: str) -> bool:
 
 
 class MergeSteps(Protocol):
-    """Does the two steps of a merge that read files."""
+    """The two steps of a merge that read files, done by this process or by executors."""
 
     def find(
         self, merge: Merge, keys: MergeKeys, names: Sequence[str], files: list[tuple[int, File]]
     ) -> Iterable[Hits]:
-        """Look for keys in numbered files, as `MergeFiles` does."""
+        """Find keys in numbered files, like `MergeFiles.find`."""
 
     def rewrite(self, merge: Merge, writer: DeltaFileWriter) -> Written:
-        """Write the merge's files anew, and its net rows; by `writer`, if this process does it."""
+        """Rewrite the merge's files and write its net rows; this process does so by `writer`."""
 
 
 class LocalSteps:
-    """See `MergeSteps`: this process does them."""
+    """`MergeSteps` that this process does."""
 
     def find(
         self, merge: Merge, keys: MergeKeys, names: Sequence[str], files: list[tuple[int, File]]
@@ -77,15 +77,15 @@ class Merge:
     shape : Shape
     net : NetChanges
     name : str
-        What errors call the table.
+        The table's name in errors.
     marker : str, optional
-        The column in which deleted rows are marked, which stay then.
+        The column that marks deleted rows. They then stay in the table.
     steps : MergeSteps
 
     Attributes
     ----------
     files : list of File
-        Those that are written anew.
+        The files that the merge rewrites.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Merge:
         self._shape = shape
         self._name = name
         self._steps = steps
-        # Rows that a truncate has marked stay.
+        # With a marker, a truncate marks all rows as deleted, and they stay.
         empties = net.truncated and marker is None
         self._marks_all = net.truncated and marker is not None
         self._there = [] if empties else table.files()
@@ -123,7 +123,7 @@ class Merge:
     # --- what is there ---------------------------------------------------------------------------
 
     def _find_by_key(self) -> None:
-        """Find the rows with the keys of the net rows, and refuse what does not fit."""
+        """Find the table's rows with the keys of the net rows; refuse net rows that do not fit."""
         net = self.net
         keys, (be_present, be_absent, lacks) = keyed(net, self._shape.schema)
         present = np.zeros(keys.count, bool)
@@ -146,7 +146,7 @@ class Merge:
             self._find_sources(keys, present, lacks, be_present)
 
     def _find_sources(self, keys: MergeKeys, present: Any, lacks: Any, be_present: Any) -> None:
-        """Find for each net row that lacks values the key under which the table has them."""
+        """Find, for each net row that lacks values, the key under which the table has them."""
         sources, first = self._sources, 0
         sources[lacks & be_present] = np.flatnonzero(lacks & be_present)
         for rows in self.net.batches():
@@ -161,11 +161,11 @@ class Merge:
                 if (moved & ~there).any():
                     missing = part.start + np.flatnonzero(moved & ~there)
                     self._refuse(missing, self.net.key, "it has no row with", "from_")
-        # A row that is new has none.
+        # A new row has no source: the table has no row with its key.
         sources[sources >= 0] = np.where(present[sources[sources >= 0]], sources[sources >= 0], -1)
 
     def _find_alike(self, names: Sequence[str]) -> None:
-        """Find as many rows of each kind as go, and refuse if there are fewer."""
+        """Find as many equal rows as the net rows remove; refuse if the table has fewer."""
         keys, numbers, left = counted(self.net, self._shape.schema)
         if not keys.count:
             return
@@ -173,7 +173,7 @@ class Merge:
             order = np.argsort(hits.keys, kind="stable")
             order = order[hits.live[order]]
             rows, kinds = hits.rows[order], hits.keys[order]
-            # Of each kind the first ones, as many as are left to go.
+            # Take the first rows among equal ones, as many as still have to be removed.
             first = np.searchsorted(kinds, kinds)
             goes = np.arange(len(kinds)) - first < left[kinds]
             rows, kinds = rows[goes], kinds[goes]
@@ -188,7 +188,7 @@ class Merge:
         self._refuse(numbers[left > 0], names, "it has fewer rows like")
 
     def _refuse(self, numbers: Any, names: Sequence[str], what: str, of: str = "row") -> None:
-        """Raise the error for net rows that do not fit what is there; some are named."""
+        """Raise the error for net rows that do not fit the table; it shows some of them."""
         shown, first, parts = numbers[:_SHOWN], 0, []
         for rows in self.net.batches():
             at = shown[(shown >= first) & (shown < first + rows.num_rows)] - first
@@ -210,14 +210,14 @@ class Merge:
     # --- what comes of it ------------------------------------------------------------------------
 
     def parts(self, count: int) -> list[MergePart]:
-        """Return the files that are written anew, and all net rows, in parts of about one size.
+        """Split the files to rewrite, and all net rows, into parts of about the same size.
 
-        Rows whose values were not all sent are in the part whose files have these values.
+        A net row with values that were not sent goes to the part whose files have these values.
 
         Parameters
         ----------
         count : int
-            There are so many at most, and not more than files.
+            Maximum number of parts. There are never more parts than files, but at least one.
         """
         sizes = [file.size for file in self.files]
         groups = balanced(self._touched, sizes, count) or [[]]
@@ -240,12 +240,12 @@ class Merge:
         return found
 
     def write(self, writer: DeltaFileWriter) -> Written:
-        """Write the files anew, and the rows that come."""
+        """Rewrite the files and write the net rows; return the new files."""
         return self._steps.rewrite(self, writer)
 
 
 def keyed(net: NetChanges, schema: pa.Schema) -> tuple[MergeKeys, list[Any]]:
-    """The keys of net rows, and which rows have to be there, must not be, and lack values."""
+    """Return the keys of net rows, and flags: must be present, must be absent, lacks values."""
     keys, found = MergeKeys(), []
     for rows in net.batches():
         keys.add(_columns(rows, net.key, schema))
@@ -257,7 +257,7 @@ def keyed(net: NetChanges, schema: pa.Schema) -> tuple[MergeKeys, list[Any]]:
 
 
 def counted(net: NetChanges, schema: pa.Schema) -> tuple[MergeKeys, Any, Any]:
-    """Of a multiset the rows that go, their numbers among the net rows, and how many go of each."""
+    """Return the rows that a multiset's net rows remove, their numbers, and how many of each."""
     names = [field.name for field in net.schema.field("row").type]
     keys, first = MergeKeys(are_rows=True), 0
     numbers, counts = [], []
@@ -272,9 +272,9 @@ def counted(net: NetChanges, schema: pa.Schema) -> tuple[MergeKeys, Any, Any]:
 
 
 def touched_bytes(table: LakeTable, shape: Shape, net: NetChanges, marker: str | None) -> int:
-    """How many bytes of a table's files a merge writes anew at most.
+    """Return an upper limit for the bytes that a merge rewrites.
 
-    Keys are looked for in the bounds that the table's log has; no file is read.
+    It compares keys with the bounds in the table's log, and reads no file.
     """
     if net.truncated and marker is None:
         return 0
@@ -289,7 +289,7 @@ def touched_bytes(table: LakeTable, shape: Shape, net: NetChanges, marker: str |
 
 
 def balanced(items: Sequence[_T], sizes: Sequence[int], count: int) -> list[list[_T]]:
-    """Items in so many groups of about one size, and not more than there are items."""
+    """Divide items into `count` groups of about the same size; never more groups than items."""
     groups: list[list[_T]] = [[] for _ in range(min(count, len(items)))]
     weights = [0] * len(groups)
     for size, item in sorted(zip(sizes, items, strict=True), key=lambda pair: -pair[0]):
@@ -302,7 +302,7 @@ def balanced(items: Sequence[_T], sizes: Sequence[int], count: int) -> list[list
 def _columns(
     rows: pa.RecordBatch, names: Sequence[str], schema: pa.Schema, of: str = "row"
 ) -> list[pa.Array]:
-    """Columns of net rows, or of the keys that they had, as a table has them."""
+    """Return columns of the struct `row` or `from_` of net rows, with the table's types."""
     struct = rows.column(of)
     fields = struct.flatten()
     return [

@@ -1,7 +1,7 @@
-"""The files of a state table in a merge: rows are looked for in them, and they are written anew.
+"""The two steps of a merge that read the files of a state table.
 
-A merge has two steps that read files, `MergeFiles.find` and `Rewrite.write`. Each is done here, or
-by several processes that have some of the files each. Of a file only a group of rows is in memory.
+`MergeFiles.find` finds rows, and `Rewrite.write` rewrites files. This process does both, or several
+processes share the files. Memory holds a few row groups of a file at a time.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _ROWS_AT_ONCE = 1 << 16
-"""Of those that come several times."""
+"""Rows in a batch when equal rows of a multiset are repeated."""
 _AHEAD = 2
-"""Groups of rows that are read while one is written."""
+"""Row groups that are read while another one is written."""
 _FEW = 64
-"""If fewer than each so many rows goes, the others are not copied in memory."""
+"""If a merge removes less than one in this many rows, the others are sliced and not copied."""
 
 
 class Hits(NamedTuple):
-    """Rows of a file that have the keys of net rows.
+    """The rows of a row group that have the keys of net rows.
 
     Attributes
     ----------
     file, group : int
-        The numbers of the file and of its group of rows.
+        The numbers of the file and of its row group.
     rows : int64[n]
-        Their places in the group.
+        Indexes of the rows in the group.
     keys : int64[n]
-        The numbers of the net rows.
+        Numbers of the net rows with the same keys.
     live : bool[n]
-        Which of them are not marked as deleted.
+        Whether the row is not marked as deleted.
     """
 
     file: int
@@ -59,19 +59,19 @@ class Hits(NamedTuple):
 
 
 class MergePart(NamedTuple):
-    """Files that one process writes anew, and the net rows that it writes behind them.
+    """The part of a merge that one process does: files to rewrite, and net rows to write.
 
     Attributes
     ----------
     files : list of (File, dict of int to Hits)
-        With the hits of each group of rows that has some.
+        Each file with its hits by row group. Groups without hits are left out.
     rows : int64[n]
-        The numbers of the net rows, rising.
+        Numbers of the net rows, in ascending order.
     sources : int64[n]
-        For each of them the number of the net row under whose key one of the files has the values
-        that were not sent; -1: none has them.
+        For a net row with values that were not sent: the number of the net row under whose key one
+        of the files has these values. -1 if no file has them.
     unsent : tuple of str
-        The columns of which values were not sent.
+        The columns with values that were not sent.
     """
 
     files: list[tuple[File, dict[int, Hits]]]
@@ -81,15 +81,15 @@ class MergePart(NamedTuple):
 
 
 class MergeFiles:
-    """Reads files of a state table, with the columns that the table gets.
+    """Reads files of a state table, and gives the rows the columns that the table will have.
 
     Parameters
     ----------
     table : LakeTable
-        It does not have to be loaded.
+        The table; `load` need not have been called.
     shape : Shape
     marker : str, optional
-        The column in which deleted rows are marked, which stay then.
+        The column that marks deleted rows. They then stay in the table.
     """
 
     def __init__(self, table: LakeTable, shape: Shape, marker: str | None) -> None:
@@ -100,7 +100,7 @@ class MergeFiles:
     def find(
         self, keys: MergeKeys, names: Sequence[str], files: Iterable[tuple[int, File]]
     ) -> Iterator[Hits]:
-        """Look for keys in numbered files; the columns `names` have them."""
+        """Find keys, which are in the columns `names`, in numbered files."""
         marked_in = [] if self.marker is None else [self.marker]
         for number, file in files:
             with self._table.open_file(file) as opened:
@@ -112,13 +112,13 @@ class MergeFiles:
                         yield Hits(number, group, found, places[found], self.live(rows)[found])
 
     def live(self, rows: pa.RecordBatch) -> Any:
-        """Which rows are not marked as deleted."""
+        """Return a boolean for each row: whether it is not marked as deleted."""
         if self.marker is None:
             return np.ones(rows.num_rows, bool)
         return rows.column(self.marker).is_null().to_numpy(zero_copy_only=False)
 
     def groups(self, file: File) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The numbered groups of a file's rows."""
+        """Iterate over the row groups of a file, with their numbers."""
         with self._table.open_file(file) as opened:
             for group in range(opened.num_row_groups):
                 yield group, self._read(file, opened, group)
@@ -126,7 +126,7 @@ class MergeFiles:
     def _read(
         self, file: File, opened: Any, group: int, names: Sequence[str] | None = None
     ) -> pa.RecordBatch:
-        """Rows of a file, with the columns that the table gets, or some of them."""
+        """Read a row group, with all or some of the columns that the table will have."""
         shape = self.shape
         if names is not None:
             fields = [shape.schema.field(name) for name in names]
@@ -141,7 +141,7 @@ class MergeFiles:
 
 
 class Rewrite:
-    """Writes a part of a merge.
+    """Does the rewrite of a part of a merge.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class Rewrite:
         self._old_numbers: list[Any] = []
 
     def write(self, writer: DeltaFileWriter) -> None:
-        """Write the files anew, and the rows that come."""
+        """Rewrite the files, and write the net rows."""
         if self._marker is not None and any(hits for _, hits in self._part.files):
             self._deleted, self._times = self._deletions()
         for file, hits in self._part.files:
@@ -172,7 +172,7 @@ class Rewrite:
             self._write_counted(writer)
 
     def _copy(self, file: File, hits_of: dict[int, Hits], writer: DeltaFileWriter) -> None:
-        """Write the rows of a file that stay, and keep what others need of those that go."""
+        """Copy the rows of a file that stay; keep values of removed rows that net rows need."""
         for group, rows in _ahead(self._files.groups(file)):
             hits = hits_of.get(group)
             if self._marks_all:
@@ -187,7 +187,7 @@ class Rewrite:
             writer.write(*_without(rows, hits.rows), size=rows.nbytes)
 
     def _deletions(self) -> tuple[Any, Any]:
-        """For all net rows whether the row is deleted, and when, in microseconds."""
+        """Return for each net row whether it is a delete, and its commit time in microseconds."""
         found = [
             (
                 pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False),
@@ -199,20 +199,20 @@ class Rewrite:
         return deleted, times
 
     def _write_marked(self, rows: pa.RecordBatch, hits: Hits, writer: DeltaFileWriter) -> Hits:
-        """Write those that are deleted, with a mark; what goes from the rows."""
-        # Of a multiset those that were found are deleted; with a key some get other values.
+        """Write deleted rows with a mark; return the hits whose rows are not to be copied."""
+        # In a multiset, all hits are deletes; in a table with a key, some are updates.
         deleted = self._deleted[hits.keys]
         marked = deleted & hits.live
         if not self._marks_all and marked.any():
             at = self._times[hits.keys[marked]]
             gone = rows.take(pa.array(hits.rows[marked]))
             writer.write(self._with_marks(gone, np.ones(len(at), bool), at))
-        # Rows that are deleted already stay as they are.
+        # A row that was marked before stays as it is, except if a new row takes its key.
         goes = ~deleted if self._marks_all else ~deleted | hits.live
         return hits._replace(rows=hits.rows[goes], keys=hits.keys[goes], live=hits.live[goes])
 
     def _with_marks(self, rows: pa.RecordBatch, which: Any, times: Any) -> pa.RecordBatch:
-        """Rows of which some are marked as deleted at a time, in microseconds."""
+        """Mark some rows as deleted at some times, in microseconds since 1970."""
         at = rows.schema.get_field_index(self._marker)
         given = pa.array(np.array(np.broadcast_to(times, rows.num_rows))).cast(DELETED_AT)
         columns = list(rows.columns)
@@ -228,7 +228,7 @@ class Rewrite:
         self._old_numbers.append(hits.keys[needed])
 
     def _rows(self) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        """The net rows of the part, with their sources."""
+        """Iterate over the net rows of this part, with their sources."""
         first = 0
         for batch in self._net.batches():
             start, end = np.searchsorted(self._part.rows, [first, first + batch.num_rows])
@@ -240,8 +240,8 @@ class Rewrite:
                 yield rows, self._part.sources[start:end]
 
     def _write_rows(self, writer: DeltaFileWriter) -> None:
-        """Write the rows that are there afterwards."""
-        places = np.full(self._net.num_rows + 1, -1, np.int64)  # the last one is for -1
+        """Write the new and changed rows of a table with a key."""
+        places = np.full(self._net.num_rows + 1, -1, np.int64)  # the last item is for source -1
         if self._old_numbers:
             numbers = np.concatenate(self._old_numbers)
             places[numbers] = np.arange(len(numbers))
@@ -252,7 +252,7 @@ class Rewrite:
             writer.write(rows.filter(pc.equal(batch.column("op"), "upsert")))
 
     def _completed(self, batch: pa.RecordBatch, rows: pa.RecordBatch, at: Any) -> pa.RecordBatch:
-        """Rows with the values that were not sent, from the kept row that `at` says, or -1."""
+        """Fill values that were not sent, from the kept rows at `at`, or by defaults where -1."""
         unchanged = batch.column("unchanged")
         names = unchanged.flatten()
         parents = pc.list_parent_indices(unchanged).to_numpy()
@@ -282,20 +282,20 @@ class Rewrite:
 
 
 def net_row(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Net rows with the columns of a table."""
+    """Return the values of net rows, with the columns of a table."""
     row = batch.column("row")
     names = [field.name for field in row.type]
     return conformed(pa.RecordBatch.from_arrays(row.flatten(), names=names), schema)
 
 
 def _without(rows: pa.RecordBatch, places: Any) -> Iterator[pa.RecordBatch]:
-    """Rows without those at some places, in rising order."""
+    """Yield rows without the rows at some ascending indexes."""
     if len(places) * _FEW > rows.num_rows:
         stays = np.ones(rows.num_rows, bool)
         stays[places] = False
         yield rows.filter(pa.array(stays))
         return
-    # What lies between a few of them needs no copy.
+    # With few indexes, slices between them save a copy.
     first = 0
     for place in [*places.tolist(), rows.num_rows]:
         if place > first:
@@ -304,7 +304,7 @@ def _without(rows: pa.RecordBatch, places: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _ahead(rows: Iterator[_T]) -> Iterator[_T]:
-    """What an iterator gives, of which the next ones are made while one is used."""
+    """Yield the items of an iterator, and compute the next items in a thread meanwhile."""
     with ThreadPoolExecutor(1, "pgoutput_fast-read") as pool:
         coming = deque(pool.submit(next, rows, None) for _ in range(_AHEAD))
         while (found := coming.popleft().result()) is not None:

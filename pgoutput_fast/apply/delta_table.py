@@ -1,8 +1,7 @@
-"""One Delta table: its files, what a commit does to them, and what keeps it small.
+"""One Delta table: its files, its commits, and its maintenance.
 
-Rows are written as Parquet files first, under names that nobody else takes. They are the table's
-when one commit registers them, which has the table's position too. Files that nobody registers are
-deleted by a vacuum, at the latest.
+Rows are first written to Parquet files with unique names. One commit then adds these files to the
+table, and moves the table's position. A vacuum deletes files that no commit has added.
 """
 
 from __future__ import annotations
@@ -38,20 +37,21 @@ if TYPE_CHECKING:
     from .delta_place import DeltaPlace
 
 _PER_TIER, _TIER_FACTOR, _LEAST_TIER = 8, 8, 1 << 16
-"""Files of about one size are joined when there are so many; sizes a factor apart are another."""
+"""Tiers of file sizes: eight files of a tier are joined; each tier is eight times as large as the
+one before, and the first one ends at 64 KB."""
 _MAINTAINED, VACUUMED = 64, 640
-"""Commits after which small files are joined, and after which old ones are deleted."""
+"""Commits between two joins of small files, and between two vacuums."""
 _ATTEMPTS = 6
-"""To commit, if other programs commit meanwhile."""
+"""Attempts to commit while other programs commit, too."""
 _LOG_HOURS = 1
-"""Of commits that a checkpoint has. All that are there are listed at every commit."""
+"""Hours for which commits stay in the log after a checkpoint covers them. Each commit lists all."""
 _FEATURES = {"timestampNtz", "appendOnly", "invariants", "variantType"}
-"""Of tables whose files have their rows as they are: what we know.
+"""Table features with which files still hold the table's rows as they are.
 
-delta-rs 1.6 adds the last one, which needs nothing of a table without such a column, to a table
-with features when it sets a property.
+delta-rs 1.6 adds variantType to a table with features when it sets a property. In a table without
+a variant column, this feature changes nothing.
 """
-# Names of this package, delta-rs and Spark: all have a UUID.
+# File names of this package, delta-rs and Spark: all contain a UUID.
 _DATA = re.compile(r".*[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}.*\.(?:parquet|bin)")
 _DELETING = 8  # threads
 
@@ -62,13 +62,13 @@ class File(NamedTuple):
     Attributes
     ----------
     path : str
-        As the log has it.
+        The path in the log.
     size, rows : int
-        rows is -1 where the log does not tell.
+        Bytes and rows; rows is -1 if the log lacks it.
     partition : dict of str to object
-        The values of columns that the file lacks.
+        The values of partition columns, which the file lacks.
     least, greatest : dict of str to object
-        Bounds of the values of columns; of those with bounds that hold whoever wrote them.
+        Bounds of values by column, for the columns of `bounded_columns`.
     """
 
     path: str
@@ -89,27 +89,28 @@ class LakeTable:
     ----------
     place : DeltaPlace
     directory : str
-        Its directory in the place.
+        The table's directory in the place.
     app : str
-        By which the table knows whose changes it has. Its version in the log is the position.
+        The application id of our transactions in the log. Its version is the table's LSN.
     retention_hours : int
-        What was replaced stays for so long, for readers of older versions.
+        Hours for which replaced files stay, for readers of older versions.
 
     Attributes
     ----------
     changed : str or None
-        What another program changed in its rows since our last commit; None: nothing.
+        How another program has changed rows since our last commit; None if none has.
     commit_time : int or None
-        The server's time of the newest change, in microseconds since 1970, for the commits that
-        come: a position and this time stand in Delta's history.
+        The commit time of the newest change on the server, in microseconds since 1970. The next
+        commits show it in Delta's history, beside the LSN.
     replaced : collection of str
-        Apps whose table counts as none, and is replaced in one commit when this one is made.
+        Application ids of tables that count as missing. `create` replaces such a table in one
+        commit.
     """
 
     replaced: Collection[str] = ()
 
     uncommitted = ""
-    """Where in its directory files lie until a commit has them; by default where they stay."""
+    """Subdirectory for files before their commit; empty if they have their final path at once."""
 
     def __init__(self, place: DeltaPlace, directory: str, app: str, retention_hours: int) -> None:
         self.place = place
@@ -126,17 +127,17 @@ class LakeTable:
 
     @property
     def uri(self) -> str:
-        """For delta-rs."""
+        """The table's path or URL for delta-rs."""
         return f"{self.place.uri}/{self.directory}"
 
     @property
     def exists(self) -> bool:
-        """Whether it was made."""
+        """Whether the table exists, as of the last `load` or `create`."""
         return self.delta is not None
 
     @property
     def filesystem(self) -> Any:
-        """Its files."""
+        """The file system of the table's directory."""
         if self._filesystem is None:
             if self.place.path is not None:
                 (self.place.path / self.directory).mkdir(parents=True, exist_ok=True)
@@ -150,12 +151,12 @@ class LakeTable:
     # --- what is there ---------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Look at what is there now.
+        """Load the newest version of the table, if the table exists.
 
         Raises
         ------
         PgOutputError
-            It is something else's.
+            The directory or the table is not of this sync, or can't be read.
         """
         deltalake = require_deltalake()
         with self.refusals():
@@ -185,7 +186,7 @@ class LakeTable:
         self._look()
 
     def _look(self) -> None:
-        """See what other programs did since our last commit."""
+        """Find out what other programs did since our last commit."""
         newest = self.version
         if newest <= self._looked_at:
             return
@@ -193,12 +194,12 @@ class LakeTable:
         if since.has_foreign:
             self._check(self.delta)
         self._looked_at = newest
-        # Our newest commit stands on what other programs had done before.
+        # Our newest commit has accepted what other programs did before it.
         if since.has_ours or since.changed is not None:
             self.changed = since.changed
 
     def is_its_own(self) -> bool:
-        """Whether there is a table, and it has the changes of the app."""
+        """Whether the table exists and has transactions of `app`."""
         deltalake = require_deltalake()
         with self.refusals():
             local = self.place.path
@@ -210,12 +211,12 @@ class LakeTable:
             return delta.transaction_version(self.app) is not None
 
     def rename(self, name: str) -> None:
-        """Have another name, and with it another directory beside this one."""
+        """Rename the table: move its directory to one of the new name beside it."""
         kind = self.directory.partition("/")[0]
         self.place.move(self.directory, f"{kind}/{directory_of(name)}")
 
     def _has_files_alone(self, directory: Path) -> None:
-        """Files of an attempt that ended before its first commit are ours; others are not."""
+        """Refuse files of others. Parquet files are ours: an attempt ended before its commit."""
         if any(one.suffix != ".parquet" for one in directory.rglob("*") if not one.is_dir()):
             raise PgOutputError(
                 f"{directory} has files and is no Delta table",
@@ -239,7 +240,7 @@ class LakeTable:
             )
 
     def is_foreign(self) -> PgOutputError:
-        """The error that it is not the app's."""
+        """Return the error that the table has no transactions of `app`."""
         return PgOutputError(
             f"the table in {self.uri} is not of this sync ({self.app})",
             code="not_ours",
@@ -249,7 +250,7 @@ class LakeTable:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The LSN up to which it has changes, and that of its snapshot."""
+        """The table's LSN and its snapshot LSN."""
         if self.delta is None:
             return 0, 0
         with self.refusals():
@@ -258,12 +259,12 @@ class LakeTable:
 
     @property
     def version(self) -> Any:
-        """Which version was loaded; -1: none, as there is no table."""
+        """The loaded version of the table; -1 if there is no table."""
         return -1 if self.delta is None else self.delta.version()
 
     @property
     def gap(self) -> int | None:
-        """The LSN before which another program changed its changes; None: that did not happen."""
+        """The LSN before which another program has changed the table's changes; else None."""
         return self.transaction("gap") if self.changed is None else self.position[0]
 
     @property
@@ -271,7 +272,7 @@ class LakeTable:
         return f"{self.app}/snapshot"
 
     def transaction(self, suffix: str) -> int | None:
-        """A number that commits have under another name of the app."""
+        """Return the newest transaction number under the id of `app` with a suffix."""
         found: int | None = None
         if self.delta is not None:
             with self.refusals():
@@ -280,17 +281,17 @@ class LakeTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns."""
-        # Lists and maps as pyarrow itself names their parts.
+        """The table's columns."""
+        # `stored_schema` names the parts of lists and maps as pyarrow does.
         return stored_schema(pa.schema(self.delta.schema().to_arrow()))
 
     @property
     def partition_by(self) -> list[str]:
-        """The columns that its files lack, as all rows of one have the same values there."""
+        """The partition columns. Files lack them, as all rows of a file have the same values."""
         return list(self.delta.metadata().partition_columns)
 
     def files(self) -> list[File]:
-        """The files that it has."""
+        """Return the files of the loaded version."""
         found = pa.table(self.delta.get_add_actions()).to_pylist()
         names = bounded_columns(self.schema)
 
@@ -307,7 +308,7 @@ class LakeTable:
         ]  # fmt: skip
 
     def open_file(self, file: File) -> pq.ParquetFile:
-        """Open one of them to read it."""
+        """Open a file to read it."""
         return pq.ParquetFile(self.filesystem.open_input_file(file.path), pre_buffer=True)
 
     # --- changing it -----------------------------------------------------------------------------
@@ -320,7 +321,7 @@ class LakeTable:
         description: str | None = None,
         files: Sequence[AddedFile] = (),
     ) -> None:
-        """Make the table by one commit, which has its first files, also where one is there."""
+        """Create the table with its first files in one commit; an existing table is replaced."""
         deltalake = require_deltalake()
         from deltalake.transaction import create_table_with_add_actions
 
@@ -349,7 +350,7 @@ class LakeTable:
             self._have_on_disk()
 
     def describe(self, description: str) -> None:
-        """Have another description, if it is another one."""
+        """Set the table's description, if it differs."""
         if self.delta.metadata().description != description:
             with self.refusals():
                 self.delta.alter.set_table_description(
@@ -371,34 +372,34 @@ class LakeTable:
                 told["pgoutput_fast.commit_time"] = (
                     _UNIX_EPOCH + datetime.timedelta(microseconds=self.commit_time)
                 ).isoformat()
-        # By its retries delta-rs would commit behind what another program has done meanwhile.
+        # With retries, delta-rs would commit after other programs' commits that we have not seen.
         return CommitProperties(
             app_transactions=transactions, custom_metadata=told, max_commit_retries=0
         )
 
     def _stood(self) -> None:
-        """See what is there behind a commit, which stood on the version that was loaded."""
+        """Load the version that our commit has made, and flush it to disk."""
         self._looked_at += 1
         self._update()
         self._have_on_disk()
 
     def check_position(self, position: tuple[int, int]) -> None:
-        """Refuse a table that another sync has written since it had a position."""
+        """Refuse a table that another sync has written, by its position."""
         if self.position != position:
             raise self.place.conflict(self.directory)
 
     def until_it_stands(self, commit: Callable[[], None]) -> None:
-        """Read and commit, again and again if other programs commit between the two.
+        """Read and commit; repeat this if other programs commit in between.
 
         Parameters
         ----------
         commit : callable
-            Reads what the commit depends on from the version that is loaded, and commits.
+            Reads the loaded version, and commits on it.
 
         Raises
         ------
         ConflictError
-            Other programs were first each time.
+            In each of `_ATTEMPTS` attempts, another program committed first.
         """
         for _ in range(_ATTEMPTS - 1):
             version = self.version
@@ -406,7 +407,7 @@ class LakeTable:
                 commit()
             except PgOutputError:
                 self.load()
-                # Files that it was reading may have been deleted, too.
+                # Any error may come of another program's commit, which may have deleted files.
                 if self.version == version:
                     raise
             else:
@@ -414,9 +415,9 @@ class LakeTable:
         commit()
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Have all columns of a schema that has those of the table; new ones are null.
+        """Add the columns that a schema has and the table lacks; existing rows are null there.
 
-        It comes before the rows are read, as it is a commit of its own.
+        Call it before you read rows, because it is a commit of its own.
         """
         import deltalake
 
@@ -433,10 +434,10 @@ class LakeTable:
                 self._stood()
 
     def allow(self, schema: pa.Schema) -> None:
-        """Let an overwrite bring these columns, before the rows are read.
+        """Prepare the table for an overwrite with these columns. Call it before you read rows.
 
-        Timestamps without zone are a feature of a table, which an overwrite does not add. Columns
-        that can't have bounds as these must not be named by the table.
+        Timestamps without time zone need a table feature, which an overwrite does not add. Columns
+        that can't have bounds with their new types leave the table's list of bounded columns.
         """
         from deltalake import TableFeatures
 
@@ -461,20 +462,23 @@ class LakeTable:
         schema: pa.Schema | None = None,
         **more: int,
     ) -> None:
-        """Have files be the table's, and others not.
-
-        It stands on the version that was loaded: if the table has a newer one, it is refused.
+        """Add and remove files in one commit on the loaded version.
 
         Parameters
         ----------
         files : Written
         removed : sequence of File
         position : tuple of int, or None
-            None: the rows are the same.
+            The new LSN and snapshot LSN. None if the rows stay the same, as in a join of files.
         schema : pyarrow.Schema, optional
-            All other files are removed, and these are the columns, which `allow` has let in.
+            Overwrite: remove all other files, and take these columns. Call `allow` before.
         more
             Numbers for :meth:`transaction`.
+
+        Raises
+        ------
+        ConflictError
+            The table has a newer version than the loaded one.
         """
         from deltalake import Schema
         from deltalake.transaction import RemoveAction
@@ -500,52 +504,53 @@ class LakeTable:
             if changes:
                 self.changed = None
             self._stood()
-        # Fewer bounds than there are harm nobody, if another program is at the properties.
+        # If another program changes the properties, fewer columns are listed than have bounds,
+        # which does no harm.
         with contextlib.suppress(ConflictError), self.refusals():
-            # After an overwrite all files are new, and have all bounds that there can be.
+            # After an overwrite, all files are new and have bounds of all possible columns.
             self._bound(self.schema, self._bounded if schema is None else schema.names)
 
     @property
     def _bounded(self) -> list[str]:
-        """The columns that have bounds in all files."""
+        """The columns that have bounds in all files, by the table's property."""
         return names_in(self.delta.metadata().configuration.get(BOUNDED_COLUMNS, ""))
 
     def _bound(self, schema: pa.Schema, names: Sequence[str]) -> None:
-        """Have the table name those columns among some that can have bounds in a schema."""
+        """Set the table's list of bounded columns to those of `names` that can have bounds."""
         wanted = [name for name in bounded_columns(schema, self.partition_by) if name in names]
         there = self.delta.metadata().configuration.get(BOUNDED_COLUMNS)
         if there is not None and "timestampNtz" in (self.delta.protocol().reader_features or ()):
-            # With a change of properties, delta-rs 1.6 gives such a table the feature variantType,
-            # which many readers lack. So the list of such a table only gets shorter.
+            # When delta-rs 1.6 changes properties of a table with features, it adds the feature
+            # variantType, which many readers lack. So change this list only to shorten it.
             wanted = [name for name in wanted if name in names_in(there)]
         if there is None or {*names_in(there)} != {*wanted}:
             self.delta.alter.set_table_properties({BOUNDED_COLUMNS: property_of(wanted)})
             self._update()
 
     def _have_on_disk(self) -> None:
-        """Wait until what was committed is on the local disk, as delta-rs does not."""
+        """Flush our commits to the local disk, because delta-rs does not."""
         before, self._on_disk = self._on_disk, self.delta.version()
         if self.place.path is not None:
             log = self.place.path / self.directory / "_delta_log"
-            # The last commit may be a join of files, which came behind the one that this is for.
+            # Several commits: a join of files may have followed the commit that this is for.
             for version in range(before + 1, self._on_disk + 1):
                 fsync_path(log / f"{version:020}.json")
             fsync_path(log)
 
     def committed(self, file: AddedFile) -> str:
-        """Where in the place a file is that the last commit has."""
+        """Return the path of a committed file in the place."""
         return f"{self.directory}/{file.path}"
 
     # --- maintenance -----------------------------------------------------------------------------
 
     def maintain(self, joins: Joins | None = None) -> None:
-        """Join small files and delete old ones, if it is time for that.
+        """Join small files and delete old ones, if enough commits were made.
 
         Parameters
         ----------
         joins : Joins, optional
-            Which join them while this goes on. They have no place for it while they are busy; it
-            stays time for it then.
+            Joins files in a thread while the sync goes on. While it is busy, the next call tries
+            again.
         """
         if self.delta is None:
             return
@@ -557,25 +562,25 @@ class LakeTable:
         is_old = before // VACUUMED != now // VACUUMED
         if is_old:
             if joins is not None:
-                joins.wait()  # the files that it has written are nobody's yet
-                self.load()  # and now they are this table's, which a vacuum has to know
+                joins.wait()  # a vacuum would delete its files, which are not committed yet
+                self.load()  # a vacuum has to know them once they are committed
             self.vacuum()
         if joins is None or joins.begin(self._compact_beside):
             self._maintained_at = now
 
     def _compact_beside(self) -> None:
-        """Join small files while the table is written."""
+        """Join small files while another thread writes the table."""
         table = LakeTable(self.place, self.directory, self.app, self._retention)
         table.load()
         table._compact_unless_changed()
 
     def _compact_unless_changed(self) -> None:
-        """Join small files; another time if other programs are at it."""
+        """Join small files; give up if another program commits."""
         with contextlib.suppress(ConflictError):
             self.compact()
 
     def compact(self) -> None:
-        """Join files of about one size where there are many."""
+        """Join the small files of each partition and size tier that has at least `_PER_TIER`."""
         tiers: dict[Any, list[File]] = {}
         for file in self.files():
             tier, most = 0, _LEAST_TIER
@@ -589,7 +594,7 @@ class LakeTable:
             if len(files) < _PER_TIER:
                 continue
             with self.refusals(), DeltaFileWriter(self, schema, partition_by, "joined") as writer:
-                # In the order in which they came.
+                # In the order of their changes.
                 for file in sorted(files, key=lambda one: str(one.least.get("commit_lsn", ""))):
                     for rows in self.rows(file, schema):
                         writer.write(rows)
@@ -597,13 +602,13 @@ class LakeTable:
             self.until_it_stands(functools.partial(self._replace, files, joined))
 
     def _replace(self, files: Sequence[File], joined: Written) -> None:
-        """Have a file instead of others, which hold the same rows."""
+        """Replace files by a file with the same rows."""
         if not {one.path for one in files} <= {one.path for one in self.files()}:
             raise self.place.conflict(self.directory)
         self.commit(joined, files, None)
 
     def rows(self, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a file, group by group, with these columns."""
+        """Iterate over the row groups of a file, with the columns of a schema."""
         with self.open_file(file) as opened:
             for group in range(opened.num_row_groups):
                 yield self.group(file, opened, group, schema)
@@ -611,7 +616,7 @@ class LakeTable:
     def group(
         self, file: File, opened: pq.ParquetFile, group: int, schema: pa.Schema
     ) -> pa.RecordBatch:
-        """Some columns of a group of a file's rows."""
+        """Read a row group of an open file, with the columns of a schema."""
         there = set(opened.schema_arrow.names)
         names = [field.name for field in schema if field.name in there]
         if there <= set(names):
@@ -629,16 +634,16 @@ class LakeTable:
         return conformed(rows, schema)
 
     def delete_files(self, files: Written) -> None:
-        """Delete files that no commit has, as far as that is possible."""
+        """Delete files that no commit has; errors are ignored."""
         for one in files:
             with contextlib.suppress(Exception):
                 self.filesystem.delete_file(one.path)
 
     def vacuum(self) -> None:
-        """Delete the files that the table has no more, and those that it never had.
+        """Delete files that the table no longer has, or never had, after the retention time.
 
-        Only files that a writer of Delta tables has named are deleted. delta-rs itself would delete
-        whatever somebody else has put there.
+        Only files with the name of a Delta writer are deleted. delta-rs itself would delete
+        any file that somebody has put into the directory.
         """
         with self.refusals():
             found = self.delta.vacuum(
@@ -658,7 +663,7 @@ class LakeTable:
 
 
 def _add_actions(files: Sequence[AddedFile], *, changes: bool = True) -> list[Any]:
-    """What the log gets of files; `changes` says whether they have rows that are new."""
+    """Return the log's add actions of files; `changes` says whether they have new rows."""
     from deltalake.transaction import AddAction
 
     now = int(time.time() * 1000)

@@ -1,8 +1,8 @@
-"""Tables as Delta tables, in a directory or in object storage.
+"""The target that keeps Delta tables in a directory or in object storage.
 
-Each table has its position in its own log, and is written by commits of its own. The table
-`_progress` follows at the end of a window. So a crash between two commits leaves tables that are
-further than `_progress` says: what they have already is left out when the changes come again.
+Each Delta table has its own commits, and its position in its own log. The table `_progress` is
+committed last in a window. After a crash in between, some tables are ahead of `_progress`. The next
+window then brings changes that these tables have already, and their positions tell which to skip.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ __all__ = ["DECODED_FOR", "DeltaTarget"]
 
 _PROGRESS = "_progress"
 _BUFFERED = 256 << 20
-"""Bytes of changes in memory, of all tables together."""
+"""Maximum bytes of changes in memory, for all tables together."""
 _RETENTION = 6
 _NOTHING_KEPT = Kept()
 _NEWEST = ("newest_lsn", "newest_time")
-"""Numbers in the log of `_progress`, beside the position: `Stored.newest`."""
+"""Names of transaction numbers in the log of `_progress`, which store `Stored.newest`."""
 
 _PROGRESS_SCHEMA = pa.schema(
     [
@@ -72,16 +72,16 @@ _PROGRESS_SCHEMA = pa.schema(
 
 
 class Positions(NamedTuple):
-    """How far a table's two tables are by their own logs, as `_progress` says.
+    """The positions of a change table and a state table in their own logs, as `_progress` has them.
 
-    That says up to where each table was looked at, too, which may be long behind its last change.
-    So an earlier state of a single table, as from a backup, would pass for one to which nothing
-    happened since.
+    A table state's LSN moves on without changes, so it does not show that one of the two tables was
+    restored from a backup. A comparison of these positions with the tables' own logs does.
 
     Attributes
     ----------
     changes, state : tuple of int, or None
-        The position of the newest change table, and of the table of rows; None: it is not known.
+        The LSN and the snapshot LSN of the newest change table, and of the state table; None if not
+        known.
     """
 
     changes: tuple[int, int] | None = None
@@ -89,40 +89,39 @@ class Positions(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Positions:
-        """Return what `_progress` has."""
+        """Return the positions from their JSON text in `_progress`."""
         return cls(*(one and (one[0], one[1]) for one in json.loads(text)))
 
 
 class DeltaTarget:
-    """See `Target`.
+    """A `Target` of Delta tables.
 
     Parameters
     ----------
     uri : str or pathlib.Path
-        A directory, or a URL such as ``s3://bucket/lake``. On object storage nothing keeps a second
-        sync from beginning; the commit of one of the two is refused then, as both have to move the
-        same position.
+        A directory, or a URL such as ``s3://bucket/lake``. On object storage, a second sync can
+        begin. Both syncs have to move the same position, so the commit of one of them is refused.
     storage_options : mapping of str to str, optional
-        Of delta-rs, for object storage.
+        Options of delta-rs for object storage.
     partition_by : mapping of str to sequence of str, optional
-        The columns by which state tables are partitioned when they are made, by ``schema.table``.
+        By ``schema.table``: the columns by which a new state table is partitioned.
     retention_hours : int, optional
-        For so long the files of older versions stay, for readers that have begun with one. Where
-        rows of a large table change all the time, each commit leaves many.
+        Hours for which the files of older versions stay, for readers of these versions. If rows of
+        a large table change all the time, each commit leaves many such files.
     threads : int, optional
-        So many tables are written at a time.
+        Maximum number of tables that are written at a time.
     kept : Kept
     maintenance : bool
-        As of `sync`.
+        See `TargetOptions`.
     iceberg : str or mapping of str to str, optional
-        As of `sync`.
+        See `TargetOptions`.
 
     Attributes
     ----------
     change_tables : type of LakeTable
-        What writes the files of change tables.
+        The class of change tables.
     steps : callable
-        As of `DeltaState`.
+        See `DeltaState`.
     """
 
     is_transactional = False
@@ -159,7 +158,7 @@ class DeltaTarget:
         self._tables: dict[str, LakeTable] = {}
         self._writers: list[DeltaChanges | DeltaState] = []
         self._moves: list[Move] = []  # of this window
-        self._unmoved: list[Move] = []  # that `_progress` has, and were not all done
+        self._unmoved: list[Move] = []  # stored in `_progress`, and not all done
         self.troubles: dict[int, PgOutputError] = {}
         self._own: dict[int, Positions] = {}
         self._guard = threading.Lock()
@@ -176,7 +175,7 @@ class DeltaTarget:
         if self._lock is None and self.place.path is not None:
             self._lock = claim_directory(self.place.path, "sync", "tables")
         if self._catalog is not None:
-            _ = self._catalog.opened  # which refuses what is wrong, before anything is written
+            _ = self._catalog.opened  # refuses a wrong catalog before anything is written
 
     def open(self, origin: TargetOrigin) -> Stored:
         """See `Target`."""
@@ -192,7 +191,7 @@ class DeltaTarget:
             progress.create(_PROGRESS_SCHEMA, (0, 0), description=self._description(origin))
         stored = self._checked(progress, origin)
         if not stored.lsn:
-            # Nothing was passed over yet that would be missing: it begins anew.
+            # No change was skipped yet under other options, so the target may take new ones.
             progress.describe(self._description(origin))
         self._tables[_PROGRESS] = progress
         self._do_moves()
@@ -200,27 +199,27 @@ class DeltaTarget:
         for held in stored.tables.values():
             is_fit = held.stale is None and held.relation_id not in self.troubles
             if f"{held.namespace}.{held.name}" in self._partition_by and is_fit:
-                self.state(held)  # which refuses other partitions than those that it has
+                self.state(held)  # refuses other partition columns than the table has
         self._writers = []
         return stored
 
     def attached(self, origin: TargetOrigin) -> DeltaTarget:
-        """It, without a claim, to write tables for a process that has it open."""
+        """Use this target without a claim, to write tables for the process that has claimed it."""
         self._origin = origin
         return self
 
     @property
     def origin(self) -> TargetOrigin:
-        """The database from which the changes come; it is open."""
+        """The database from which the changes come; known once the target is open."""
         if self._origin is None:
             raise PgOutputError("open() was not called", code="unfit_input")
         return self._origin
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What another process makes it by to write state tables.
+        """The arguments by which another process makes this target to write state tables.
 
-        The storage's options may have secrets.
+        The storage options among them may have secrets.
         """
         return {
             "uri": self.place.uri, "storage_options": self.place.options or None,
@@ -231,15 +230,15 @@ class DeltaTarget:
     def seen(
         self, held: Held, *, with_state: bool
     ) -> tuple[pa.Schema | None, tuple[str, ...] | None]:
-        """The columns of the change table of a table, and the partitions of its rows.
+        """Return a change table's schema and a state table's partition columns; None: no table.
 
-        Both as they were when this process has looked at them last; None: there is none.
+        Both may be old: a table that this process has loaded before is not loaded again.
 
         Parameters
         ----------
         held : Held
         with_state : bool
-            Whether the partitions are wanted.
+            Whether to return the partition columns; if not, they are None.
         """
         names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
         found = []
@@ -258,7 +257,7 @@ class DeltaTarget:
         )
 
     def partitions(self, namespace: str, name: str) -> list[str]:
-        """The columns by which the state table of a table is partitioned when it is made."""
+        """Return the columns by which a new state table is partitioned."""
         return self._partition_by.get(f"{namespace}.{name}", [])
 
     def _description(self, origin: TargetOrigin) -> str:
@@ -300,7 +299,7 @@ class DeltaTarget:
             )
 
     def _checked(self, progress: LakeTable, origin: TargetOrigin) -> Stored:
-        """What a sync before has stored last."""
+        """Return the target state in `_progress`; refuse another format, database or option."""
         found = json.loads(progress.delta.metadata().description)
         if found["format"] != TARGET_FORMAT:
             raise PgOutputError(
@@ -325,7 +324,7 @@ class DeltaTarget:
             return Stored(0, {})
         self.kept = self.kept.check(self.place.uri, kept)
         check_kind(self.place.uri, self._kind, found["changes"])
-        # In object storage each question takes its time.
+        # Only in a local directory: in object storage, a request for each table takes too long.
         if self.kept.has_state and self.place.path is not None:
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
         lsn, time = (progress.transaction(name) or 0 for name in _NEWEST)
@@ -333,7 +332,7 @@ class DeltaTarget:
         return Stored(progress.position[0], held, newest, policies=kept.policies)
 
     def _with_state(self, path: Path, held: Held) -> Held:
-        """What is held of a table; it is stale if its state table is not there."""
+        """Return a table state, stale if its state table is missing."""
         names = [held.stored, *(one.old for one in self._unmoved
                                 if one.relation_id == held.relation_id)]  # fmt: skip
         logs = (path / "state" / directory_of(name) / "_delta_log" for name in names)
@@ -341,9 +340,9 @@ class DeltaTarget:
         return held if is_there else held._replace(stale=DELETED)
 
     def _with_own(self, tables: Mapping[int, Held]) -> dict[int, Held]:
-        """What is held of tables; those are stale that are not what a sync has written.
+        """Return table states, stale where another program or a restore has changed a table.
 
-        Each is looked at: if nothing happens to it, nobody else would find out.
+        All tables are loaded. Nothing else would find out about a table that gets no changes.
         """
 
         def look(held: Held) -> Held:
@@ -382,9 +381,9 @@ class DeltaTarget:
             return dict(zip(tables, pool.map(look, tables.values()), strict=True))
 
     def _loaded(self, held: Held) -> dict[str, LakeTable]:
-        """The newest change table of a table, and its state table, as far as the target has them.
+        """Load the newest change table and the state table, as far as the target has these kinds.
 
-        They are not kept: nothing of a table is in memory before it changes.
+        They are not cached, so that only tables with changes take memory.
         """
         names = {}
         if self.kept.has_changes:
@@ -447,7 +446,7 @@ class DeltaTarget:
         self._writers = []
 
     def shown(self, stored: str) -> str:
-        """See `Target`: the name of their directories."""
+        """See `Target`: the name of the tables' directories."""
         return directory_of(stored)
 
     def changes(self, held: Held) -> ChangeWriter:
@@ -482,13 +481,13 @@ class DeltaTarget:
         return table
 
     def _made(self, kind: str, name: str, relation_id: int) -> LakeTable:
-        """A table that was not looked at yet."""
+        """Return a table that is not loaded yet."""
         given = (
             self.place, f"{kind}/{directory_of(name)}", self._app(relation_id), self._retention,
         )  # fmt: skip
         if kind == "state":
             table = LakeTable(*given)
-            if self.place.path is None:  # nothing is moved away there
+            if self.place.path is None:  # a renamed table's directory stays, and is replaced
                 table.replaced = [self._app(one) for one in self._own if one != relation_id]
             return table
         if self._catalog is None:
@@ -498,11 +497,11 @@ class DeltaTarget:
         return IcebergTable(*given, self._catalog, name)
 
     def _app(self, relation_id: int) -> str:
-        """By which tables know whose changes they have."""
+        """Return the application id by which a Delta table's log says whose changes it has."""
         return "/".join(["pgoutput_fast", *self.origin, str(relation_id)])
 
     def make_room(self) -> None:
-        """Write the most of what is kept in memory, if that is much."""
+        """Flush the largest buffers of changes if all buffers have more than `_BUFFERED` bytes."""
         with self._guard:
             writers = [one for one in self._writers if isinstance(one, DeltaChanges)]
             while sum(one.pending_bytes for one in writers) > _BUFFERED:
@@ -544,7 +543,7 @@ class DeltaTarget:
         self._do_moves()
         tables = {id(table): table for table in self._tables.values()}
         for table in [*dict.fromkeys(written), progress] if self.maintains else []:
-            if id(table) in tables:  # not one that was moved
+            if id(table) in tables:  # not if it was moved
                 is_added_to = table.directory.startswith("changes/")
                 table.maintain(self._joins if is_added_to else None)
 
@@ -559,7 +558,7 @@ class DeltaTarget:
             self._tables[_PROGRESS] = progress
 
     def begun(self, held: Held) -> Held:
-        """See `Target`: object storage may have changes of a table that had the name before."""
+        """See `Target`. In object storage, an earlier table of the name may have left changes."""
         if self.place.path is not None:
             return held
         return held._replace(version=self._free_version(held, held.stored, may_be_own=True))
@@ -567,9 +566,9 @@ class DeltaTarget:
     def rename(self, held: Held, stored: str) -> Held:
         """See `Target`.
 
-        Object storage can't move a table. There its rows come by a new snapshot, which replaces
-        those of the table that had the name before, and its changes go on in a version that is
-        free. What it had stays under the former name.
+        Object storage can't move a table. There, the table gets a new snapshot under the new name,
+        which replaces the rows of an earlier table of that name. Its changes go on in a free
+        version of the change table. The former tables stay under the former name.
         """
         if self.place.path is not None:
             self._moves.append(Move(held.relation_id, held.stored, stored, held.version))
@@ -584,7 +583,7 @@ class DeltaTarget:
         return held._replace(stored=stored, version=version, stale=stale)
 
     def _free_version(self, held: Held, stored: str, *, may_be_own: bool) -> int:
-        """The first version of a change table under a name in whose place nothing is."""
+        """Return the first version of a change table whose directory is empty."""
         for version in itertools.count(1):
             table = self._made("changes", stored + version_suffix(version), held.relation_id)
             is_free = not self.place.has_files(table.directory)
@@ -593,15 +592,15 @@ class DeltaTarget:
         return version
 
     def _do_moves(self) -> None:
-        """Move the directories of tables that have other names.
+        """Move the directories of renamed tables.
 
-        `_progress` has the moves first. So they are done again if not all of them were done; a
-        directory that has another table already, or none, is left alone. If one fails, its table
-        is in trouble, and all are kept: others of them may have to come behind that one.
+        `_progress` stores the moves before they are done, so an interrupted call repeats them. A
+        directory that is missing or has another table is skipped. If a move fails, `troubles` gets
+        its table, and all moves stay stored, because later moves may depend on the failed one.
         """
         moves, self._moves = [*self._unmoved, *self._moves], []
         if moves:
-            self._joins.wait()  # of a table that may be moved
+            self._joins.wait()  # it may join files of a table that is moved
         self.troubles = {}
         for move in moves:
             try:
@@ -613,10 +612,7 @@ class DeltaTarget:
         self._unmoved = moves if self.troubles else []
 
     def _do_move(self, move: Move) -> None:
-        """Move the directories of one table.
-
-        An error leaves those where they are that come behind; the next call goes on with them.
-        """
+        """Move the directories of one table. After an error, the next call moves the others."""
         names = [("state", "")]
         names += [("changes", version_suffix(i)) for i in range(1, move.version + 1)]
         for kind, suffix in names:
@@ -628,7 +624,7 @@ class DeltaTarget:
 
 
 class Move(NamedTuple):
-    """A table gets another name: what it had, what it gets, and how many change tables it has."""
+    """A table is renamed. Fields: relation_id, old and new stored name, version (newest one)."""
 
     relation_id: int
     old: str
@@ -637,11 +633,11 @@ class Move(NamedTuple):
 
 
 def version_suffix(version: int) -> str:
-    """What is behind the name of a change table."""
+    """Return the suffix of a change table's name for a version."""
     return "" if version == 1 else f".v{version}"
 
 
 def _is_less(table: LakeTable, known: tuple[int, int] | None) -> bool:
-    """Whether a table has less than it had."""
+    """Whether a table's position is before a known one."""
     lsn, copy_lsn = table.position
     return known is not None and (lsn < known[0] or copy_lsn < known[1])
