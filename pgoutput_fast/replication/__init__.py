@@ -5,13 +5,13 @@
 ...     for received in stream:
 ...         print(received.lsn, received.frame)
 
-`capture` lands a slot's changes in segments. ``docs/how-to/stream-in-python.md`` describes
+`capture` writes a slot's changes to a change log. ``docs/how-to/stream-in-python.md`` describes
 streams.
 """
 
 from __future__ import annotations
 
-from .. import connections as _connections  # noqa: F401 - it says which extra is missing
+from .. import connections as _connections  # noqa: F401 - its error names the missing extra
 from ..errors import ReplicationError, RetryableError
 from . import slots
 from .capture import capture

@@ -1,4 +1,4 @@
-"""Connect in a thread of its own, so that an order to end is heard meanwhile."""
+"""Connect in a second thread, so that the caller can give up at any time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Generic, TypeVar
 
 from ..errors import RetryableError
 
-_POLL = 0.05  # seconds between two looks whether to give up
+_POLL = 0.05  # seconds between two checks whether to give up
 
 _Made = TypeVar("_Made")
 
 
 class Attempt(Generic[_Made]):
-    """Something that connects: it begins at once, and may take as long as a server is silent.
+    """A try to connect, in a thread that starts at once. A silent server may delay it for long.
 
     Parameters
     ----------
     make : callable
-        Connects. It runs in another thread.
+        Connects, and returns the connection. It runs in the thread.
     close : callable
-        Closes what `make` has made, if nobody wants it any more.
+        Takes what `make` returned, and closes it. It is called if the caller has abandoned the try.
     """
 
     def __init__(self, make: Callable[[], _Made], close: Callable[[_Made], None]) -> None:
@@ -30,7 +30,7 @@ class Attempt(Generic[_Made]):
         self._made: _Made | None = None
         self._error: BaseException | None = None
         self._abandoned = False
-        # It is re-entrant, as a signal's handler may abandon this at any moment.
+        # Re-entrant, as a signal handler may call `abandon` at any moment.
         self._lock = threading.RLock()
         threading.Thread(target=self._run, name="pgoutput_fast-connect", daemon=True).start()
 
@@ -45,11 +45,11 @@ class Attempt(Generic[_Made]):
                 self._discard()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long; whether it has ended."""
+        """Wait at most `seconds`; return whether the try has ended."""
         return self._done.wait(seconds)
 
     def result(self) -> _Made:
-        """What was made, once it has ended; an error is raised here."""
+        """Return what `make` returned, or raise its error. Call this after the try has ended."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -59,7 +59,7 @@ class Attempt(Generic[_Made]):
         return made
 
     def abandon(self) -> None:
-        """Close what was made, or will be."""
+        """Give up: close what `make` returned, now or when it returns."""
         with self._lock:
             self._abandoned = True
             self._discard()
@@ -73,12 +73,12 @@ class Attempt(Generic[_Made]):
 def unless_stopped(
     make: Callable[[], _Made], close: Callable[[_Made], None], stop: threading.Event | None
 ) -> _Made:
-    """What `make` makes; the arguments are those of `Attempt`.
+    """Return what `make` returns, unless `stop` is set first; see `Attempt` for the arguments.
 
     Raises
     ------
     RetryableError
-        `stop` was set meanwhile.
+        `stop` was set before `make` returned.
     """
     if stop is None:
         return make()

@@ -1,4 +1,4 @@
-"""Begin a capture: check its slot and its directory against each other, make the slot if wanted."""
+"""Begin a capture: check that its slot and directory belong together, or make both."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _log = logging.getLogger(__name__)
 
 
 class _Intention:
-    """A file that says which slot is being made for a directory.
+    """A file in a new directory that names the slot which a capture is making for it.
 
-    A process that is killed just after it has made the slot leaves both, and the next one knows by
-    the file that the slot is its own.
+    A process may be killed just after it has made the slot. The next process then finds the slot
+    and this file, and knows by the file that the slot belongs to the directory.
     """
 
     def __init__(self, directory: Path, connection: ReplicationConnection, slot: str) -> None:
@@ -66,7 +66,7 @@ class _Intention:
             ) from error
 
     def is_there(self) -> bool:
-        """Whether the slot is the one that was to be made."""
+        """Whether the file is there and names this slot."""
         try:
             found: object = json.loads(read_json_file(self._path))
         except FileNotFoundError:
@@ -76,14 +76,14 @@ class _Intention:
         return found == self._fields
 
     def give_up(self) -> None:
-        """The slot was refused, or is dropped: leave nothing behind."""
+        """Remove the file, and a directory that it made: the slot was refused, or dropped again."""
         self.remove()
         if self._is_new_directory:
-            with contextlib.suppress(OSError):  # another program has written into it
+            with contextlib.suppress(OSError):  # another program may have written into it
                 self._path.parent.rmdir()
 
     def remove(self) -> None:
-        """The directory has begun with the slot."""
+        """Delete the file: the change log has begun, and its metadata name the slot."""
         try:
             SEGMENTS.delete(self._path.parent, SLOT_NAME)
             fsync_path(self._path.parent)
@@ -98,15 +98,15 @@ class _Intention:
 
 
 class CaptureStart(NamedTuple):
-    """A directory to which a capture can write.
+    """A change log to which a capture can write.
 
     Attributes
     ----------
     writer : SegmentWriter
     metadata : SegmentMetadata
-        That of the session.
+        The metadata of this session.
     opened : ServerSnapshot or None
-        What `open_first` gave, if the slot was made here.
+        What `open_first` returned, if `begin_directory` made the slot.
     """
 
     writer: SegmentWriter
@@ -124,15 +124,15 @@ def begin_directory(
     open_first: Callable[[CreatedSlot, SegmentMetadata], ServerSnapshot] | None,
     stop: threading.Event | None,
 ) -> CaptureStart:
-    """Check the slot and the directory against each other; make the slot if that is wanted.
+    """Check that the slot and the directory belong together; make the slot if the options ask.
 
-    If a slot is made here, `open_first` is called with it before the directory has begun, while the
-    snapshot of the slot's beginning is there.
+    If this function makes the slot, it calls `open_first` with the slot before the change log
+    begins, while the slot's exported snapshot still exists.
 
     Raises
     ------
     PgOutputError
-        As of `capture`. Where the slot was made here, it is dropped again.
+        See `capture`. If this function made the slot, it has dropped the slot again.
     """
     with contextlib.ExitStack() as held:
         connection = unless_stopped(
@@ -163,7 +163,7 @@ def begin_directory(
             confirmed = made.lsn
         else:
             raise missing_slot(slot)
-        # What lands has the form of version 1, whichever way it came.
+        # Segments have frames in the form of protocol version 1, whichever version the stream has.
         said = {**negotiated.options, "proto_version": "1"}
         said.pop("streaming", None)
         metadata = SegmentMetadata(
@@ -191,7 +191,7 @@ def begin_directory(
                 compression=options.compression,
             )
         except BaseException:
-            if state is None:  # the slot was made here, and would keep the server's log for ever
+            if state is None:  # made above; without a reader it would keep log for ever
                 connection.drop_slot(slot)
                 intention.give_up()
             raise
@@ -208,14 +208,14 @@ def begin_directory(
 def _once_unused(
     connection: ReplicationConnection, state: SlotState | None, directory: Path
 ) -> SlotState | None:
-    """The slot with which a new directory is to begin, once nobody reads it.
+    """For a new directory, wait until nobody reads the existing slot, and return its state.
 
-    This comes before anything is written: a slot that is refused later would leave that behind.
+    This comes before anything is written, so that a slot in use leaves no files behind.
 
     Raises
     ------
     RetryableError
-        It is in use.
+        The slot is still in use.
     """
     if state is None or has_begun(directory):
         return state
@@ -231,28 +231,28 @@ def _make_slot(
     two_phase: bool,
     snapshot: bool,
 ) -> CreatedSlot:
-    """Make the slot.
+    """Make the slot, and write before that which slot it will be.
 
-    If another program has made the slot meanwhile, this fails, as that slot does not belong to this
-    directory.
+    If another program has made a slot of this name meanwhile, this fails, as that slot does not
+    belong to this directory.
     """
     intention.write()
     try:
         return connection.make_slot(slot, two_phase=two_phase, snapshot=snapshot, stop=stop)
     except PgOutputError as error:
-        # Where the connection was lost, the server may have made it.
+        # If the connection was lost, the server may have made the slot: keep the file.
         if not isinstance(error, RetryableError):
             intention.give_up()
         raise
 
 
 def _check_empty(directory: Path) -> None:
-    """Refuse a new directory that holds something else, such as an export.
+    """Refuse a new directory that has other files in it, such as an export.
 
     Raises
     ------
     PgOutputError
-        There are other things in it, or it can't be read.
+        The directory has other files in it, or can't be read.
     """
     try:
         found = others_in(SEGMENTS, directory)
@@ -272,12 +272,12 @@ def _check_empty(directory: Path) -> None:
 
 
 def _check_download(directory: Path, *, adopt_slot: bool) -> None:
-    """Refuse a directory that was downloaded, unless it takes the original's place.
+    """Refuse a downloaded directory, unless `adopt_slot` says that it replaces the original.
 
     Raises
     ------
     PgOutputError
-        It was downloaded.
+        The directory was downloaded, and `adopt_slot` is false or the download is not complete.
     """
     url = downloaded_from(directory)
     if url is None:
@@ -300,7 +300,7 @@ def _check_download(directory: Path, *, adopt_slot: bool) -> None:
 
 
 def _adopt_download(directory: Path) -> None:
-    """The directory goes on with the slot, so that it is an original."""
+    """Delete the mark of a download: the directory now continues with the slot."""
     path = directory / DOWNLOAD_NAME
     try:
         SEGMENTS.delete(directory, DOWNLOAD_NAME)

@@ -1,4 +1,4 @@
-"""The function `connect`, which makes a stream of a slot's changes."""
+"""The function `connect`, which begins a stream of a slot's changes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .stream import ReplicationStream
 
 
 def _check_assembling(assembling: Mapping[str, Any]) -> None:
-    """Refuse wrong arguments of an Assembler before a connection is made.
+    """Check the arguments of an Assembler before a connection is made.
 
-    Where all are as they are by default, nothing is looked at: an Assembler loads NumPy, and who
-    receives frames does not need it.
+    If all have their defaults, do nothing: an Assembler loads NumPy, which a consumer of frames
+    does not need.
 
     Raises
     ------
     PgOutputError, TypeError
-        As of :class:`pgoutput_fast.transactions.Assembler`.
+        See :class:`pgoutput_fast.transactions.Assembler`.
     """
     defaults = inspect.signature(connect).parameters
     if any(
@@ -51,12 +51,12 @@ _BEYOND_ADVICE = (
 def _check_position(
     start_lsn: object, start_timeline: object, on_idle: object, *, temporary: bool
 ) -> None:
-    """Refuse wrong arguments that say where to go on.
+    """Check the arguments that say where to continue.
 
     Raises
     ------
     PgOutputError, TypeError
-        As of `connect`.
+        See `connect`.
     """
     if start_timeline is not None and type(start_timeline) is not int:
         raise TypeError(f"start_timeline must be an int, not {type(start_timeline).__name__}")
@@ -91,15 +91,15 @@ def connect(
     stream_options: StreamOptions | None = None,
     **keywords: object,
 ) -> ReplicationStream:
-    """Begin to receive the changes of a slot.
+    """Connect, and begin a stream of the changes of a slot.
 
-    ``docs/how-to/stream-in-python.md`` says what the stream gives, and when to acknowledge it.
+    ``docs/how-to/stream-in-python.md`` says what the stream returns, and when to acknowledge.
 
     Parameters
     ----------
     dsn : str, optional
-        Connection string of libpq, or URL. What it leaves out is taken from libpq's variables
-        (PGHOST …), service files and password files.
+        Connection string of libpq, or URL. Missing parameters come from libpq's environment
+        variables (PGHOST …), service files and password files.
     slot : str
         The replication slot.
     publications : list or tuple of str
@@ -109,18 +109,19 @@ def connect(
     temporary : bool
         Make a slot that the server drops with the connection. The name must be new.
     start_lsn : int
-        Where to go on: the end LSN of the last durable transaction. The default is the LSN up to
-        which the slot was acknowledged. With `two_phase`, frames come from that LSN on in any case.
+        Where to continue: the end LSN of the last durable transaction. The default is the LSN up to
+        which the slot was acknowledged. With `two_phase`, frames always come from the default LSN
+        on; `transactions` still begins at `start_lsn`.
     start_timeline : int
         The stream's `timeline` when the transaction of `start_lsn` came, if you stored it. The call
-        refuses a server on whose timeline that transaction did not happen.
+        refuses a server whose history does not have that transaction.
     on_idle : callable
         For programs that store their position with their data. If the server's log grows without a
         change for the slot, `transactions` calls this function with an LSN, at most once a second.
-        Store that LSN as the position: it is acknowledged after the call. Without this function,
-        such LSNs are acknowledged at once, and your stored position is then behind the slot. With
-        `start_lsn` and without this function, they are not acknowledged, and the server keeps its
-        log until the next transaction.
+        Store that LSN as the position: the stream acknowledges it after the call. Without this
+        function, the stream acknowledges such LSNs at once, and your stored position is then behind
+        the slot. With `start_lsn` and without this function, the stream does not acknowledge them,
+        and the server keeps its log until the next transaction.
     spill_directory, prepared
         See :class:`pgoutput_fast.transactions.Assembler`.
     policies, registry, target, tables, columns, fill_unchanged
@@ -134,7 +135,7 @@ def connect(
     Raises
     ------
     RetryableError
-        The server can't be reached now, or the slot is in use, and this has not passed within
+        The server can't be reached now, or the slot is in use, and this did not change within
         `retry_for`.
     PgOutputError
         The server refuses, or does not know an option. There is no such slot or publication. The

@@ -1,4 +1,4 @@
-"""What START_REPLICATION is given for a stream's options on a server's version."""
+"""Choose the options of START_REPLICATION from a stream's options and the server's version."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from ..errors import Argument, PgOutputError
 
 
 class Negotiated(NamedTuple):
-    """The options for a server of a certain version.
+    """The chosen options.
 
-    Fields: protocol (the version of the protocol), two_phase, options (those of START_REPLICATION,
-    name to value).
+    Fields: protocol (version of the protocol), two_phase, options (of START_REPLICATION, by name).
     """
 
     protocol: int
@@ -38,7 +37,8 @@ def negotiate(
     Raises
     ------
     PgOutputError
-        The server does not know an option, or the options exclude each other or the slot.
+        The server is too old for an option. Two options exclude each other, or one does not fit the
+        slot.
     """
     best = best_protocol(server_version)
     protocol = best if wanted.protocol == "auto" else wanted.protocol
@@ -67,7 +67,7 @@ def negotiate(
 
 
 def _streaming_of(streaming: Streaming, protocol: int, server_version: int) -> str | None:
-    """The value of the option streaming; None if transactions come whole."""
+    """Return the value of the option streaming; None if transactions come whole."""
     wanted = streaming
     if wanted is True:
         return "parallel" if protocol >= 4 else "on" if protocol >= 2 else None
@@ -87,7 +87,7 @@ def _streaming_of(streaming: Streaming, protocol: int, server_version: int) -> s
 def _two_phase_of(
     two_phase: bool | None, protocol: int, server_version: int, *, marked: bool
 ) -> bool:
-    # PostgreSQL 14 has such slots, but its pgoutput does not know prepared transactions.
+    # PostgreSQL 14 has two_phase slots, but its pgoutput can't send prepared transactions.
     marked = marked and server_version >= 150000
     if two_phase is False and marked:
         raise PgOutputError(
@@ -115,12 +115,12 @@ def _two_phase_of(
 
 
 def best_protocol(server_version: int) -> int:
-    """The newest protocol version that a server knows."""
+    """Return the newest protocol version that a server has."""
     return min(max(server_version // 10000 - 12, 1), NEWEST_PROTOCOL)
 
 
 def publication_names(publications: Iterable[str]) -> str:
-    """The value of the option publication_names: quoted identifiers with commas between."""
+    """Return the value of the option publication_names: quoted identifiers with commas between."""
     return ",".join('"' + name.replace('"', '""') + '"' for name in publications)
 
 

@@ -1,4 +1,4 @@
-"""Where the server's log ends, and where what is committed by now does."""
+"""Ask where the server's log ends, and up to which LSN all present commits are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..lsn import format_lsn, parse_lsn
 if TYPE_CHECKING:
     _Connection = psycopg.Connection[tuple[object, ...]]
 
-FRESH = 6.0  # seconds for which an answer holds
-_FLUSH_POLL = 0.02  # seconds between two looks whether commits are on the server's disk
+FRESH = 6.0  # seconds for which an answer counts as the present state
+_FLUSH_POLL = 0.02  # seconds between two checks whether commits are on the server's disk
 
 _POSITION = """
 SELECT (CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
@@ -41,11 +41,11 @@ class ServerPosition(NamedTuple):
     server_time: float
     """The server's clock then, in seconds since 1970."""
     asked: float
-    """When it was asked, by `time.monotonic`."""
+    """When the server was asked, on the clock of `time.monotonic`."""
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it still holds."""
+        """Whether the answer is younger than `FRESH`."""
         return time.monotonic() - self.asked < FRESH
 
     @property
@@ -72,12 +72,12 @@ def _lsn(found: object) -> int:
 
 
 def ask_position(connection: _Connection) -> ServerPosition:
-    """Ask where the server is.
+    """Ask where the server's log ends now; on a standby, how far it has replayed.
 
     Raises
     ------
     PgOutputError
-        It refuses.
+        The server refuses.
     """
     asked = time.monotonic()
     lsn, database, server_time = _ask(connection, _POSITION)
@@ -90,11 +90,18 @@ def check_target(lsn: int, end: int, *, in_recovery: bool) -> None:
     Parameters
     ----------
     lsn : int
-        The target has what was committed before.
+        The target has everything that was committed before this LSN.
     end : int
-        Where the server's log ends.
+        The LSN at which the server's log ends.
     in_recovery : bool
-        Whether it is a standby, which may come so far.
+        Whether the server is a standby, which may still reach `lsn`.
+
+    Raises
+    ------
+    RetryableError
+        The server is a standby that has not replayed so far.
+    PgOutputError
+        The log of a primary ends before `lsn`.
     """
     if lsn <= end:
         return
@@ -112,11 +119,12 @@ def check_target(lsn: int, end: int, *, in_recovery: bool) -> None:
 
 
 def end_of_commits(parameters: ConnectionParameters) -> int:
-    """An LSN before which all is that is committed by now, and up to which the server sends.
+    """Return an LSN that is greater than all present commits, and that the server sends up to.
 
-    A commit with ``synchronous_commit=off`` is on the server's disk some time later, and is sent
-    then. After three times ``wal_writer_delay`` it is there. More of the log than that may never
-    be: what a transaction has written that has not ended waits for nobody.
+    The server sends only log that is on its disk. A commit with ``synchronous_commit=off`` gets
+    there up to three times ``wal_writer_delay`` later, so this function waits that long. It does
+    not wait longer: the rest of the log belongs to open transactions, and the server need not write
+    that rest to disk.
 
     Raises
     ------

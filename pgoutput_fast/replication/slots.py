@@ -1,7 +1,7 @@
 """Make, drop, list and advance replication slots.
 
-The functions take a connection (:class:`pgoutput_fast.replication.ReplicationConnection`), or a
-connection string, for which they open one for the call.
+The functions take a connection (:class:`pgoutput_fast.replication.ReplicationConnection`) or a
+connection string. With a string, they open a connection for the call.
 
 >>> from pgoutput_fast.replication import slots
 >>> slots.create(dsn, "shop")
@@ -43,22 +43,22 @@ def create(
     failover: bool = False,
     snapshot: bool = False,
 ) -> CreatedSlot:
-    """Make a slot for pgoutput. It waits until transactions that are running have ended.
+    """Make a slot for pgoutput. The server first waits for the end of all running transactions.
 
     Parameters
     ----------
     server : ReplicationConnection or str or None
-        A connection, or a connection string of libpq; None takes all from libpq's variables.
+        A connection, or a connection string of libpq. None uses libpq's environment variables.
     name : str
     temporary : bool
-        Whether the slot ends with the connection, which must then be given as `server`.
+        Whether the server drops the slot with the connection. Then give a connection as `server`.
     two_phase : bool
-        Whether prepared transactions are sent when they are prepared (PostgreSQL 15 and newer).
+        Whether to send prepared transactions when they are prepared (PostgreSQL 15 and newer).
     failover : bool
         Whether standbys keep a copy of the slot (PostgreSQL 17 and newer).
     snapshot : bool
-        Whether to export a snapshot that has what was committed before the slot begins. It lasts
-        until the next command on the connection, which must be given as `server`.
+        Whether to export a snapshot of everything that was committed before the slot begins. It
+        lasts until the next command on the connection, so give a connection as `server`.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def create(
 
 
 def drop(server: Server, name: str) -> None:
-    """Drop a slot, so that the server no longer keeps its log for it.
+    """Drop a slot, so that the server no longer keeps its log for the slot.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def drop(server: Server, name: str) -> None:
 
 
 def list(server: Server) -> builtins.list[SlotState]:  # noqa: A001
-    """All logical slots of the server, by name; those of other databases and plugins too.
+    """Return all logical slots of the server, by name, also of other databases and plugins.
 
     Raises
     ------
@@ -106,18 +106,18 @@ def list(server: Server) -> builtins.list[SlotState]:  # noqa: A001
 
 
 def advance(server: Server, name: str, lsn: int) -> int:
-    """Move a slot on without reading it. What was committed before the LSN does not come any more.
+    """Move a slot to an LSN without reading it: it no longer sends earlier commits.
 
     Returns
     -------
     int
-        The LSN to which it was moved.
+        The LSN to which the server moved the slot.
 
     Raises
     ------
     PgOutputError
-        There is no such slot, or it can't be used; the slot is beyond the LSN already, or the
-        server's log ends before the LSN; or the server refuses.
+        There is no such slot, or it can't be used. The slot is already beyond the LSN, or the
+        server's log ends before the LSN. The server refuses.
     TypeError
         `name` is no str, or `lsn` no int.
     """

@@ -1,4 +1,4 @@
-"""Begin a stream: look at its slot, make it if wanted, and check where the stream goes on."""
+"""Begin a stream: check or make its slot, and check the position from which it continues."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Started(NamedTuple):
 
     connection: ReplicationConnection
     position: int
-    """The consumer gets what was committed at this LSN or later."""
+    """The consumer gets the transactions that were committed at this LSN or later."""
     confirmed: int
     """The LSN up to which everything may be acknowledged when the stream begins."""
     protocol: int
     made_slot: bool
-    """Whether the slot was made for this stream, so that it never sent anything before."""
+    """Whether the slot is new, so that no earlier stream has read it."""
 
 
 class Source:
-    """A slot of a server, and the options with which it is read.
+    """A slot of a server, and the options with which to read it.
 
     Parameters
     ----------
@@ -40,12 +40,12 @@ class Source:
     publications : sequence of str
     options : StreamOptions
     create_slot, temporary : bool
-        As of :func:`pgoutput_fast.replication.connect`.
+        See :func:`pgoutput_fast.replication.connect`.
     advice : str
-        What else is to be said where the slot is beyond the position.
+        More text for the hint of the error that the slot is beyond the position.
     compare : callable, optional
-        Is given a connection and the position from which to go on, where the slot stands before
-        it: refuses a slot that would send something else again than what came already.
+        Called with a connection and a position if the slot stands before that position. It raises
+        an error if the slot would send other transactions again than those that came before.
     """
 
     def __init__(
@@ -69,26 +69,26 @@ class Source:
         self._advice = advice
         self._compare = compare
         self._system: str | None = None
-        self._streams = False  # whether the last stream was asked for transactions in progress
+        self._streams = False  # whether the last stream had the option streaming
 
     def start(
         self, position: int | None = None, timeline: int | None = None, received: int = 0
     ) -> Started:
-        """Connect, look at the slot, make it if that is wanted, and begin to stream.
+        """Connect, check the slot or make it, and begin to stream.
 
         Parameters
         ----------
         position : int, optional
-            The LSN from which to go on; by default where the slot stands.
+            The LSN from which to continue. The default is where the slot stands.
         timeline : int, optional
-            The timeline of the server when it sent what is before `position`.
+            The server's timeline when it sent the changes before `position`.
         received : int
-            The LSN up to which frames were received before, if that is beyond `position`.
+            The LSN up to which frames were received before, if greater than `position`.
 
         Raises
         ------
         PgOutputError
-            As of :func:`pgoutput_fast.replication.connect`.
+            See :func:`pgoutput_fast.replication.connect`.
         """
         connection = ReplicationConnection(self._parameters)
         try:
@@ -116,12 +116,12 @@ class Source:
         except BaseException:
             connection.close()
             raise
-        # If the slot is dropped later, it is not made again, as changes would be missing.
+        # If somebody drops the slot later, do not make it again: changes would be missing.
         self._create_slot = False
         return started
 
     def stop_streaming(self) -> bool:
-        """Have later streams bring whole transactions; False if that would change nothing.
+        """Turn the option streaming off for later streams; False if this changes nothing.
 
         A temporary slot ended with its connection, so it has no later streams.
         """
@@ -131,12 +131,12 @@ class Source:
         return True
 
     def check(self, position: int, timeline: int | None) -> None:
-        """Look whether a stream can go on at a position, without beginning one.
+        """Check whether a stream could continue at a position, without beginning it.
 
         Raises
         ------
         PgOutputError
-            As `start` does.
+            See `start`.
         """
         with ReplicationConnection(self._parameters) as connection:
             self._check_system(connection)
@@ -149,12 +149,12 @@ class Source:
         timeline: int | None,
         received: int,
     ) -> tuple[Started, int, dict[str, str]]:
-        """Look at the slot, and whether it can bring what is wanted.
+        """Check or make the slot, and check the position.
 
         Returns
         -------
         (Started, int, dict)
-            What a stream will be that begins now, the LSN to give to the server, and the options.
+            The stream as it would begin now, the LSN for START_REPLICATION, and its options.
         """
         confirmed, marked, made = self._take_slot(connection)
         negotiated = negotiate(
@@ -168,20 +168,20 @@ class Source:
             )
             if confirmed < position and self._compare is not None:
                 self._compare(connection, position)
-        # With prepared transactions the server is asked to begin where the slot stands, as a
-        # transaction may have been prepared before the position and be committed after it. What
-        # was committed before the position is left out later.
+        # With two_phase, begin where the slot stands: a transaction may have been prepared before
+        # the position and be committed after it. The assembler drops transactions that were
+        # committed before the position.
         begin, durable = (0, confirmed) if negotiated.two_phase else (position, position)
         started = Started(connection, position, durable, negotiated.protocol, made)
         return started, begin, negotiated.options
 
     def again(self, position: int, timeline: int, received: int) -> Started:
-        """Begin again after a connection was lost; the arguments are those of `start`.
+        """Begin again after a connection was lost; see `start` for the arguments.
 
         Raises
         ------
         PgOutputError
-            As `start` does; or the slot was temporary, so it ended with the connection.
+            See `start`. Also if the slot was temporary, as it ended with the connection.
         """
         if self._temporary:
             raise PgOutputError(
@@ -205,7 +205,7 @@ class Source:
             )
 
     def _take_slot(self, connection: ReplicationConnection) -> tuple[int, bool, bool]:
-        """Look at the slot, or make it.
+        """Read the state of the slot, or make it.
 
         Returns
         -------
@@ -242,30 +242,32 @@ def check_position(
     received: int = 0,
     advice: str = "",
 ) -> None:
-    """Refuse a position from which the server can't go on.
+    """Refuse a position from which the server can't continue.
 
     Parameters
     ----------
     confirmed : int
         The LSN up to which the slot was acknowledged.
     position : int
-        The LSN from which to go on.
+        The LSN from which to continue.
     timeline : int, optional
-        The timeline of the server when it sent what is before `position`.
+        The server's timeline when it sent the changes before `position`.
     received : int
-        The LSN up to which frames were received before, if that is beyond `position`.
+        The LSN up to which frames were received before, if greater than `position`.
     advice : str
-        As of `Source`.
+        See `Source`.
 
     Raises
     ------
+    RetryableError
+        The server is a standby that has not received the log up to the position.
     PgOutputError
-        The slot is beyond `position`, so that changes are lost. Or the server's log ends before
-        `position`, or was written by another timeline: an earlier state was restored, or a standby
-        that lagged was promoted.
+        The slot is beyond `position`, so that changes are lost. Or the server's log ends before the
+        position, or belongs to another timeline: an earlier state was restored, or a standby that
+        lagged was promoted.
     """
     if confirmed > position:
-        # The server would begin later and say nothing.
+        # The server itself would begin later, without an error.
         raise PgOutputError(
             f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
             f"where to go on: the changes between them are lost",
