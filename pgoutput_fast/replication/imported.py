@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from ..transcode import InsertFrames
 
-_FRAMES_BYTES = 2 << 20  # bytes of rows that become one buffer of frames
-_MOST_ROWS = 1 << 32  # a row's number stands in the lower half of an int64
+_FRAMES_BYTES = 2 << 20  # bytes of COPY data that become one buffer of frames
+_MOST_ROWS = 1 << 32  # a row's number in its range is the lower half of an int64, `seq`
 
-# The settings of a connection that copies. None of its commands may be ended by a timeout, ranges
-# are read as such whatever the planner's statistics say, and names are written out.
+# The settings of a connection that copies. No timeout may end its commands. The planner may only
+# choose a TID range scan, whatever the statistics say. An empty search_path qualifies all names.
 _COPY_SETTINGS = {
     "row_security": "off",
     "search_path": "",
@@ -48,7 +48,7 @@ _COPY_SETTINGS = {
     "enable_bitmapscan": "off",
 }
 
-# Only rows come in the encoding of frames. All else is asked and told in UTF-8.
+# Only rows come in the encoding of frames. Commands and messages are in UTF-8.
 _BEGIN_COPY = sql.SQL("SAVEPOINT copying; SET LOCAL client_encoding = {}")
 _UNDO_COPY = sql.SQL("ROLLBACK TO SAVEPOINT copying; RELEASE SAVEPOINT copying")
 _END_COPY = sql.SQL("RELEASE SAVEPOINT copying; SET LOCAL client_encoding = 'UTF8'")
@@ -76,17 +76,17 @@ class SnapshotTable:
     Attributes
     ----------
     relation_id : int
-        The OID under which its changes come: of the root, if partitions are published by it.
+        The OID in the table's changes. For partitions that are published by their root, the root's.
     namespace, name : str
     announced : tuple of bytes
-        The frames with which a stream announces it, in the form of protocol version 1: Type
-        messages, and the Relation last.
+        The frames with which a stream announces the table, in the form of protocol version 1: Type
+        messages, then the Relation.
     rows : int or None
-        How many it has by the server's statistics; None if there are none.
+        The number of rows in the server's statistics; None if there are no statistics.
     bytes : int
-        The size of its rows on the server's disk, without TOAST.
+        The size of the rows on the server's disk, without TOAST.
     ranges : int
-        How many ranges it is copied in.
+        The number of ranges in which the table is copied.
     """
 
     relation_id: int
@@ -99,18 +99,18 @@ class SnapshotTable:
 
 
 class SnapshotRange(NamedTuple):
-    """Blocks of one table that are copied at once.
+    """A range of blocks of one table, which one COPY reads.
 
     Attributes
     ----------
     table : SnapshotTable
     number : int
-        From 1 on within the table, over all its partitions.
+        The number of the range in the table, from 1, counted across all partitions.
     relation_id : int
-        The OID of the table that has the rows: of a partition, or of `table` itself.
+        The OID of the table that stores the rows: a partition, or `table` itself.
     first_block : int
     end_block : int or None
-        The block behind the last one; None for all that follow.
+        The block after the last one; None if the range has all blocks from `first_block` on.
     """
 
     table: SnapshotTable
@@ -121,7 +121,7 @@ class SnapshotRange(NamedTuple):
 
 
 class CopySource(NamedTuple):
-    """How the ranges of a table with rows are read."""
+    """How to read one table that stores rows: a partition, or a table without partitions."""
 
     name: sql.Identifier
     columns: sql.Composable
@@ -130,7 +130,7 @@ class CopySource(NamedTuple):
 
 
 class CopyPlan(NamedTuple):
-    """How a table is copied: its leaves by OID, and ranges of them."""
+    """How to copy a table: the tables that store its rows, by OID, and their ranges."""
 
     table: SnapshotTable
     sources: dict[int, CopySource]
@@ -138,22 +138,22 @@ class CopyPlan(NamedTuple):
 
 
 class Reader:
-    """A connection that has imported the snapshot.
+    """A connection that has imported an exported snapshot.
 
     Parameters
     ----------
     parameters : ConnectionParameters
     snapshot : str
-        The name under which it was exported.
+        The name of the exported snapshot.
     """
 
     def __init__(self, parameters: ConnectionParameters, snapshot: str) -> None:
         self.connection = parameters.open(replication=False)
         self.locked: set[int] = set()
         self.refused: set[int] = set()
-        """Tables with rows that this connection can't lock without waiting."""
+        """OIDs of tables that this connection can't lock without waiting."""
         self.refusal: PgOutputError | None = None
-        """Why the server has refused a table, after which the connection can copy others."""
+        """The error of a refused table; the connection can still copy other tables."""
         self._has_path = False
         try:
             with asking("can't import the snapshot", self.connection):
@@ -170,17 +170,17 @@ class Reader:
             raise
 
     def run(self, command: sql.Composable) -> list[tuple[object, ...]]:
-        """The rows of a command, or of the first of several."""
+        """Run a command; return its rows, or those of the first of several commands."""
         cursor = self.connection.execute(command.as_bytes(self.connection))
         return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
-        """Close the connection, with which the locks go."""
+        """Close the connection, which releases its locks."""
         self._waiter.close()
         self.connection.close()
 
     def give_up(self) -> None:
-        """End what the server does, and the connection."""
+        """Cancel the running command, and close the connection."""
         with contextlib.suppress(psycopg.Error):
             if self.is_busy:
                 self.connection.pgconn.get_cancel().cancel()
@@ -188,7 +188,7 @@ class Reader:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a command has not ended."""
+        """Whether a command is still running."""
         status = self.connection.pgconn.transaction_status
         return status == pq.TransactionStatus.ACTIVE
 
@@ -198,7 +198,8 @@ class Reader:
         Raises
         ------
         psycopg.Error
-            They can't, or the lock is not to be had in this time. The transaction goes on.
+            The rows can't be read, or the lock was not free within `seconds`. The transaction is
+            still usable.
         RetryableError
             The server does not answer.
         """
@@ -218,9 +219,10 @@ class Reader:
         self.locked.add(relation_id)
 
     def use_path(self, *, of_stream: bool) -> None:
-        """Set the search_path: that of a stream's session, or the empty one.
+        """Set the search_path: the default one, as in a stream's session, or the empty one.
 
-        Names in values, as of regclass, are qualified if the path does not have their schema.
+        The path matters for names in values, such as a regclass: the server qualifies a name if the
+        path does not have its schema.
         """
         if of_stream != self._has_path:
             path = "RESET search_path" if of_stream else "SET search_path = ''"
@@ -230,12 +232,12 @@ class Reader:
     def frames(
         self, source: CopySource, part: SnapshotRange, check: Callable[[], None]
     ) -> Iterator[InsertFrames]:
-        """Copy a range. `check` is called while it is waited for, and may raise.
+        """Copy a range, and yield its rows as Insert frames. While waiting, call `check`.
 
         Raises
         ------
         PgOutputError
-            The server refuses, or the connection is lost.
+            The server refuses, the connection is lost, or `check` raises.
         """
         table = qualified(part.table)
         doing = f"can't copy table {table}"
@@ -287,8 +289,8 @@ class Reader:
         except psycopg.Error as error:
             raise server_error(doing, str(error), error.sqlstate, ADVICE, CODES, table) from error
         finally:
-            # What is asked next has small answers, for which psycopg waits.
-            with contextlib.suppress(OSError):  # the connection was ended
+            # The next answers are small, and psycopg itself waits for them.
+            with contextlib.suppress(OSError):  # the connection may be closed
                 self._waiter.rest()
 
     def _expect(
@@ -304,7 +306,7 @@ class Reader:
             error = result_error(doing, result, ADVICE, CODES, table)
             while self._result(check) is not None:
                 pass
-            # Not where the server has ended the connection.
+            # Unless the server has ended the connection.
             if self.connection.pgconn.transaction_status == pq.TransactionStatus.INERROR:
                 self.run(_UNDO_COPY)
                 self.refusal = error
@@ -323,13 +325,13 @@ class Reader:
 def ask(
     connection: psycopg.Connection[tuple[object, ...]], query: str, *parameters: object
 ) -> list[Any]:
-    """The rows of a query."""
+    """Run a query, and return its rows."""
     return connection.execute(query.encode(), parameters).fetchall()
 
 
 @contextlib.contextmanager
 def asking(doing: str, connection: psycopg.Connection[tuple[object, ...]]) -> Iterator[None]:
-    """Raise what the server refuses within as a PgOutputError, also if it does not answer."""
+    """Raise an error of the server in this block, or its silence, as a PgOutputError."""
     try:
         with answered(connection.pgconn):
             yield
@@ -338,7 +340,7 @@ def asking(doing: str, connection: psycopg.Connection[tuple[object, ...]]) -> It
 
 
 def _copy_command(source: CopySource, part: SnapshotRange) -> sql.Composed:
-    """The COPY of a range."""
+    """Return the COPY command of a range."""
     conditions = []
     for operator, block in ((">=", part.first_block or None), ("<", part.end_block)):
         if block is not None:

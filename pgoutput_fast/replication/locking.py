@@ -1,4 +1,4 @@
-"""Lock the tables of a snapshot, find those that are no longer what they were, and cut ranges."""
+"""Lock the tables of a snapshot, find tables that changed since, and plan the ranges to copy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .published import PublishedTable
 
 _RENAMES = 5  # how often a table may be renamed while it is locked
-_HEAP = 2  # the OID of the access method of which it is known that blocks can be ranges
-_MOST_RANGES = 1 << 31  # the number of a range stands in the upper half of an int64
+_HEAP = 2  # the OID of the access method heap; only its tables are copied in ranges of blocks
+_MOST_RANGES = 1 << 31  # a range's number is the upper half of an int64, `seq`
 _ROW_SECURITY = (
     "Give the role the attribute: ALTER ROLE … BYPASSRLS. Or let the table's owner take the "
     "snapshot, if the table has no FORCE ROW LEVEL SECURITY. Row security hides rows from the role"
@@ -58,7 +58,7 @@ FROM pg_catalog.pg_class AS c WHERE c.oid = ANY(%s::oid[])
 
 
 class Now(NamedTuple):
-    """A table as it is now, when it is locked."""
+    """A table as it is now, not as the snapshot sees it."""
 
     namespace: str
     name: str
@@ -68,19 +68,21 @@ class Now(NamedTuple):
 
 
 class Locking:
-    """Locks the tables for the first connection, and checks that they are as at the point.
+    """Locks tables on the first connection, and checks that they are as the snapshot has them.
 
     Parameters
     ----------
     reader : Reader
+        The first connection.
     beside : psycopg.Connection
-        Sees what is committed now. It must not touch the tables: where an ALTER TABLE waits for the
-        first connection, it would wait for ever.
+        A connection that sees what is committed now. It must not touch the tables: if an ALTER
+        TABLE waits for the first connection, this one would wait for ever.
     timeout : float
+        Seconds to wait for the lock of each table.
     check : callable
-        Is called between two tables, and may raise.
+        Called between two tables. It may raise.
     refused : dict of int to PgOutputError, optional
-        As of `open_snapshot`.
+        See `open_snapshot`.
     """
 
     def __init__(
@@ -103,12 +105,11 @@ class Locking:
         lost: dict[int, str],
         blocks: int,
     ) -> Iterator[CopyPlan]:
-        """How each table is copied, in ranges of so many blocks.
+        """Yield how to copy each table, in ranges of `blocks` blocks.
 
-        Tables that can't be are put into `lost`.
+        Put tables that changed since the snapshot into `lost`, with the reason.
         """
-        # An ALTER TABLE locks the root before its partitions too; in another order, there could be
-        # a deadlock.
+        # Lock a root before its partitions, as ALTER TABLE does. Another order could deadlock.
         wanted = [
             oid
             for one in published
@@ -150,7 +151,7 @@ class Locking:
                 yield _planned(table, sources, now, sizes, blocks if self._can_range else None)
 
     def _locked(self, wanted: Sequence[int]) -> tuple[dict[int, Now], dict[int, str]]:
-        """Lock tables; what each is then, and why some could not be locked."""
+        """Lock tables; return the locked ones as they are now, and why others are not locked."""
         found: dict[int, Now] = {}
         reasons: dict[int, str] = {}
         waiting = list(wanted)
@@ -173,7 +174,8 @@ class Locking:
                         raise
                     self._errors[oid] = error
                     reasons[oid] = str(error)
-            # A table that has its name still is the one that was locked by it, and will keep it.
+            # A lock names a table. If the table still has the name, the lock is on this table, and
+            # prevents a later rename.
             found |= {
                 oid: now for oid, now in self._now(list(held)).items() if now[:2] == before[oid][:2]
             }
@@ -191,9 +193,9 @@ class Locking:
         Raises
         ------
         PgOutputError
-            The role may not read it, or the server refuses for another reason.
+            The role may not read the table, or the server refuses for another reason.
         psycopg.errors.LockNotAvailable
-            Others have it locked.
+            Other sessions have locked the table.
         """
         try:
             self._reader.lock(oid, sql.Identifier(now.namespace, now.name), self._timeout)
@@ -212,10 +214,10 @@ class Locking:
         return True
 
     def _lacking(self, oid: int, now: Now) -> str | None:
-        """What the role lacks to read a table, if it is not the right to SELECT from it."""
+        """Return the advice if the role lacks something other than SELECT on the table."""
         with asking("can't read the catalogue", self._beside):
             found = ask(self._beside, _RIGHTS, [oid])
-        if not found:  # it was dropped just now
+        if not found:  # the table was dropped just now
             return None
         ((uses_schema, has_row_security),) = found
         if not uses_schema:
@@ -226,7 +228,7 @@ class Locking:
         return _ROW_SECURITY if has_row_security else None
 
     def _filter(self, table: PublishedTable) -> sql.Composable | None:
-        """The condition for rows that are published, under the search_path of the COPY."""
+        """Return the row filter as SQL, under the search_path of the COPY; None for all rows."""
         if not table.filters:
             return None
         self._reader.use_path(of_stream="t" in table.formats)
@@ -237,7 +239,7 @@ class Locking:
 def _change(
     table: PublishedTable, now: Mapping[int, Now], columns: Mapping[int, Mapping[int, Attribute]]
 ) -> str | None:
-    """What has happened to a table since the point, so that its rows can't be copied any more."""
+    """Return why a table's rows can't be copied any more; None if they can."""
     for leaf in table.leaves:
         found = now[leaf.relation_id]
         name = f"{found.namespace}.{found.name}"
@@ -254,10 +256,11 @@ def _change(
 
 
 def _selected(names: Iterable[str], formats: str) -> sql.Composable:
-    """The expressions of columns that a COPY sends.
+    """Return the SELECT list of a COPY.
 
-    The text of a value is what its output function says. A cast to text is another one for some
-    types, and IS NULL is true for a composite whose fields are all NULL.
+    For the text format, `format` calls the type's output function, as pgoutput does. A cast to text
+    gives another text for some types. `num_nulls` replaces IS NULL, which is true for a composite
+    whose fields are all NULL.
     """
     text = sql.SQL(
         "CASE WHEN pg_catalog.num_nulls({0}) OPERATOR(pg_catalog.=) 0 "
@@ -276,11 +279,12 @@ def _planned(
     sizes: Mapping[int, tuple[int, int]],
     step: int | None,
 ) -> CopyPlan:
-    """The ranges of a table, each of `step` blocks; None: each leaf is one."""
+    """Plan the ranges of a table, each of `step` blocks; None for one range per leaf."""
     parts: list[tuple[int, int, int | None]] = []
     for oid in sources:
         blocks, _ = sizes[oid]
-        # Rows that the snapshot has are there, as the table was not rewritten and can't be.
+        # The present size covers all rows of the snapshot: the table was not rewritten since, and
+        # the lock prevents it.
         size = step if step is not None and now[oid].access_method == _HEAP else max(blocks, 1)
         parts += [
             (oid, first, first + size if first + size < blocks else None)

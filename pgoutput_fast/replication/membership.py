@@ -1,6 +1,7 @@
-"""Which tables publications have now, and since when: asked beside a stream, again and again.
+"""Ask again and again, beside a stream, which tables are published.
 
-A stream tells of a table when it has changes of it, and never that a table has left.
+A stream announces a table before its first change. It never says that a table has left the
+publications, so only the catalogue shows this.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Members(NamedTuple):
     tables : dict of int to Member
         By relation id.
     lsn : int
-        The end of the server's log after that moment: what was committed behind it was committed
-        later.
+        The end of the server's log, read after `tables`. Transactions that commit at this LSN or
+        later committed after that moment.
     existing : frozenset of int or None
         OIDs of all tables of the database, published or not; None if they are not known.
     """
@@ -54,17 +55,17 @@ class Members(NamedTuple):
 
     @property
     def partitions(self) -> set[int]:
-        """Relation ids of the partitions whose rows come as those of another table."""
+        """Relation ids of the partitions whose rows come as rows of their root."""
         return {oid for member in self.tables.values() for oid in member.partitions}
 
 
 def read_members(parameters: ConnectionParameters, publications: Sequence[str]) -> Members:
-    """Ask which tables are published.
+    """Ask the server which tables are published.
 
     Raises
     ------
     PgOutputError
-        A publication is not there, or the server can't be reached or refuses.
+        A publication does not exist, or the server can't be reached or refuses.
     """
     with parameters.open(replication=False) as connection:
         try:
@@ -72,7 +73,7 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 found, existing = published.read_members(connection, publications)
                 ((lsn,),) = cast("list[tuple[str]]", connection.execute(_LSN).fetchall())
-                # Here, as an error of the connection's own commit would not be told as one.
+                # Commit inside this block, so that an error becomes a PgOutputError.
                 connection.execute("COMMIT")
         except psycopg.Error as error:
             doing = "can't ask which tables are published"
@@ -81,7 +82,7 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
 
 
 def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[str]) -> int:
-    """Warn of tables whose updates and deletes the server refuses, as they have no identity.
+    """Warn of tables without a replica identity: the server refuses their updates and deletes.
 
     Returns
     -------
@@ -104,7 +105,7 @@ def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[
     except RetryableError:
         raise
     except PgOutputError as error:
-        _log.debug("%s", error)  # the stream says what it needs
+        _log.debug("%s", error)  # the stream reports what it needs itself
         return 0
     if not found:
         return 0
@@ -124,14 +125,14 @@ def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[
 
 
 class Watch:
-    """Asks from time to time which tables are published, in a thread of its own.
+    """Asks again and again which tables are published, in a thread of its own.
 
     Parameters
     ----------
     read : callable
-        Asks once.
+        Asks once, and returns the answer.
     interval : float
-        Seconds between two questions.
+        Seconds between two calls of `read`.
     """
 
     def __init__(self, read: Callable[[], Members], interval: float) -> None:
@@ -143,12 +144,12 @@ class Watch:
         self._thread.start()
 
     def take(self) -> Members | None:
-        """The newest answer; None if there was none since the last call."""
+        """Return the newest answer; None if none came since the last call."""
         found, self._latest = self._latest, None
         return found
 
     def close(self) -> None:
-        """End the thread; a question that is on its way is not waited for."""
+        """Tell the thread to end, and do not wait for a running `read`."""
         self._ends.set()
 
     def _run(self) -> None:
@@ -158,7 +159,7 @@ class Watch:
                 self._latest = self._read()
                 failed = ""
             except PgOutputError as error:
-                # The stream has its own connection, and tells if the server is away.
+                # The stream has its own connection, and reports a lost server itself.
                 if str(error) != failed:
                     _log.warning("can't see whether tables have joined: %s", error)
                 failed = str(error)

@@ -1,7 +1,8 @@
-"""The frames and formats with which publications publish tables, as a snapshot sees them.
+"""Read published tables as a stream would announce them: Type and Relation frames, and formats.
 
-Which tables, columns and rows are published, and by which relation, `publications` decides. All
-else is read from the system catalogue's own tables too, in the transaction that has the snapshot.
+The module `publications` decides which tables, columns and rows are published, and by which
+relation. Like that module, this one reads only tables of the system catalogue, in the transaction
+that has the snapshot.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _PG_CATALOG = "pg_catalog"
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A table with rows of its own.
+    """A table that stores rows: a partition, or a table without partitions.
 
     Attributes
     ----------
     relation_id, filenode : int
     columns : tuple of Attribute
-        The published columns, in the order of the table by which they are published.
+        The published columns, in the column order of the table that publishes them.
     """
 
     relation_id: int
@@ -46,20 +47,21 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class PublishedTable:
-    """A table by which changes are published: an ordinary one, or the root of partitions.
+    """A table under which changes are published: an ordinary table, or the root of partitions.
 
     Attributes
     ----------
     relation_id : int
     namespace, name : str
     announced : tuple of bytes
-        The frames with which a stream announces it: Types, then the Relation.
+        The frames with which a stream announces the table: Types, then the Relation.
     formats : str
         "b" or "t" for each column: the format of its values.
     filters : tuple of int
-        OIDs of the publications whose row filters choose its rows: those that one of them lets
-        pass. Empty if all are published.
+        OIDs of the publications with row filters. A row is published if one of the filters is true.
+        Empty if all rows are published.
     leaves : tuple of Leaf
+        The tables that store its rows.
     """
 
     relation_id: int
@@ -72,19 +74,20 @@ class PublishedTable:
 
 
 class Member(NamedTuple):
-    """That a table is published.
+    """A published table, with the marks that show later whether its publication has changed.
 
     Attributes
     ----------
     relation_id : int
     namespace, name : str
     rows : tuple of int
-        `Publications.rows`. They are others once it has left and returned, or its row filter or
-        columns were changed.
+        `Publications.rows`. The numbers differ once the table has left and returned, or its row
+        filter or column list was changed.
     actions : dict of str to list of str
-        By what "insert", "update", "delete" and "truncate" are published: `Publications.sources`.
+        Which publications publish "insert", "update", "delete" and "truncate":
+        `Publications.sources`.
     generated : dict of str to int
-        By which expressions its generated columns are made: `Publications.expressions`.
+        The expressions of its generated columns: `Publications.expressions`.
     partitions : tuple of int
         OIDs of the partitions whose rows come as rows of this table.
     """
@@ -99,7 +102,7 @@ class Member(NamedTuple):
 
     @property
     def stored(self) -> dict[str, object]:
-        """What is stored with a copy, to find out later what has changed since."""
+        """The fields to store with a snapshot, for a later call of `change`."""
         return {
             "members": [*self.rows],
             "actions": self.actions,
@@ -107,17 +110,17 @@ class Member(NamedTuple):
         }
 
     def change(self, stored: Mapping[str, object]) -> str | None:
-        """What has changed since `stored`, so that the stream may not tell all rows of the table.
+        """Return why the stream may lack changes of the table since `stored`; None if it has all.
 
-        It is asked for what is published now and for what was: what was changed and changed back is
-        a change. None if nothing has changed.
+        The comparison also finds a change that was undone since: the stream lacks what happened
+        in between.
         """
         if stored.get("members") != [*self.rows]:
             return "it has left the publications and returned, or its row filter or columns changed"
         before, generated = stored.get("actions"), stored.get("generated")
         if not isinstance(before, dict) or not isinstance(generated, dict):
             return "it is not known what was published of it"
-        # The stream, or the catalogue, tells of the rows of new columns and partitions.
+        # A new column or partition is no reason: the stream or the catalogue shows its values.
         if any(generated.get(key, one) != one for key, one in self.generated.items()):
             return "a generated column got another expression, and the server rewrote its rows"
         if lost := [one for one in ACTIONS if before.get(one) and not self.actions[one]]:
@@ -129,7 +132,7 @@ class Member(NamedTuple):
 
 
 def _goes_on(before: object, now: list[str]) -> bool:
-    """Whether an action was published all the while, or never."""
+    """Whether an action was published without a gap, or never."""
     if not now or not isinstance(before, list):
         return before == now
     return any(one in before for one in now)
@@ -154,7 +157,7 @@ WHERE i.indrelid = ANY(%s::oid[]) AND i.indisunique AND i.indimmediate AND i.ind
     AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END
 """
 
-# Types of columns, and of all that is in their values.
+# The types of columns, and the types that their values contain.
 _TYPES = """
 WITH RECURSIVE part(whole, oid) AS (
     SELECT 0::oid, oid FROM pg_catalog.pg_type WHERE oid = ANY(%s::oid[])
@@ -185,12 +188,12 @@ WHERE t.oid IN (SELECT oid FROM part)
 def read_published(
     connection: Connection, publications: Sequence[str], *, binary: bool
 ) -> list[PublishedTable]:
-    """The tables that publications publish, as the transaction's snapshot sees them.
+    """Read the tables that publications publish, as the transaction's snapshot sees them.
 
     Parameters
     ----------
     connection : psycopg.Connection
-        In a transaction, which stays open.
+        A connection in a transaction, which stays open.
     publications : list or tuple of str
     binary : bool
         Whether a stream sends values in binary format where it can.
@@ -198,7 +201,8 @@ def read_published(
     Raises
     ------
     PgOutputError
-        A publication is not there, or the server can't publish a table by them all.
+        A publication does not exist. Or two publications publish different columns of one table,
+        which the server can't send in one stream.
     psycopg.Error
         The server refuses, or the connection is lost.
     """
@@ -211,21 +215,21 @@ def read_published(
 def read_members(
     connection: Connection, publications: Sequence[str]
 ) -> tuple[list[Member], frozenset[int]]:
-    """Which tables publications publish, and the OIDs of all tables, as the transaction sees them.
+    """Read the published tables, and the OIDs of all tables, as the transaction sees them.
 
-    No table is touched, so that it does not wait for the locks of others: where an ALTER TABLE
-    waits for a copy that is being made, pg_publication_tables would wait for both.
+    The queries lock no user table, so they wait for nobody. The view pg_publication_tables would
+    wait: for example behind an ALTER TABLE, which itself waits for a running snapshot.
 
     Parameters
     ----------
     connection : psycopg.Connection
-        In a transaction, which stays open.
+        A connection in a transaction, which stays open.
     publications : list or tuple of str
 
     Raises
     ------
     PgOutputError
-        A publication is not there.
+        A publication does not exist.
     psycopg.Error
         The server refuses, or the connection is lost.
     """
@@ -314,7 +318,7 @@ class _CatalogRows:
         return (*frames, relation)
 
     def _base_name(self, type_id: int) -> tuple[str, str]:
-        """Namespace and name in a Type message: those of a domain's base type."""
+        """Return namespace and name for a Type message; for a domain, of its base type."""
         found = self._types[type_id]
         while found.kind == "d":
             found = self._types[found.base]
@@ -329,8 +333,8 @@ class _CatalogRows:
         if column.type_id >= _FIRST_ANNOUNCED:
             announced = self._base_name(column.type_id)
         found = column_type(column.type_id, column.modifier, announced=announced)
-        # Types of users and extensions are text, as a decoder knows them by their name at best, and
-        # makes another column of binary values if it does not.
+        # Types of users and extensions come as text: a decoder knows them at most by name, and an
+        # unknown type's binary values would become another kind of column.
         return "b" if found.namespace == _PG_CATALOG and has_text(found) else "t"
 
 

@@ -1,4 +1,4 @@
-"""A snapshot as columns: the function `snapshot`, and the iterator that it returns."""
+"""The function `snapshot`, which reads published tables as Arrow batches, and its iterator."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from .snapshot import ServerSnapshot
     from .walsender import CreatedSlot
 
-_BATCHES = 2  # for each connection so many batches may wait to be taken
-_POLL = 0.1  # seconds between two looks whether the other side has ended
+_BATCHES = 2  # batches per connection that may wait for the consumer
+_POLL = 0.1  # seconds between two checks whether the other side has ended
 
 
 class SnapshotBatches:
     """Batches of the rows of a snapshot; made by `snapshot`.
 
     It is an iterator of :class:`pgoutput_fast.ChangeBatch`, and a context manager. The connections
-    and threads end when you close the iterator, at its end, and at an error.
+    and threads end at the end of the iteration, after an error, and when you close the iterator.
 
     Attributes
     ----------
     lsn : int
-        The snapshot's point, P: the rows are those of all transactions that were committed before
-        it, and their `commit_lsn` is P - 1.
+        The snapshot's LSN. The rows are those of all transactions that were committed before it.
+        Their `commit_lsn` is `lsn` - 1.
     time : int
-        When it was taken, in microseconds since 2000-01-01 UTC.
+        When the snapshot was taken, in microseconds since 2000-01-01 UTC.
     tables : tuple of SnapshotTable
     """
 
@@ -55,7 +55,7 @@ class SnapshotBatches:
         self.tables = server.tables
         self._copying = _Copying(server, make_decoder, connections)
         self._batches = _batches(server, make_decoder, self._copying)
-        # The threads have no reference to this object, so that they end when nobody has one.
+        # The threads hold no reference to this object, so that they end when the caller drops it.
         self._finalizer = weakref.finalize(self, self._copying.close)
 
     def __iter__(self) -> Self:
@@ -80,12 +80,12 @@ class SnapshotBatches:
         return f"<SnapshotBatches of {len(self.tables)} tables>"
 
     def close(self) -> None:
-        """End the connections and the threads; what was not taken is dropped."""
+        """End the connections and threads; drop the batches that were not read."""
         self._finalizer()
 
 
 class _Copying:
-    """The thread that copies, and the batches that wait to be taken."""
+    """The thread that copies, and the queue of batches for the consumer."""
 
     def __init__(
         self, server: ServerSnapshot, make_decoder: Callable[[], Any], connections: int
@@ -100,7 +100,7 @@ class _Copying:
         )
 
     def batches(self) -> Iterator[ChangeBatch]:
-        """Copy all tables."""
+        """Start the copy of all tables, and yield its batches."""
         self._thread.start()
         while True:
             alive = self._thread.is_alive()
@@ -121,7 +121,7 @@ class _Copying:
     def _run(self) -> None:
         try:
             self._server.copy(self._take, stop=self._stop)
-        except BaseException as error:  # noqa: BLE001 - who takes the batches raises it
+        except BaseException as error:  # noqa: BLE001 - `batches` raises it
             self._error = error
 
     def _take(self, part: SnapshotRange, frames: Iterator[InsertFrames]) -> None:
@@ -177,23 +177,23 @@ def snapshot(
     columns: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
     **keywords: object,
 ) -> SnapshotBatches:
-    """Read published tables as they are at one point, the LSN where a stream can go on.
+    """Read published tables as of one LSN, from which a stream can continue.
 
-    Each table begins with a batch of one row with the operation "truncate", which empties a copy
-    that exists already. Then the table's rows come, with the operation "read", in any order, and
+    Each table begins with a batch of one row with the operation "truncate", which empties an older
+    copy in your target. Then the table's rows come, with the operation "read", in any order, and
     mixed with rows of other tables. `seq` orders the rows of a table: its upper 32 bits are the
-    range of the table from which the row comes.
+    number of the range of blocks from which the row comes.
 
     Parameters
     ----------
     dsn : str, optional
         Connection string of libpq, or URL.
     publications : list or tuple of str
-        Their row filters, lists of columns and options apply, as to a stream.
+        Their row filters, column lists and options apply, as to a stream.
     tables : str or iterable of str, optional
-        Patterns of ``namespace.name``, with ``*``, ``?`` and ``[...]``. By default all.
+        Patterns of ``namespace.name``, with ``*``, ``?`` and ``[...]``. By default all tables.
     connections : int
-        How many connections read at once. Another one makes the temporary slot.
+        How many connections read at the same time. One more makes the temporary slot.
     binary : bool
         Whether the stream that continues from the snapshot has the option `binary`. Columns of
         unknown types then have the same Arrow type as in that stream.
@@ -203,13 +203,13 @@ def snapshot(
         connection open. By default this function makes a temporary slot, and drops it before it
         returns.
     range_bytes : int
-        How many bytes of a table one connection copies at once. Tables of servers before
-        PostgreSQL 14 are copied whole.
+        How many bytes of a table one COPY reads. From a server before PostgreSQL 14, one COPY reads
+        a whole table.
     lock_timeout : float
         Seconds to wait for the lock of each table, ACCESS SHARE.
     slot_timeout : float, optional
-        Seconds to wait until the server has made the temporary slot. The server does so when all
-        transactions that run have ended. By default there is no limit.
+        Seconds to wait until the server has made the temporary slot. The server first waits for the
+        end of all transactions that run. By default there is no limit.
     policies, registry, target, columns
         See :class:`pgoutput_fast.ColumnarDecoder`.
     **keywords
@@ -218,7 +218,7 @@ def snapshot(
     Returns
     -------
     SnapshotBatches
-        An iterator of ChangeBatch. Its attribute `lsn` is the point.
+        An iterator of ChangeBatch. Its attribute `lsn` is the snapshot's LSN.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""Read published tables as they are at one point, over several connections, as Insert frames.
+"""Read published tables as of one LSN, over several connections, as Insert frames.
 
-The point is where a replication slot begins: its creation exports a snapshot that has exactly the
-transactions that the slot does not bring. Each connection imports it, and ranges of the tables'
-blocks are shared out among them. Rows come by COPY in binary format, and become frames without a
-Python object for each.
+The LSN is where a replication slot begins. When the server makes a slot, it exports a snapshot that
+has exactly the transactions that the slot will not send. Each connection imports the snapshot, and
+the connections share the ranges of the tables' blocks. Rows come by COPY in binary format, and
+become frames without a Python object for each row.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     Take = Callable[[SnapshotRange, Iterator[InsertFrames]], object]
     Refused = Callable[[SnapshotTable, PgOutputError], object]
 
-# A connection takes a table from another one only if it need not wait for its lock. If an ALTER
-# TABLE waits for the other connection, this one would wait behind it, and none would go on.
+# The first connection has locked all tables. Another connection copies a table only if it gets the
+# lock almost at once. Otherwise an ALTER TABLE may wait for the first connection, this connection
+# would wait behind the ALTER TABLE, and the copy would never end.
 _SHARED_LOCK_TIMEOUT = 0.1  # seconds
 
 _ABOUT = """
@@ -61,23 +62,25 @@ class _Stopped(Exception):
 
 
 class ServerSnapshot:
-    """Published tables as they are at one point; made by `open_snapshot`.
+    """Published tables as of one LSN; `open_snapshot` makes it.
 
-    It has connections, and holds locks on the tables, until it is closed. It is a context manager.
+    It keeps its connections and their locks on the tables until it is closed. It is a context
+    manager.
 
     Attributes
     ----------
     lsn : int
-        The point: a stream from there on brings exactly the transactions that the snapshot has not.
+        The snapshot's LSN: a stream from there sends exactly the transactions that are not in the
+        snapshot.
     time : int
-        When it was taken, by the server's clock, in microseconds since 2000-01-01 UTC.
+        When the snapshot was taken, by the server's clock, in microseconds since 2000-01-01 UTC.
     tables : tuple of SnapshotTable
-        Those that can be copied.
+        The tables that can be copied.
     lost : dict of int to str
-        OIDs of tables that can't be, as they are no longer what they were at the point, and why;
-        another snapshot has them.
+        By OID: why a table can't be copied from this snapshot, for example because it was rewritten
+        since. A later snapshot can have it.
     settings : dict of str to str
-        The settings that decide how values look as text, as a stream's session has them.
+        The settings that decide how values look as text, as in a stream's session.
     encoding : str
         The client_encoding, one of these settings.
     server_version : int
@@ -118,9 +121,10 @@ class ServerSnapshot:
 
     @property
     def connection(self) -> psycopg.Connection[tuple[object, ...]]:
-        """The connection whose transaction has the snapshot and the locks, if nothing is copied.
+        """The first connection, whose transaction has the snapshot and all locks.
 
-        Another connection would wait where an ALTER TABLE waits for the locks of this one.
+        Use it only while nothing is copied. Any other connection may wait for ever behind an ALTER
+        TABLE that waits for the locks of this one.
         """
         return self._readers[0].connection
 
@@ -128,7 +132,7 @@ class ServerSnapshot:
         return f"<ServerSnapshot of {len(self.tables)} tables in {self.database!r}>"
 
     def close(self) -> None:
-        """Close the connections. A `copy` that runs in another thread ends with an error."""
+        """Close the connections. A running `copy` in another thread ends with an error."""
         self._closed.set()
         for thread in self._running:
             if thread is not threading.current_thread():
@@ -148,25 +152,25 @@ class ServerSnapshot:
         Parameters
         ----------
         take : callable
-            ``take(range, frames)`` is called in one of the threads for each range; `frames` gives
-            :class:`pgoutput_fast.transcode.InsertFrames` of some MiB, all of which it must take.
+            ``take(range, frames)`` is called in one of the threads for each range. `frames` yields
+            :class:`pgoutput_fast.transcode.InsertFrames` of some MiB. `take` must read all of them.
         finished : callable, optional
-            ``finished(table)`` is called in one of the threads when all ranges of a table were
-            taken, also if it has no rows.
+            ``finished(table)`` is called in one of the threads after all ranges of a table were
+            taken. For a table without rows, it is called before the copy begins.
         stop : threading.Event, optional
-            Ends it.
+            Set it to end the copy.
         refused : callable, optional
             ``refused(table, error)`` is called in one of the threads when the server refuses to
-            copy a table, as at a damaged row; ranges of it may have been taken. The others are
-            copied. By default the error is raised.
+            copy a table, for example at a damaged row. Ranges of the table may have been taken. The
+            other tables are still copied. By default the error is raised.
 
         Raises
         ------
         RetryableError
             `stop` was set, or the snapshot was closed.
         PgOutputError
-            The server refuses, or a connection is lost. If `take` or `finished` raises, that is
-            raised. The first error ends all threads.
+            The server refuses, or a connection is lost. An error of `take` or `finished` is raised
+            as it is. The first error ends all threads.
         """
         if self._copied:
             raise PgOutputError("a snapshot can be copied once", code="unfit_input")
@@ -220,7 +224,7 @@ class ServerSnapshot:
         check: Callable[[], None],
         refused: Refused | None,
     ) -> None:
-        """Copy ranges as long as there are some that the connection can have."""
+        """Copy ranges until none is left for this connection; one of the threads."""
         while (part := self._work.next(reader)) is not None:
             check()
             try:
@@ -237,7 +241,7 @@ class ServerSnapshot:
     def _copy_range(
         self, reader: Reader, part: SnapshotRange, take: Take, check: Callable[[], None]
     ) -> bool:
-        """Copy a range, unless another connection has to; whether it was the table's last one."""
+        """Copy a range, or leave it to the first connection; return whether the table is done."""
         source = self._sources[part.relation_id]
         if part.relation_id not in reader.locked and not self._can_share(reader, part, source):
             return False
@@ -253,7 +257,7 @@ class ServerSnapshot:
         return self._work.done(part)
 
     def _can_share(self, reader: Reader, part: SnapshotRange, source: CopySource) -> bool:
-        """Lock a table for a connection that has not, or leave it to the first one, which has."""
+        """Lock a table on this connection; if this fails at once, give the range back."""
         try:
             reader.lock(part.relation_id, source.name, _SHARED_LOCK_TIMEOUT)
         except psycopg.errors.LockNotAvailable:
@@ -274,10 +278,10 @@ class ServerSnapshot:
 
 
 class _Work:
-    """Shares ranges out among connections.
+    """Shares ranges among connections.
 
-    A connection that can't lock a table gives its range back, and the first one, which has locked
-    all tables, waits for that.
+    A connection that can't lock a table gives its range back. The first connection has locked all
+    tables. It does not end while others try to lock one, as they may give ranges back.
     """
 
     def __init__(self, ranges: Iterable[SnapshotRange]) -> None:
@@ -291,7 +295,7 @@ class _Work:
         self._stopped = False
 
     def next(self, reader: Reader) -> SnapshotRange | None:
-        """A range for a connection; None if there will be none."""
+        """Return a range for a connection; None if there will be no more for it."""
         with self._changed:
             while not self._stopped:
                 for relation_id, ranges in self._waiting.items():
@@ -307,13 +311,13 @@ class _Work:
             return None
 
     def keep(self) -> None:
-        """A connection need not give its range back."""
+        """Note that a connection keeps a range whose table it tried to lock."""
         with self._changed:
             self._tried -= 1
             self._changed.notify_all()
 
     def give_back(self, part: SnapshotRange) -> None:
-        """A connection could not lock the table of its range."""
+        """Take a range back from a connection that could not lock its table."""
         with self._changed:
             if part.table.relation_id in self._left:
                 self._waiting.setdefault(part.relation_id, deque()).appendleft(part)
@@ -321,7 +325,7 @@ class _Work:
             self._changed.notify_all()
 
     def done(self, part: SnapshotRange) -> bool:
-        """Whether a range that was taken was the last one of its table."""
+        """Note that a range was copied; return whether it was the last one of its table."""
         with self._changed:
             if part.table.relation_id not in self._left:
                 return False
@@ -329,7 +333,7 @@ class _Work:
             return self._left[part.table.relation_id] == 0
 
     def drop(self, table: SnapshotTable) -> bool:
-        """Give out no more ranges of a table; False if that was said before."""
+        """Give out no more ranges of a table; return False if it was dropped before."""
         with self._changed:
             self._waiting = {
                 oid: ranges for oid, ranges in self._waiting.items() if ranges[0].table != table
@@ -338,7 +342,7 @@ class _Work:
             return self._left.pop(table.relation_id, None) is not None
 
     def stop(self) -> None:
-        """Give out no more."""
+        """Give out no more ranges."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -361,43 +365,43 @@ def open_snapshot(
 ) -> ServerSnapshot:
     """Open a snapshot of the tables that publications publish.
 
-    When it returns, all connections have imported the snapshot and all tables are locked, so that
-    the connection that has exported it can be used for something else.
+    On return, all connections have imported the snapshot, and all tables are locked. So the
+    connection that exported the snapshot can run other commands then.
 
     Parameters
     ----------
     parameters : ConnectionParameters or str or None
-        To the same server on which the slot was made.
+        How to connect to the server on which the slot was made.
     publications : list or tuple of str
     relation_ids : collection of int, optional
-        Only these tables, by the OIDs under which their changes come.
+        Only these tables, by the relation ids in their changes.
     tables : str or iterable of str, optional
         Only these tables, as patterns of ``namespace.name`` with ``*``, ``?`` and ``[...]``.
     binary : bool
-        Whether the stream that goes on from here has the option `binary`.
+        Whether the stream that continues from the snapshot has the option `binary`.
     connections : int
     exported : CreatedSlot, optional
-        A slot that was just made with ``snapshot=True`` on a connection that is held. By default a
-        temporary slot is made, and dropped when the snapshot is imported.
+        A slot that was just made with ``snapshot=True``. Keep its connection open. By default this
+        function makes a temporary slot, and drops it after the snapshot is imported.
     range_bytes : int
-        How much of a table is copied at once. Tables of servers before PostgreSQL 14 are copied
-        whole.
+        How many bytes of a table one COPY reads. From a server before PostgreSQL 14, one COPY reads
+        a whole table.
     lock_timeout : float
-        Seconds to wait for the lock of each table, ACCESS SHARE; a table that other sessions do not
-        let go is lost.
+        Seconds to wait for the lock of each table, ACCESS SHARE. If other sessions keep a table
+        locked for longer, the table is put into `lost`.
     slot_timeout : float, optional
-        Seconds to wait until the server has made the temporary slot, which it does when all
-        transactions that run have ended; by default any time.
+        Seconds to wait until the server has made the temporary slot. The server first waits for the
+        end of all transactions that run. By default there is no limit.
     stop : threading.Event, optional
-        Gives up.
+        Set it to give up.
     refused : dict of int to PgOutputError, optional
-        Takes the tables that the role may not read, by relation id, and why; they are left out
-        then. By default the first one is raised.
+        This function adds the errors of tables that the role may not read, by relation id, and
+        leaves these tables out. By default it raises the first error.
 
     Raises
     ------
     RetryableError
-        `stop` was set, a time was over, or the server can't be reached at the moment.
+        `stop` was set, a time limit has passed, or the server can't be reached at the moment.
     PgOutputError
         An argument is wrong, the server refuses, or the role may not read a table.
     TypeError
