@@ -1,4 +1,4 @@
-"""Take frames out of what libpq has received. The twin of ``_libpq_frames.pyx``."""
+"""Take frames from libpq's buffer of received data. The twin of ``_libpq_frames.pyx``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def take_copy_data(
     most: int,
     drain: bool,
 ) -> tuple[int, int, int, memoryview | psycopg.Error | None]:
-    """Take XLogData from libpq until something else comes, or `most` bytes were taken.
+    """Take XLogData messages from libpq until another message comes, or `most` bytes were taken.
 
     The compiled twin describes arguments and result.
     """
@@ -38,7 +38,7 @@ def take_copy_data(
         if length < XLOG_DATA.size or data[0] != XLOG_DATA_TAG:
             return size, received, length, data
         lsn, wal_end, send_time = XLOG_DATA.unpack_from(data)
-        # To slice bytes costs less than to slice a memoryview.
+        # Slicing bytes costs less than slicing a memoryview.
         frames.append((lsn, wal_end, send_time, data.tobytes()[XLOG_DATA.size :]))
         size += length
         reads = drain
@@ -88,7 +88,7 @@ def pack_copy_data(
 
 
 def pack_copy_rows(pgconn: pq.abc.PGconn, data: bytearray, most: int) -> int:
-    """Append what COPY TO sends to a buffer, until nothing has come or `most` bytes were appended.
+    """Append the data of a COPY TO to a buffer, until no more is there or `most` bytes were added.
 
     The compiled twin describes arguments and result.
     """

@@ -1,4 +1,4 @@
-"""Read the catalogue beside a stream, again and again, for the history of types and tables."""
+"""Read the catalogue again and again, beside a stream, and write the schema history from it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ if TYPE_CHECKING:
     from ..connections import ConnectionParameters
     from ..transactions.runs import Run
 
-_INTERVAL = 60.0  # seconds between two reads while nothing asks for one
+_INTERVAL = 60.0  # seconds between two reads that nothing asked for
 _ASKED_INTERVAL = 1.0  # seconds between two reads that the stream asks for
-# Seconds within which what is in segments is confirmed by a read that comes after it.
+# A read confirms the schema history up to its LSN. While segments reach further, read again after
+# this many seconds.
 _CONFIRM_INTERVAL = 10.0
-_READ_TIMEOUT = 5.0  # seconds for which a read is waited for
+_READ_TIMEOUT = 5.0  # seconds to wait for a read
 _TRIES, _TRY_WAIT = 3, 0.05
-# The server prints the value of a type as the type is now, and fails with this code if that was
-# dropped since the snapshot: "cache lookup failed", "could not open relation".
+# Functions of the server look types up as they are now, not as in the snapshot. If a type or table
+# was dropped since, they fail with this code: "cache lookup failed", "could not open relation".
 _DROPPED = "XX000"
 _OLDEST_SERVER = 140000
 
 _log = logging.getLogger(__name__)
 
-# What is being replayed on a standby has been received, if it comes by streaming.
+# The first LSN is a lower bound of what the transaction sees, the second an upper bound. A standby
+# may replay log that it has only just received, so its upper bound is the received LSN.
 _LSNS = """
 SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
     ELSE pg_catalog.pg_current_wal_insert_lsn() END::text,
@@ -45,7 +47,7 @@ SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_repl
     THEN greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn())
     ELSE pg_catalog.pg_current_wal_insert_lsn() END::text
 """
-# Transactions that have not ended; the function has this name from PostgreSQL 10 on.
+# Transactions that have not ended. The functions have these names in all versions from 10 on.
 _RUNNING = """
 SELECT ARRAY(SELECT pg_catalog.txid_snapshot_xip(pg_catalog.txid_current_snapshot()))
 """
@@ -59,8 +61,8 @@ def ddl_trigger_sql() -> str:
     """Return SQL that makes a database announce each change of its catalogue in the stream.
 
     Run the SQL as a superuser; you may run it again. It makes two event triggers, which write a
-    logical message in each transaction that changes the catalogue. From these messages, a capture
-    with ``messages=True`` knows exactly when a type or table changed: see
+    logical message in each transaction that changes the catalogue. A capture with ``messages=True``
+    learns from these messages exactly when a type or table changed: see
     docs/reference/altered-types.md.
     """
     return files("pgoutput_fast.replication").joinpath("ddl_trigger.sql").read_text("utf-8")
@@ -73,21 +75,21 @@ def read_state(
     *,
     messages: bool = False,
 ) -> CatalogRead:
-    """Read the types and tables of a database, and the LSNs between which they were true.
+    """Read the types and tables of a database, and the LSNs before and after the read.
 
     Parameters
     ----------
     parameters : ConnectionParameters
     publications : list or tuple of str
     type_ids : collection of int
-        Types that are read besides those that columns of published tables have.
+        Types to read in addition to the types of published columns.
     messages : bool
         Whether the stream has logical messages.
 
     Raises
     ------
     PgOutputError
-        A publication is not there, the server is older than PostgreSQL 14, can't be reached or
+        A publication does not exist. The server is older than PostgreSQL 14, can't be reached, or
         refuses.
     """
     with parameters.open(replication=False) as connection:
@@ -116,7 +118,7 @@ def read_state(
 def _read(
     connection: Any, publications: Sequence[str], type_ids: Collection[int], messages: bool
 ) -> CatalogRead:
-    # Each in a snapshot of its own: the LSN is older than all that follows.
+    # Before BEGIN, so that this LSN is not later than the snapshot of the transaction.
     before = parse_lsn(connection.execute(_LSNS).fetchone()[0])
     begun = frozenset(connection.execute(_RUNNING).fetchone()[0])
     for _ in range(_TRIES):
@@ -128,7 +130,7 @@ def _read(
     trigger = messages and connection.execute(_TRIGGERS).fetchone()[0]
     tables = catalog_of(connection, publications)
     types = TypeRegistry.from_connection(connection)
-    # Last, as functions of the server look some of it up as it is now, not in the snapshot.
+    # Last: some functions of the server look things up as they are now, not in the snapshot.
     after = parse_lsn(connection.execute(_LSNS).fetchone()[1])
     connection.execute("COMMIT")
     used = [column.type_id for table in tables.tables for column in table.columns]
@@ -139,7 +141,7 @@ def _read(
 
 
 def read_types(parameters: ConnectionParameters) -> TypeRegistry:
-    """Read the types of a database; none of a server that is too old for a history.
+    """Read the types of a database; none from a server before PostgreSQL 14.
 
     Raises
     ------
@@ -159,7 +161,9 @@ def read_types(parameters: ConnectionParameters) -> TypeRegistry:
 def first_state(
     parameters: ConnectionParameters, publications: Sequence[str], *, messages: bool
 ) -> CatalogRead | None:
-    """Do the same before a capture begins; None if the server refuses, which is told then.
+    """Read the state before a capture begins; None if the server refuses.
+
+    `HistoryWatch` then reads again, and logs why the server refuses.
 
     Raises
     ------
@@ -172,11 +176,11 @@ def first_state(
         raise
     except PgOutputError as error:
         _log.debug("the history can't begin before the slot: %s", error)
-        return None  # the thread that goes on says why
+        return None
 
 
 class HistoryWatch:
-    """Keeps the history of a directory while a capture writes to it, in a thread of its own.
+    """Writes the schema history of a change log while a capture runs, in a thread of its own.
 
     Parameters
     ----------
@@ -184,16 +188,16 @@ class HistoryWatch:
     publications : list or tuple of str
     directory : pathlib.Path
     position : int
-        Where the directory ends.
+        The LSN at which the change log ends.
     messages : bool
         Whether the stream has logical messages.
     first : CatalogRead, optional
-        What was read before the slot was made.
+        The read from before the slot was made.
 
     Raises
     ------
     PgOutputError
-        What is there can't be read, or the disk refuses.
+        The existing schema history can't be read, or the disk refuses.
     """
 
     def __init__(
@@ -214,8 +218,8 @@ class HistoryWatch:
             self._writer.note(first)
         self._announced: dict[bytes, bytes] = {}
         self._read_at = 0.0
-        # The first order is for a read behind the slot's beginning: what was read before the slot
-        # was made tells nothing of what comes from there on.
+        # 1, so that the thread reads at once: the read from before the slot was made says nothing
+        # about changes after the slot's beginning.
         self._asked, self._answered = 1, 0
         self._answers = threading.Condition()
         self._wake, self._ends, self._stop = (threading.Event() for _ in range(3))
@@ -225,13 +229,13 @@ class HistoryWatch:
         self._thread.start()
 
     def see(self, frame: bytes) -> None:
-        """Have the catalogue read if a Relation or Type is new, or not what it was."""
+        """Ask for a read if a Relation or Type message is new, or differs from the last one."""
         if self._announced.get(frame[:5]) != frame:
             self._announced[frame[:5]] = frame
             self._ask()
 
     def record(self, run: Run) -> None:
-        """Record the event trigger's messages, before any of these frames is written.
+        """Record the event triggers' messages, before any of these frames is written.
 
         Raises
         ------
@@ -242,17 +246,17 @@ class HistoryWatch:
             self._writer.record(run)
 
     def tick(self, position: int) -> None:
-        """Have what is in segments confirmed.
+        """Ask for a read if segments reach further than the confirmed schema history.
 
         Parameters
         ----------
         position : int
-            Where the directory ends.
+            The LSN at which the change log ends.
 
         Raises
         ------
         PgOutputError
-            The history can't be written.
+            The schema history can't be written.
         """
         if self._error is not None:
             raise self._error
@@ -261,7 +265,7 @@ class HistoryWatch:
             self._ask()
 
     def _ask(self) -> int:
-        """Have the catalogue read, and return the number of the order."""
+        """Ask for a read, and return its number."""
         with self._answers:
             self._asked += 1
             asked = self._asked
@@ -269,13 +273,13 @@ class HistoryWatch:
         return asked
 
     def catch_up(self) -> bool:
-        """Wait for a read that begins now, for some seconds at most; whether it has ended."""
+        """Wait up to `_READ_TIMEOUT` for a read that begins now; return whether it has ended."""
         asked = self._ask()
         with self._answers:
             return self._answers.wait_for(lambda: self._answered >= asked, _READ_TIMEOUT)
 
     def finish(self) -> None:
-        """Read once more, as all that was captured is there; for some seconds at most."""
+        """Read once more, after everything was captured; wait up to `_READ_TIMEOUT`."""
         self._ends.set()
         if not self.catch_up():
             _log.warning(
@@ -286,14 +290,14 @@ class HistoryWatch:
             raise self._error
 
     def close(self) -> None:
-        """End the thread; a read that is on its way is not waited for."""
+        """Tell the thread to end, and do not wait for a running read."""
         self._stop.set()
         self._ends.set()
         self._wake.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._wake.clear()  # first, so that no order is overlooked
+            self._wake.clear()  # before `_asked` is read, so that no request is missed
             asked = self._asked
             try:
                 self._look()
@@ -316,14 +320,14 @@ class HistoryWatch:
         self._ends.wait(self._read_at + _ASKED_INTERVAL - time.monotonic())
 
     def _look(self) -> None:
-        """Read, and write what is new; a server that refuses is told once."""
+        """Read the catalogue, and write what is new; log the same refusal only once."""
         self._read_at = time.monotonic()
         try:
             found = read_state(
                 self._parameters, self._publications, self._writer.type_ids, messages=self._messages
             )
         except PgOutputError as error:
-            # The stream has its own connection, and tells if the server is away.
+            # The stream has its own connection, and reports a lost server itself.
             if str(error) != self._failed:
                 _log.warning("the history of types and tables is not kept: %s", error)
             self._failed = str(error)

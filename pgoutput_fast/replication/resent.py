@@ -1,9 +1,10 @@
-"""Compare what a slot would send again with what a directory has of it already.
+"""Compare the transactions that a slot would send again with those that a change log has.
 
-A server whose disk was put back to an earlier state has its slots as they were then, and writes
-another history from there on. Once its log is longer than the directory's end, no LSN tells that.
-But its slot then stands before that end, as it does after a crash of the capture or of the server,
-and the transactions that were committed in between have to be those that the directory has.
+Somebody may restore a server's disk to an earlier state. Its slots are then as they were at that
+time, and the server writes another history from there on. Once its log is longer than the change
+log, no LSN shows this. But the slot then stands before the end of the change log. This also happens
+after a crash of the capture or the server, and then the transactions in between are the same. So
+this module compares them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from .walsender import ReplicationConnection, SlotState
 
 _FETCHED = 10_000  # transactions that are in memory at once
-# With these codes (SQLSTATE) it can't be told what comes again: the role may not ask; a publication
-# was made after the place where the slot stands, so that the server has none there; it has no room
-# or memory for the answer; or somebody has cancelled it.
+# SQLSTATEs with which the server can't say what the slot would send again: the role may not ask; a
+# publication was made after the slot's LSN, so that it does not exist there; the server has no disk
+# space or memory for the answer; or somebody has cancelled the query.
 _UNKNOWABLE = frozenset({"42501", "42704", "53100", "53200", "53400", "57014"})
-# Of each transaction: its xid, commit LSN and time, as its Begin or its Commit Prepared has them,
-# and whether a change or a message comes with it. If it was prepared, they may have come before.
+# For each transaction: the xid; commit LSN and time, from its Begin or Commit Prepared; and whether
+# it has a change or a logical message. Changes of a prepared one may have come with its PREPARE.
 _QUERY = sql.SQL("""
 DECLARE resent CURSOR FOR
 SELECT xid::text, found[1], has_changes FROM (
@@ -63,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ResentCommit(NamedTuple):
-    """A transaction: equal in all three, it is the same one."""
+    """The identity of a transaction: two are the same if all three fields are equal."""
 
     lsn: int
     time: int
@@ -71,16 +72,16 @@ class _ResentCommit(NamedTuple):
 
 
 class _FoundTransaction(NamedTuple):
-    """A transaction, in the directory or on the server."""
+    """A transaction of the change log, or one that the server would send."""
 
     commit: _ResentCommit
     is_held: bool
-    """Whether it is in the directory."""
+    """Whether it comes from the change log."""
     has_changes: bool
 
 
 class _Resending(NamedTuple):
-    """A slot that stands before a directory's end."""
+    """A slot that stands before the end of the change log."""
 
     connection: ReplicationConnection
     slot: SlotState
@@ -88,7 +89,7 @@ class _Resending(NamedTuple):
 
 
 class _CapturedStretch(NamedTuple):
-    """A part of a directory that came with the same publications and options."""
+    """A part of the change log that was captured with the same publications and options."""
 
     begin: int
     end: int
@@ -99,25 +100,25 @@ class _CapturedStretch(NamedTuple):
 def check_resent(
     connection: ReplicationConnection, slot: str, directory: Path, position: int
 ) -> None:
-    """Refuse a slot that would send again something else than what a directory has.
+    """Refuse a slot that would send other transactions again than the change log has.
 
     Parameters
     ----------
     connection : ReplicationConnection
-        One on which no stream has begun.
+        A connection on which no stream has begun.
     slot : str
     directory : Path
-        A directory of segments of this slot.
+        A change log of this slot.
     position : int
-        Everything before this LSN is in it.
+        The LSN at which the change log ends.
 
     Raises
     ------
     RetryableError
         The slot is in use.
     PgOutputError
-        A transaction before `position` is not in the directory, or one that is there was not
-        committed by this server; or the directory or the server can't be read.
+        The server has committed a transaction before `position` that the change log lacks, or has
+        not committed one that the change log has. Or the change log or the server can't be read.
     """
     state = connection.unused_slot(slot)
     confirmed = None if state is None else state.confirmed_flush_lsn
@@ -130,7 +131,7 @@ def check_resent(
     )  # fmt: skip
     while True:
         found = contents(directory)
-        begin = max(confirmed, found.begin)  # what comes before that was deleted
+        begin = max(confirmed, found.begin)  # earlier segments were deleted
         segments = [one for one in found.segments if one.end_lsn > begin]
         try:
             _compare(resending, _stretches(directory, segments, begin, position))
@@ -139,16 +140,16 @@ def check_resent(
                 raise
         else:
             return
-        # Some were merged since, or deleted: list them again.
+        # Some segments were merged or deleted meanwhile: list them again.
 
 
 def _compare(resending: _Resending, stretches: Iterator[_CapturedStretch]) -> None:
-    """Compare stretches from the last one on, until there is a transaction that is the same.
+    """Compare stretches, the last one first, until one has a transaction that is the same.
 
     Raises
     ------
     PgOutputError
-        As of `check_resent`.
+        See `check_resent`.
     """
     unknown = None
     for stretch in stretches:
@@ -169,7 +170,7 @@ def _compare(resending: _Resending, stretches: Iterator[_CapturedStretch]) -> No
 def _stretches(
     directory: Path, segments: list[Segment], begin: int, position: int
 ) -> Iterator[_CapturedStretch]:
-    """What is between two LSNs, from the end on."""
+    """Yield the stretches between two LSNs, the last one first."""
     last = max([begin, *(segment.end_lsn for segment in segments[-1:])])
     stored = stored_metadata(directory)
     if last < position and stored is not None:
@@ -188,14 +189,16 @@ def _stretches(
 
 
 def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
-    """Whether the last transaction of a stretch is the same here and there; False: it has none.
+    """Return whether a stretch has a common transaction after which neither side has others.
 
-    If it is, what comes before it was the same too, whatever a publication made of it meanwhile.
+    The two histories are then the same up to that transaction, even if publications that changed
+    meanwhile make earlier ones look different. False if the stretch has no transaction with
+    changes.
 
     Raises
     ------
     PgOutputError
-        There are others behind the last one that is the same.
+        After the last common transaction, one side has a transaction that the other lacks.
     """
     same, other = False, None
     with _resent(resending, stretch) as resent:
@@ -225,13 +228,13 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
 
 
 def _held(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
-    """The transactions that a directory has."""
+    """Yield the transactions of a stretch of the change log, each one once."""
     for commit, parts in itertools.groupby(_held_parts(stretch), key=lambda part: part.commit):
         yield _FoundTransaction(commit, True, any(part.has_changes for part in parts))
 
 
 def _held_parts(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
-    """The same, with one that is in several record batches as often."""
+    """Yield the same; a transaction in several record batches comes once for each batch."""
     import numpy as np
 
     for segment in stretch.segments:
@@ -257,10 +260,11 @@ def _held_parts(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
 def _resent(
     resending: _Resending, stretch: _CapturedStretch
 ) -> Iterator[Iterator[_FoundTransaction]]:
-    """The transactions that the server would send again."""
+    """Ask the server which transactions of a stretch it would send again; yields an iterator."""
     connection, slot = resending.connection, resending.slot
-    # The function gives no transaction in parts. From a slot that is marked so, the changes of a
-    # prepared one come at its PREPARE, and a Commit Prepared at its end, whatever the session said.
+    # The SQL function streams no transaction in parts. A slot marked two_phase sends the changes of
+    # a prepared transaction at its PREPARE, and a Commit Prepared at its end, whichever option the
+    # captured session had.
     two_phase = slot.two_phase and connection.server_version >= 150000
     options = {**stretch.metadata.options, "proto_version": "3" if two_phase else "1"}
     options.pop("streaming", None)
@@ -271,7 +275,7 @@ def _resent(
         begin=ord("B"), committed=ord("K"), tags=_TAGS, slot=slot.name,
         end=format_lsn(stretch.end), options=[*itertools.chain.from_iterable(options.items())],
     )  # fmt: skip
-    # It takes as long as the server needs to decode that part of its log.
+    # The server decodes that part of its log, which may take long.
     for setting, since in (("statement_timeout", 0), ("transaction_timeout", 170000)):
         if connection.server_version >= since:
             connection.query(f"SET {setting} = 0")
@@ -280,7 +284,7 @@ def _resent(
         connection.query(command, waits=True)
         yield _fetched(connection, stretch)
     finally:
-        with contextlib.suppress(PgOutputError):  # the connection is lost
+        with contextlib.suppress(PgOutputError):  # the connection may be lost
             connection.query("ROLLBACK")
 
 

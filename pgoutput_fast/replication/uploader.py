@@ -1,4 +1,4 @@
-"""Copies a capture's directory to object storage, in a thread beside the stream."""
+"""Upload a capture's directory to object storage, in a thread beside the stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..capture_options import CaptureOptions
 
-_INTERVAL = 0.5  # seconds between two looks at a directory of which all is copied
+_INTERVAL = 0.5  # seconds until the next check for new files, after all were uploaded
 _FIRST_WAIT = 0.5  # seconds before the next try after an error: first, and at most
 _LONGEST_WAIT = 60.0
 
@@ -27,27 +27,28 @@ _log = logging.getLogger(__name__)
 
 
 class Uploader:
-    """Copies a directory, until it is closed.
+    """Uploads a directory, until it is closed.
 
     Parameters
     ----------
     directory : pathlib.Path
     options : CaptureOptions
-        With `upload`.
+        Options whose `upload` is set.
 
     Attributes
     ----------
     position : int
-        Everything before this LSN is in the copy.
+        Everything before this LSN is in object storage.
     error : PgOutputError or None
-        Why the copy can't go on.
+        Why the upload can't go on.
 
     Raises
     ------
     RetryableError
-        The storage can't be reached, and never was. Later it may be away, and is tried again.
+        The storage can't be reached, and no upload of this directory has begun. If one has begun,
+        the thread tries again without an error.
     PgOutputError
-        The storage refuses, or has something else in this place; an argument has another form.
+        The storage refuses, or has something else under this URL, or an option is malformed.
     """
 
     def __init__(self, directory: Path, options: CaptureOptions) -> None:
@@ -58,7 +59,8 @@ class Uploader:
         self._has_begun = False
         self._failures = 0
         self._failing_since: float | None = None
-        # How often all was asked for, and how often when a round began that copied all.
+        # `_asked` counts the calls of `ask`. `_answered` is its value at the beginning of the last
+        # round that uploaded everything.
         self._asked = self._answered = 0
         self._stop = threading.Event()
         self.error: PgOutputError | None = None
@@ -67,28 +69,28 @@ class Uploader:
 
     @property
     def position(self) -> int:
-        """Everything before this LSN is in the copy; 0 while that is not known."""
+        """Everything before this LSN is in object storage; 0 while that is not known."""
         return self._upload.position
 
     @property
     def url(self) -> str:
-        """Where to."""
+        """The URL of the copy in object storage."""
         return self._upload.url
 
     @property
     def failing_for(self) -> float:
-        """Seconds since the storage refuses or can't be reached; 0 if it works."""
+        """Seconds for which the storage has refused, or could not be reached; 0 if it works."""
         since = self._failing_since
         return 0.0 if since is None else time.monotonic() - since
 
     def start(self) -> None:
-        """Begin, once a capture has begun in the directory."""
+        """Start the thread, after a capture has begun in the directory."""
         self._has_begun = self._at_once(self._upload.begin)
         self._thread = threading.Thread(target=self._run, name="pgoutput_fast-upload", daemon=True)
         self._thread.start()
 
     def _at_once(self, action: Callable[[], None]) -> bool:
-        """Do something in the caller's thread; whether it succeeded."""
+        """Run an action in the caller's thread; False if the storage is away but known."""
         try:
             action()
         except RemoteError as error:
@@ -101,16 +103,16 @@ class Uploader:
         return True
 
     def ask(self) -> None:
-        """Ask for all that is in the directory now."""
+        """Ask for the upload of everything that is in the directory now."""
         self._asked += 1
 
     @property
     def is_idle(self) -> bool:
-        """Whether all is in the copy that was there when it was last asked for."""
+        """Whether everything is uploaded that was there at the last call of `ask`."""
         return self._answered == self._asked
 
     def close(self) -> None:
-        """End the thread, once the file is copied that is on its way."""
+        """End the thread after the file that it uploads now."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -143,7 +145,7 @@ class Uploader:
             )
 
     def _wait_after(self, error: RemoteError) -> None:
-        """Wait some time before the next try. What refuses may be mended meanwhile."""
+        """Wait before the next try; somebody may repair the storage meanwhile."""
         wait = min(_FIRST_WAIT * 2**self._failures, _LONGEST_WAIT)
         wait *= random.uniform(0.5, 1.0)  # noqa: S311
         self._failures = min(self._failures + 1, 20)

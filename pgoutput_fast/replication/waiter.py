@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from psycopg import pq
 
-# To wake up for each packet would cost the client more than all else that it does. So the first
-# byte wakes it, and then it collects. On TCP the kernel is asked to wake it only for this many
-# bytes, and each poll is short, as fewer may be left. On unix sockets poll() has no such mark, so
-# that the client reads what has come and then sleeps.
+# To wake up for each packet would cost the client more than all its other work. So the client wakes
+# up at the first byte, and then collects data. On TCP, it asks the kernel to wake it up only for
+# this many bytes (SO_RCVLOWAT). Fewer bytes may be left, so each poll is short. On unix sockets
+# poll() ignores this mark, so the client sleeps between two reads.
 _LOW_WATER = 64 << 10
 _TCP_POLL = 0.005  # seconds
-# The same where the first byte came after a while: what comes alone is handed over soon.
+# The same after a pause in the stream: a single transaction then reaches the consumer sooner.
 _FIRST_TCP_POLL = 0.002
-# Seconds of this sleep. A unix socket's buffer holds some 280 small messages, so that the server
-# has to wait during a longer sleep: one of 1 ms halved the rate.
+# Seconds of the sleep on a unix socket. The socket's buffer holds some 280 small messages, so the
+# server has to wait during a longer sleep: 1 ms halved the rate.
 _UNIX_NAP = 0.0002
-# Of COPY the server sends 8 kB at once, of which the buffer holds more bytes.
+# The same for COPY, whose rows the server sends in blocks of 8 kB. The buffer holds more bytes of
+# those, so the sleep may be longer.
 COPY_NAP = 0.0005
-# After this many seconds without data, what comes next may come alone.
+# After this many seconds without data, the stream had a pause (see `_FIRST_TCP_POLL`).
 IDLE_AFTER = 0.05
-# Seconds that such a wait takes at most. close() may have to wait so long for another thread.
+# The longest wait for a first byte, in seconds. close() may wait so long for another thread.
 IDLE_POLL = 0.1
 
 
@@ -47,19 +48,19 @@ class Waiter:
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
         self.last_data = time.monotonic()
-        """When data came for the last time. The code that takes the data sets it."""
-        # The socket has a duplicate of the descriptor, so that closing it leaves libpq's open.
+        """When data last came, by `time.monotonic`. The code that takes the data sets it."""
+        # A duplicate of the descriptor: closing the socket must not close libpq's connection.
         self._socket = socket.socket(fileno=os.dup(self._descriptor))
         self._is_unix = self._socket.family == socket.AF_UNIX
         self._has_tls = pgconn.ssl_in_use
         self._low_water = 1
-        self._was_idle = True  # whether the last wait for the first byte was one after a while
+        self._was_idle = True  # whether the last wait for a first byte came after a pause
 
     def rest(self) -> None:
-        """Let the socket wake whoever else waits for it at the first byte again.
+        """Reset the low-water mark, so that the socket wakes a waiter at the first byte.
 
-        It has to be called before anything but this class waits: an answer that is smaller than the
-        mark would never be noticed.
+        Call this before any other code waits for the socket. With the mark, that code would not
+        notice an answer of fewer bytes.
         """
         self._set_low_water(1)
 
@@ -68,17 +69,17 @@ class Waiter:
         self._socket.close()
 
     def wait(self, deadline: float | None, *, collects: bool, came: bool) -> None:
-        """Wait for data, at most `IDLE_POLL`, and let libpq read them.
+        """Wait for data, at most `IDLE_POLL` seconds, and let libpq read them.
 
         Parameters
         ----------
         deadline : float or None
-            When to return at the latest, by `time.monotonic`.
+            When to return at the latest, on the clock of `time.monotonic`.
         collects : bool
-            Whether something was taken that is to be handed over; else the first byte is waited
-            for.
+            Whether the caller has data already, and collects more. Otherwise wait for the first
+            byte.
         came : bool
-            Whether something was taken since the last wait.
+            Whether data came since the last wait.
         """
         now = time.monotonic()
         left = IDLE_POLL if deadline is None else min(max(deadline - now, 0.0), IDLE_POLL)
@@ -89,12 +90,13 @@ class Waiter:
         elif self._is_unix:
             time.sleep(min(self._nap, left))
         else:
-            # With TLS, libpq takes one record at a time from the socket. So if no message came, the
-            # rest of a large one may be there already, and it may be less than the mark.
+            # With TLS, libpq takes one record at a time from the socket. If no whole message came,
+            # the rest of a large message may be in the socket already, with fewer bytes than the
+            # mark.
             self._set_low_water(_LOW_WATER if came or not self._has_tls else 1)
             self._poll.poll(min(_FIRST_TCP_POLL if self._was_idle else _TCP_POLL, left) * 1000)
             self._was_idle = False
-        # This is done after a timeout too, as fewer bytes may be there than the poll waited for.
+        # Do this after a timeout too: bytes may have come, but fewer than the mark.
         take_input(self._pgconn)
 
     def _set_low_water(self, size: int) -> None:
@@ -104,7 +106,7 @@ class Waiter:
 
 
 def take_input(pgconn: pq.abc.PGconn) -> None:
-    """Have libpq take what the socket has, and throw away notifications, which it would keep."""
+    """Let libpq read the socket, and throw away notifications, which libpq would keep."""
     pgconn.consume_input()
     forget_notifications(pgconn)
 
@@ -116,7 +118,7 @@ def forget_notifications(pgconn: pq.abc.PGconn) -> None:
 
 
 def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
-    """The next result of a command, None behind the last; while it is waited for, Ctrl-C is heard.
+    """Return the next result of a command, None after the last; Ctrl-C can interrupt the wait.
 
     Raises
     ------
@@ -131,6 +133,6 @@ def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
 
 def wait_for(pgconn: pq.abc.PGconn, event: int, seconds: float) -> None:
     """Wait until libpq's socket can be read (`select.POLLIN`) or written (`select.POLLOUT`)."""
-    poll = select.poll()  # which select() can't do for descriptors above 1023
+    poll = select.poll()  # not select(), which can't wait for descriptors above 1023
     poll.register(pgconn.socket, event)
     poll.poll(seconds * 1000)
