@@ -1,12 +1,19 @@
-"""The command `pgoutput-fast`. Each subcommand is imported when it is called.
+"""The command `pgoutput-fast`. A subcommand's module is imported when the subcommand is called.
 
-Exit codes: 0 success; 1 an error, or nothing of what was asked for was found, which one line on
-standard error says, or `doctor` has found an error; 2 wrong usage; 130 Ctrl-C (but 0 for `tail`,
-which usually ends with it); 141 standard output is a pipe that nobody reads any more; 129 and 143
-SIGHUP and SIGTERM ended `demo`. `capture` and `sync` end with 0 also where SIGTERM or SIGHUP has
-ended them, as what they have done is on disk then; and with 75 (EX_TEMPFAIL) at an error that may
-pass, where 1 is one that does not by itself.
-Those of `verify` are its result: 1 says that a table differs, 2 that it can't be told.
+Exit codes:
+
+- 0: success. `tail` also ends with 0 on Ctrl-C, its usual end. `capture` and `sync` also end with 0
+  on SIGTERM or SIGHUP, because their work is on disk then.
+- 1: an error, or nothing matched; one line on standard error says which. `doctor`: the server has
+  an error.
+- 2: wrong usage.
+- 3: `sync --until` has ended, but some tables are paused or stale.
+- 75 (EX_TEMPFAIL): `capture` or `sync` met an error that may pass; theirs is 1 if it is lasting.
+- 129 and 143: SIGHUP and SIGTERM ended `demo`.
+- 130: Ctrl-C.
+- 141: standard output is a pipe that nobody reads any more.
+
+The exit code of `verify` is its result: 1 if a table differs, 2 if a table could not be compared.
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ _COMMANDS = {
     "tail": "Print the changes of a server as they are committed.",
     "verify": "Compare each row of a target with the server.",
 }
-"""Name of a subcommand → its help. The module of that name here has it as `command`."""
+"""The help of each subcommand. The module of the same name in this package defines `command`."""
 
 
 _COMPLETE = "_PGOUTPUT_FAST_COMPLETE"
@@ -51,7 +58,7 @@ def _group() -> click.Group:
     from ._style import StyledContext
 
     class Group(click.Group):
-        """Commands that are imported when they are needed."""
+        """The group of commands, which imports a command when it is needed."""
 
         context_class = StyledContext
 
@@ -64,7 +71,7 @@ def _group() -> click.Group:
             cmd_name: str,
         ) -> click.Command | None:
             if "=" in cmd_name or "://" in cmd_name:
-                # click's own error would print the argument, which may have a password in it.
+                # click's own error would print the argument, which may contain a password.
                 ctx.fail("the first argument is a command; a DSN follows --dsn of a command")
             if cmd_name not in _COMMANDS:
                 near = difflib.get_close_matches(cmd_name, _COMMANDS, 1)
@@ -107,15 +114,15 @@ def _group() -> click.Group:
 
 
 _POOL = "ARROW_DEFAULT_MEMORY_POOL"
-"""The variable that chooses Arrow's allocator, which is read when pyarrow is imported."""
+"""The environment variable for Arrow's allocator; pyarrow reads it when it is imported."""
 
 
 def _imported(name: str) -> Any:
-    """The module of a subcommand.
+    """Import the module of a subcommand; `sync` on Linux gets the allocator jemalloc.
 
-    A sync runs for months. Arrow's default allocator keeps of what many threads have freed several
-    times as much as is ever in use: 420 MB grew out of 270 while larger and larger files were
-    joined, where jemalloc stays at 270.
+    A sync runs for months. When many threads free memory, Arrow's default allocator keeps several
+    times as much as was ever in use: it grew from 270 to 420 MB while larger and larger files were
+    joined. With jemalloc it stayed at 270 MB.
     """
     chooses = name == "sync" and sys.platform == "linux" and _POOL not in os.environ
     if chooses:
@@ -124,7 +131,7 @@ def _imported(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     finally:
         if chooses:
-            del os.environ[_POOL]  # processes that it starts choose for themselves
+            del os.environ[_POOL]  # child processes choose for themselves
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,12 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     for stream in (sys.stdout, sys.stderr):
-        # Characters that the terminal's encoding lacks are printed escaped, and raise no error.
+        # Print characters that the terminal's encoding lacks as escapes, instead of an error.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # Group.main() is not called, because it handles Ctrl-C and closed pipes in its own way.
+        # Do not call Group.main(): it handles Ctrl-C and closed pipes in its own way.
         group = _group()
         if instruction := os.environ.get(_COMPLETE):
             return _completed(group, instruction)
@@ -177,14 +184,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        # Standard output can't be written, for example as the disk is full.
+        # Standard output can't be written, for example because the disk is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _print_error(f"can't write the output: {error}")
         return 1
 
 
 def _print_usage(error: click.ClickException) -> None:
-    """Print wrong usage as click does, without passwords that stand where they do not belong."""
+    """Print wrong usage as click does, but hide passwords in misplaced arguments."""
     printed = io.StringIO()
     error.show(file=printed)
     for line in without_passwords(printed.getvalue()).splitlines():
@@ -198,11 +205,11 @@ def _completed(group: click.Group, instruction: str) -> int:
     try:
         return shell_complete(group, {}, "pgoutput-fast", _COMPLETE, instruction)
     except PgOutputError:
-        return 1  # an extra is missing; a message would spoil the shell's prompt
+        return 1  # an extra is missing; a message would disturb the shell's prompt
 
 
 def _text_of(error: PgOutputError, group: click.Group, context: click.Context) -> str:
-    """An error's text, with the options of the subcommand that has raised it."""
+    """Return an error's text, with the options of the subcommand that raised it."""
     from ._options import shown_by
 
     command = group.get_command(context, context.invoked_subcommand or "")

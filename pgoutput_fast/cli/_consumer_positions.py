@@ -1,4 +1,4 @@
-"""How far consumers have read, as `consumers` and `inspect` show it."""
+"""Format the positions of consumers for `consumers` and `inspect`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def described_positions(directory: Path, positions: Sequence[Position]) -> list[dict[str, Any]]:
-    """Return positions for JSON, with the tables that are elsewhere.
+    """Return positions for JSON, with the tables that have positions of their own.
 
     Raises
     ------
     PgOutputError
-        The names of the tables can't be read.
+        The tables' names can't be read.
     """
-    # Names are in the newest segment, which is only read if they are needed.
+    # The newest segment has the names. Read it only if a table's name is needed.
     names = known_tables(directory) if any(one.tables for one in positions) else {}
     return [
         {
@@ -42,7 +42,7 @@ def described_positions(directory: Path, positions: Sequence[Position]) -> list[
 
 
 def tables_elsewhere(described: dict[str, Any]) -> str:
-    """Return the tables of a described position as text: ``public.a at 0/1, public.b at 0/2``."""
+    """Return the tables with positions of their own as text: ``public.a at 0/1``."""
     return ", ".join(
         f"{printable(one['table'] or str(one['relation_id']))} at {one['position']}"
         for one in described["tables"]

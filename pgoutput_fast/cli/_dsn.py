@@ -1,4 +1,4 @@
-"""Which server a command connects to: --dsn, --dsn-file, or libpq's own variables."""
+"""Find the server that a command connects to: by --dsn, --dsn-file, or libpq's variables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..errors import PgOutputError, ReplicationError, RetryableError
 from ._help import GroupedCommand
 
 _SERVERS = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
-"""Variables of libpq; if one of them is set, it is clear which server or database is meant."""
+"""Variables of libpq; each of them names a server or a database."""
 
-_MOST = 64 << 10  # bytes of a file with a DSN
+_MOST = 64 << 10  # the largest number of bytes in a file with a DSN
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -29,15 +29,15 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def server_command(
     *, groups: Mapping[str, str] | None = None, examples: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], GroupedCommand]:
-    """Make a command with the options --dsn and --dsn-file, which `given_dsn` reads.
+    """Make a command with the options --dsn and --dsn-file; `given_dsn` evaluates them.
 
-    click's own error would print an extra argument, which may be the password in a DSN without
-    quotes. So the command allows extra arguments, and `given_dsn` refuses them.
+    An extra argument may be the password of a DSN without quotes, and click's own error would print
+    the argument. So the command allows extra arguments, and `given_dsn` refuses them.
 
     Parameters
     ----------
     groups, examples
-        Of `GroupedCommand`.
+        Parameters of `GroupedCommand`.
     """
     command = click.command(
         cls=GroupedCommand,
@@ -60,12 +60,12 @@ def server_command(
 
 
 def publications_option(**options: Any) -> Callable[[_Command], _Command]:
-    """Make the option --publication, which can be given several times.
+    """Make the option --publication, which may be given several times.
 
     Parameters
     ----------
     **options
-        Of click's option.
+        Parameters of click's option.
     """
 
     def checked(
@@ -87,7 +87,7 @@ _NOT_READY = frozenset({"42501", "42704", "53400", "55000"})
 
 @contextlib.contextmanager
 def naming_doctor(publications: Sequence[str]) -> Iterator[None]:
-    """Name the command `doctor` in the error of a server that is not ready."""
+    """Add a hint to the command `doctor` to the error of a server that is not ready."""
     try:
         yield
     except RetryableError:
@@ -110,23 +110,23 @@ def given_dsn(
     file: Path | None,
     warn: Callable[[str], None] = _warn,
 ) -> str | None:
-    """The DSN that was given; None if libpq's variables name the server.
+    """Return the DSN of a command's options; None if libpq's variables name the server.
 
     Parameters
     ----------
     context : click.Context
-        Of a `server_command`.
+        The context of a `server_command`.
     dsn, file
-        The values of the options.
+        The options' values.
     warn : callable, optional
-        Is told if others can read a password; by default standard error is.
+        Called if other users can read a password; by default it prints on standard error.
 
     Raises
     ------
     click.UsageError
-        No server is named, or two are.
+        No server is named, or two servers are.
     PgOutputError
-        The file can't be read, or others can read it. Nothing of it is shown.
+        The file can't be read, or others can read it. The error shows nothing of its content.
     """
     if context.args:
         raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
@@ -149,18 +149,18 @@ def given_dsn(
 
 
 def _read(path: Path) -> str:
-    """What a file with a DSN says.
+    """Read the DSN in a file.
 
     Raises
     ------
     PgOutputError
-        It can't be read, others can read it, or it has no DSN.
+        The file can't be read, others can read it, or it contains no DSN.
     """
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            # As libpq has it for private keys: what belongs to root may be readable by a group, as
-            # files that systemd and Kubernetes hand over are.
+            # libpq's rule for private keys: a group may read a file that belongs to root. systemd
+            # and Kubernetes provide such files.
             refused = stat.S_IRWXO | (stat.S_IRWXG if found.st_uid else stat.S_IWGRP)
             if found.st_mode & refused:
                 raise PgOutputError(

@@ -1,4 +1,4 @@
-"""Help of a command: its options in groups, a line each, and examples."""
+"""Format the help of a command: options in groups, one line each, and examples."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 import click
 
 _WIDTH = 100
-"""The most columns of help; click's own limit of 80 would break most lines."""
+"""The width of help in columns; click's own limit of 80 would break most lines."""
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows options in groups, and examples at its end.
+    """A command whose help shows options in groups, and examples at the end.
 
     Parameters
     ----------
     *arguments
-        Of click's command.
+        Parameters of click's command.
     groups : mapping of str to str, optional
-        Heading → the names of the group's parameters, between spaces. Other options come last.
+        For each heading the names of the group's parameters, separated by spaces. Other options
+        come last.
     examples : sequence of str, optional
         Command lines.
     **options
-        Of click's command.
+        Parameters of click's command.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class GroupedCommand(click.Command):
         self._examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write all options; click calls it."""
+        """Write all options; called by click."""
         options = {one.name: one for one in self.get_params(ctx) if isinstance(one, click.Option)}
         grouped = {heading: names.split() for heading, names in self._groups.items()}
         named = [name for names in grouped.values() for name in names]
@@ -51,7 +52,7 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples; click calls it."""
+        """Write the examples; called by click."""
         super().format_epilog(ctx, formatter)
         if self._examples:
             with formatter.section("Examples"):

@@ -1,4 +1,4 @@
-"""What `pgoutput-fast inspect` tells of a directory beside its segments: copies and consumers."""
+"""Describe a change log for `pgoutput-fast inspect`: its snapshots, tables and consumers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def files_of(view: View) -> list[Path]:
-    """All files that hold frames, each snapshot before the segment within which it was taken."""
+    """Return all files with frames; a snapshot comes before the segment with the snapshot's LSN."""
     waiting = sorted(
         (copy for state in view.states.values() for copy in state.snapshots),
         key=lambda copy: copy.lsn,
@@ -46,7 +46,7 @@ def files_of(view: View) -> list[Path]:
 
 
 def described(directory: Path) -> dict[str, Any]:
-    """What a directory has, and who reads it, for JSON."""
+    """Return the content and the consumers of a change log, for JSON."""
     view = ChangeLog(directory).view()
     tables = Tables(directory)
     readers = consumers(directory)
@@ -66,7 +66,7 @@ def described(directory: Path) -> dict[str, Any]:
 
 
 def _layouts(view: View) -> list[dict[str, Any]]:
-    """Return what the layout indexes of the segments say of each table."""
+    """Return what the segments' layout indexes say about each table."""
     encoding = python_encoding(view.metadata.encoding)
     spans: dict[int, list[Span]] = {}
     for segment in view.segments:
@@ -101,7 +101,7 @@ def _table(relation_id: int, state: TableState, tables: Tables) -> dict[str, Any
         now = tables.read().get(relation_id, state)
         if now == state:
             raise
-        return _table(relation_id, now, tables)  # it has just been copied
+        return _table(relation_id, now, tables)  # the table has just got a new snapshot
     is_named = isinstance(name, list) and len(name) == 2
     return {
         "relation_id": relation_id,
@@ -114,7 +114,7 @@ def _table(relation_id: int, state: TableState, tables: Tables) -> dict[str, Any
 
 
 def lines_of(told: dict[str, Any], paint: Paint = plain) -> Iterator[str]:
-    """The same as lines."""
+    """Return the same description as lines."""
     yield ""
     yield f"{printable(told['path'])} has everything from {told['begin']} to {told['end']}"
     names = [printable(one["table"] or str(one["relation_id"])) for one in told["tables"]]

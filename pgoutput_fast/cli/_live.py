@@ -1,4 +1,4 @@
-"""What a running capture shows of itself: a live line on a terminal, lines of a log elsewhere."""
+"""Show a running capture's numbers: in a live line on a terminal, else in lines of the log."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..watching.figures import Figures, Rates
     from ..watching.logs import LogFormat
 
-_REFRESH = 0.25  # seconds between two changes of the live line
-_MEASURE = 1.0  # seconds over which its rates are measured
+_REFRESH = 0.25  # seconds between two updates of the live line
+_MEASURE = 1.0  # seconds over which the rates in the line are measured
 _SEPARATOR = " │ "
 
 _View = TypeVar("_View")
@@ -34,24 +34,24 @@ _log = logging.getLogger(__name__)
 
 
 class NumbersView(Protocol):
-    """Shows the numbers of a capture. It is given them often, and decides when to show them."""
+    """Shows the numbers of a capture. It is called often and decides when to show them."""
 
     def show(self, figures: Figures) -> None:
-        """Show them, if it is time."""
+        """Show the numbers if it is time."""
 
     def end(self, figures: Figures) -> None:
-        """Show those of the end."""
+        """Show the last numbers."""
 
 
 def status_text(figures: Figures) -> str:
-    """The lag, as `systemctl status` shows it."""
+    """Return the lag for `systemctl status`."""
     if not figures.progress.connected:
         return f"no connection, durable up to {format_lsn(figures.progress.durable_lsn)}"
     return f"lag {_lag(figures)}, durable up to {format_lsn(figures.progress.durable_lsn)}"
 
 
 def lag_text(lag_bytes: int | None, lag_seconds: float | None) -> str:
-    """How far something is behind; None: that is not known."""
+    """Return a lag as text; None stands for an unknown number."""
     if lag_bytes is None and lag_seconds is None:
         return "unknown"
     size = "unknown" if lag_bytes is None else decimal(lag_bytes)
@@ -78,7 +78,7 @@ def _open(figures: Figures) -> str:
 
 
 def copies_text(figures: Figures) -> str:
-    """How far the copies of tables are; empty if no table waits for one."""
+    """Return the progress of the snapshots; empty if no table waits for a snapshot."""
     progress, copying = figures.progress, figures.progress.copying
     if copying is None:
         waiting = progress.waiting_tables
@@ -93,7 +93,7 @@ def copies_text(figures: Figures) -> str:
 
 
 def _uploads(figures: Figures) -> str:
-    """How much is not in object storage; empty if nothing is to be there."""
+    """Return how much is not in object storage yet; empty without object storage."""
     if figures.progress.uploaded_lsn is None:
         return ""
     lag = figures.upload_lag_bytes
@@ -101,12 +101,12 @@ def _uploads(figures: Figures) -> str:
 
 
 class LogView:
-    """A record of the log every so many seconds.
+    """Logs the numbers at intervals.
 
     Parameters
     ----------
     interval : float
-        Seconds.
+        Seconds between two records.
     """
 
     def __init__(self, interval: float) -> None:
@@ -115,7 +115,7 @@ class LogView:
         self._next = time.monotonic() + interval
 
     def show(self, figures: Figures) -> None:
-        """Log the numbers, if the interval is over."""
+        """Log the numbers if the interval is over."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._interval
@@ -130,11 +130,11 @@ class LogView:
         )  # fmt: skip
 
     def end(self, figures: Figures) -> None:
-        """Nothing: the end is logged by itself."""
+        """Do nothing: the command logs its end itself."""
 
 
 class LiveView:
-    """A line of a terminal that changes, or several where it is narrow.
+    """Updates a line on a terminal, or several lines on a narrow terminal.
 
     Parameters
     ----------
@@ -148,19 +148,19 @@ class LiveView:
         self._measured = self._next = time.monotonic()
 
     def show(self, figures: Figures) -> None:
-        """Change the line, unless that was done a moment ago."""
+        """Update the line, unless it was updated a moment ago."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _REFRESH
-        # Rates of a quarter of a second are too restless to be read.
+        # A rate over a quarter of a second varies too much to be read.
         if self._rates is None or now - self._measured >= _MEASURE:
             self._measured = now
             self._rates = self._meter.rates(figures.progress)
         self._show(figures, self._rates)
 
     def end(self, figures: Figures) -> None:
-        """Leave the numbers of the end."""
+        """Leave the last numbers on the terminal."""
         self._show(figures, self._rates or self._meter.rates(figures.progress))
 
     def _show(self, figures: Figures, rates: Rates) -> None:
@@ -178,9 +178,9 @@ class LiveView:
 
 
 def folded(parts: Iterable[tuple[str, str]], width: int) -> Text:
-    """Texts with their styles in a line, or in as many as a terminal of this width needs.
+    """Join styled texts into one line, or into as many as a terminal of this width needs.
 
-    Only a text that is wider than the terminal is cut. Empty ones are left out.
+    Only a text that is wider than the terminal is cut. Empty texts are left out.
     """
     lines: list[Text] = []
     for part in (Text(*one) for one in parts if one[0]):
@@ -201,18 +201,18 @@ def shown(
     live_view: Callable[[Live], _View],
     log_view: Callable[[float], _View],
 ) -> Iterator[_View]:
-    """Show a command's log and numbers on standard error: with a live line if it is a terminal.
+    """Show a command's log and numbers on standard error; on a terminal, with a live line.
 
     Parameters
     ----------
     formatter : RecordFormatter
-        Makes the lines of the log.
+        Formats the lines of the log.
     kind : {"text", "json"}
-        JSON is never beside a live line.
+        The live line is shown only with "text".
     interval : float
-        Seconds between two records with numbers, where there is no live line.
+        Seconds between two records with numbers, if there is no live line.
     live_view, log_view : callable
-        Make what shows the numbers, of the live line or of that interval.
+        Make the object that shows the numbers: on a live line, or in the log at the interval.
     """
     console = Console(stderr=True, highlight=False)
     if kind == "json" or not sys.stderr.isatty() or console.is_dumb_terminal:
@@ -223,7 +223,7 @@ def shown(
     def write(text: str) -> None:
         console.print(Text(text), soft_wrap=True)
 
-    # The line changes when the loop of the capture turns, and stands still when that hangs.
+    # The command's own loop updates the line. So the line stands still if the loop hangs.
     live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with logged(formatter, write), live:
         yield live_view(live)

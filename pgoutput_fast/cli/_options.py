@@ -1,4 +1,4 @@
-"""Flags and the file of a command, made from classes of options; and how errors name them."""
+"""Make a command's flags and its file from classes of options, and name options in errors."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_MOST = 1 << 20  # bytes of a file of options
+_MOST = 1 << 20  # the largest number of bytes in a file of options
 _CLASSES = "pgoutput_fast.classes"
 _FROM_FILE = "pgoutput_fast.options"
 _FLAG_NAMES = {"tables": "--table", "policies": "--policy"}
-"""Flags that are given once for each value, and so have names of their own."""
+"""Flags with names of their own: each of them is repeated to give several values."""
 
 
 class Value(click.ParamType[Any]):
-    """A value of an option, as its kind reads it.
+    """The click type of an option's value: its kind parses the value.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Value(click.ParamType[Any]):
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value; click calls it."""
+        """Return the value; called by click."""
         try:
             return value_of("", self._kind, value)
         except PgOutputError as error:
@@ -58,17 +58,17 @@ class Value(click.ParamType[Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete one of few values; click calls it."""
+        """Complete one of a few values; called by click."""
         return click.Choice(self._kind.choices).shell_complete(ctx, param, incomplete)
 
 
 def value_of(name: str, kind: OptionKind, given: Any) -> Any:
-    """Return the value of an option that a flag has as text, and a file as text or as it is.
+    """Return an option's value: a flag gives it as text, a file as text or as a TOML value.
 
     Raises
     ------
     PgOutputError
-        It is none.
+        The option does not allow the value.
     """
     if isinstance(given, str):
         return kind.from_text(name, given)
@@ -84,15 +84,15 @@ def value_of(name: str, kind: OptionKind, given: Any) -> Any:
 def options_from(
     *classes: type[Options], defaults: Options | None = None, no_flags: Sequence[str] = ()
 ) -> Callable[[_Command], _Command]:
-    """Give a command a flag for each option that has one, and `--config` for all of them.
+    """Give a command a flag for each option that has one, and `--config` for all options.
 
     Parameters
     ----------
     *classes : type
     defaults : Options, optional
-        What the command takes for its options where that is not their own default.
+        Defaults of this command that replace the options' own.
     no_flags : sequence of str
-        Options for which the command has no flag, though others have.
+        Options that have no flag in this command.
     """
     changed = {} if defaults is None else vars(defaults)
 
@@ -115,7 +115,7 @@ def flag_of(field: OptionField) -> str:
 
 def _flag(field: OptionField) -> Callable[[_Command], _Command]:
     shown = field.shown_default or _shown(field.default)
-    # The reference has the rest of it.
+    # Help shows the first sentence; the reference has the rest.
     text = field.help.partition(". ")[0].removesuffix(".") + "."
     text = text if shown is None else f"{text} [default: {shown}]"
     flag = flag_of(field)
@@ -136,27 +136,27 @@ def _shown(default: Any) -> str | None:
 
 
 def is_of(tables: Iterable[str], patterns: Sequence[str]) -> bool:
-    """Whether one of some tables matches one of some patterns; True without patterns."""
+    """Return whether any of the tables matches any of the patterns; True without patterns."""
     return not patterns or any(
         fnmatchcase(table, pattern) for table in tables for pattern in patterns
     )
 
 
 def table_patterns(tables: Sequence[str]) -> list[str]:
-    """Make patterns of ``namespace.name`` of patterns that may lack the schema.
+    """Add the schema to patterns that may lack it, so that they match ``namespace.name``.
 
-    What stands in SQL's double quotes is a name and no pattern.
+    Text in SQL's double quotes is a name, not a pattern.
 
     Raises
     ------
     PgOutputError
-        Double quotes do not stand as in SQL.
+        The double quotes are not valid SQL.
     """
     found = []
     for table in tables:
         parts = name_parts(table) if '"' in table else [NamePart(table, is_quoted=False)]
         pattern = ".".join(glob.escape(one.text) if one.is_quoted else one.text for one in parts)
-        # A pattern with a dot may still lack the schema, as a table's name may have a dot.
+        # A pattern with a dot may still lack the schema, because a table's name may have a dot.
         if len(parts) == 1:
             found.append(f"*.{pattern}")
         if len(parts) > 1 or (not parts[0].is_quoted and "." in pattern):
@@ -190,7 +190,7 @@ def _partitions(
 def _completed_policy(
     _: click.Context, __: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete a policy: each name with each of its values, or without if it takes numbers."""
+    """Complete a policy: each name with each value, or the name alone if it takes numbers."""
     from click.shell_completion import CompletionItem
 
     from ..policies import CHOICES
@@ -200,7 +200,7 @@ def _completed_policy(
     return [CompletionItem(one) for one in offered if one.startswith(incomplete)]
 
 
-# Options that are given once for each of their values.
+# Options whose flag is repeated to give several values.
 _SEVERAL: Mapping[str, Callable[[click.Context, click.Parameter, Sequence[str]], Any]] = {
     "policies": _policies,
     "tables": _tables,
@@ -210,7 +210,7 @@ _COMPLETED: Mapping[str, Any] = {"policies": _completed_policy}
 
 
 def policies_option(help_text: str) -> Callable[[_Command], _Command]:
-    """Make the option --policy, which can be given several times."""
+    """Make the option --policy, which may be given several times."""
     return click.option(
         "--policy", "policies", multiple=True, metavar="NAME=VALUE", callback=_policies,
         shell_complete=_completed_policy, help=help_text,
@@ -221,7 +221,7 @@ def policies_option(help_text: str) -> Callable[[_Command], _Command]:
 
 
 def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
-    """Give a command `--config`; what stands in the file is the default of its flags."""
+    """Give a command `--config`; the file's values become the defaults of the command's flags."""
     by_name = {one.name: one for one in fields}
 
     def read(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
@@ -265,14 +265,14 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(text.decode())
     except OSError as error:
         raise click.BadParameter(f"can't read {path}: {error.strerror or error}") from error
-    except ValueError as error:  # what is no TOML, and no UTF-8
+    except ValueError as error:  # not TOML, or not UTF-8
         raise click.BadParameter(f"{path}: {error}") from error
 
 
 def chosen(
     context: click.Context, given: dict[str, Any], *classes: type[Options]
 ) -> dict[str, Any]:
-    """Return the options that flags and the file give, by name; they leave `given`."""
+    """Return the options that flags and the file set, by name, and remove them from `given`."""
     values: dict[str, Any] = dict(context.meta.get(_FROM_FILE, {}))
     names = {one.name for kind in classes for one in kind.options()}
     flags = {name: given.pop(name) for name in names & given.keys()}
@@ -287,7 +287,7 @@ _PARAMETERS = {"registry": "types", "until_lsn": "until"}
 
 
 def shown_by(command: click.Command) -> Callable[[Argument], str]:
-    """Return how a command writes an option: as its flag, else as a line of its file."""
+    """Return a function that writes an option as the command's flag, or as a line of its file."""
     flags = {one.name: one for one in command.params if isinstance(one, click.Option) and one.name}
 
     def shown(argument: Argument) -> str:
@@ -296,7 +296,7 @@ def shown_by(command: click.Command) -> Callable[[Argument], str]:
             value = argument.value
             is_plain = argument.has_value and isinstance(value, (bool, int, float, str))
             if is_plain:
-                return f"{argument.name} = {json.dumps(value)}"  # as TOML has it
+                return f"{argument.name} = {json.dumps(value)}"  # in TOML
             return str(argument).removesuffix("=")
         flag, value = option.opts[0], argument.value
         if not argument.has_value or (option.is_flag and value is True):
@@ -305,7 +305,7 @@ def shown_by(command: click.Command) -> Callable[[Argument], str]:
             return f"no {flag}"
         values = policy_texts(value) if isinstance(value, Policies) else value
         if isinstance(values, (list, tuple)):
-            # The command makes two patterns of a name that may lack its schema.
+            # The command makes two patterns of a name without a schema. Show one.
             items = [one for one in values if str(one).removeprefix("*.") not in {*values} - {one}]
             return " ".join(f"{flag} {shlex.quote(str(one))}" for one in items)
         return f"{flag} {shlex.quote(str(values))}"

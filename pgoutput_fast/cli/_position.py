@@ -1,7 +1,7 @@
-"""How far the server's log is, by its own word.
+"""Ask the server for the end of its log.
 
-A stream tells that only once the server has read so far: of what is still before it, and how much
-that is, nothing comes. So the server is asked, through a connection of its own.
+A replication stream gives positions only of what the server has read. It does not say how much of
+the log is left. So this module asks the server through another connection.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..replication.server_position import FRESH, ServerPosition, ask_position
 if TYPE_CHECKING:
     from ..connections import ConnectionParameters
 
-_INTERVAL = FRESH / 3  # seconds between two questions
-_CLOSE_TIMEOUT = 1.0  # seconds that the end waits for a question that is asked
+_INTERVAL = FRESH / 3  # seconds between two queries
+_CLOSE_TIMEOUT = 1.0  # seconds that close() waits for a running query
 
 _log = logging.getLogger(__name__)
 
 
 class PositionWatch:
-    """Asks the server every other second, in a thread of its own.
+    """Asks the server for its position at intervals, in a thread.
 
-    A server that refuses this connection is no error, as it may still serve the stream.
+    A server that refuses this connection causes no error, because it may still serve the stream.
 
     Parameters
     ----------
@@ -49,19 +49,19 @@ class PositionWatch:
         )
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the thread."""
         self._thread.start()
 
     def tell_refusals(self) -> None:
-        """Log from now on when the server refuses.
+        """Log from now on if the server refuses the connection.
 
-        Before the stream has begun, its own connection is refused for the same reason, and that is
-        the error with which the command ends.
+        Before the stream has begun, the server refuses the stream's connection for the same reason.
+        The command then ends with that error.
         """
         self._tells = True
 
     def close(self) -> None:
-        """End it, once it was started. A question that is asked meanwhile is not waited for."""
+        """Stop the thread, which was started; wait only shortly for a running query."""
         self._stop.set()
         self._thread.join(_CLOSE_TIMEOUT)
 

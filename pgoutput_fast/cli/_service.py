@@ -1,4 +1,4 @@
-"""What commands share that run until they are told to end: signals, log, metrics, exit codes."""
+"""What `capture` and `sync` share: signals, log, metrics, and exit codes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ..watching.metrics import Collector
 
 EX_TEMPFAIL = 75
-"""The exit code of <sysexits.h> for what may succeed later."""
+"""The exit code of <sysexits.h> for an error that may pass."""
 
 STATUS_INTERVAL = 5.0
-"""Seconds between two states for the service manager."""
+"""Seconds between two status texts for the service manager."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def checked_until(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
-    """The word "now", or an LSN as an int."""
+    """Return the word "now", or an LSN as an int."""
     if value is None or value == "now":
         return value
     try:
@@ -52,7 +52,7 @@ def checked_until(_: click.Context, __: click.Parameter, value: str | None) -> i
 
 @dataclass(frozen=True)
 class ServiceOptions(Options):
-    """What a command tells while it runs."""
+    """Options of what a command reports while it runs."""
 
     metrics_port: int | None = option(
         count(0, 65535), None,
@@ -71,9 +71,9 @@ class ServiceOptions(Options):
 
 
 class Stop:
-    """The order to end, which a signal gives.
+    """Tells a command to end when a signal arrives.
 
-    A second signal ends the process at once, as it would without this.
+    A second signal ends the process at once, as if there were no handler.
     """
 
     def __init__(self, notifier: Notifier) -> None:
@@ -83,16 +83,16 @@ class Stop:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Have signals give the order."""
+        """Handle the signals for the length of the block."""
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         try:
             for number, handler in before.items():
-                if handler != signal.SIG_IGN:  # as SIGHUP is under nohup
+                if handler != signal.SIG_IGN:  # nohup sets it for SIGHUP
                     signal.signal(number, self._take)
             yield
         finally:
             for number, handler in before.items():
-                # None: a handler that is not Python's.
+                # None stands for a handler that was not installed from Python.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _take(self, number: int, _frame: object) -> None:
@@ -106,12 +106,12 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """That of a command that has ended in good order."""
+        """The exit code of a command that has ended normally."""
         return 130 if self.signal == signal.SIGINT else 0
 
 
 class Service(NamedTuple):
-    """What a command has while it runs.
+    """What a command uses while it runs.
 
     Fields: context (click's), options, formatter (of its log), notifier, stop.
     """
@@ -123,22 +123,22 @@ class Service(NamedTuple):
     stop: Stop
 
     def hide_secrets(self, parameters: ConnectionParameters) -> None:
-        """Show none of these parameters' secrets in the log."""
+        """Remove the secrets of connection parameters from the log."""
         self.formatter.change = parameters.without_secrets
 
     @contextlib.contextmanager
     def metrics(self, collectors: Callable[[], Sequence[Collector]]) -> Iterator[None]:
-        """Serve metrics for Prometheus, if there is a port.
+        """Serve metrics for Prometheus if the options have a port.
 
         Parameters
         ----------
         collectors : callable
-            Gives what makes the metrics.
+            Returns the collectors of the metrics.
 
         Raises
         ------
         PgOutputError
-            Nothing can listen there, or the extra is missing.
+            The address can't be used, or the extra is missing.
         """
         host, port = self.options.metrics_host, self.options.metrics_port
         if port is None:
@@ -165,12 +165,12 @@ def serve(
     ----------
     context : click.Context
     name : str
-        What the log calls it.
+        The command's name in the log.
     options : ServiceOptions
     views : tuple of callable
-        Make what shows numbers: on a terminal, and in a log.
+        Make the object that shows numbers: on a terminal, and in a log.
     run : callable
-        Does the work, and returns the exit code.
+        Does the work and returns the exit code.
     """
     formatter = RecordFormatter(options.log_format)
     formatter.name_option = shown_by(context.command)

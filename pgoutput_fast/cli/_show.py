@@ -1,4 +1,4 @@
-"""Messages as readable lines and as JSON objects, for `inspect` and `tail`."""
+"""Format messages as readable lines and as JSON objects, for `inspect` and `tail`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from .. import Policies, TupleData, TypeRegistry
 
-_CUT = 60  # characters of a value in a line
+_CUT = 60  # the largest number of characters of a value in a line
 
 Values = Literal["text", "typed"]
-"""How JSON has a row's values: as the server's text, or typed."""
+"""The form of a row's values in JSON: the server's text, or typed."""
 
 values_option = click.option(
     "--values",
@@ -57,15 +57,15 @@ _OF_TRANSACTIONS = (
     *(Begin, BeginPrepare, Prepare, CommitPrepared, RollbackPrepared),
     *(StreamStart, StreamCommit, StreamPrepare, StreamAbort),
 )
-"""Messages whose field xid is always that of the top-level transaction."""
+"""Messages whose field xid is always the xid of the top-level transaction."""
 
 
 class Shown(NamedTuple):
-    """A frame with its message or error, its transaction, and the tables that it concerns."""
+    """A frame with its message or error, its transaction, and its tables."""
 
     lsn: int | None
     time: int | None
-    """When the server sent it, in microseconds since 2000-01-01 UTC."""
+    """The time when the server sent the frame, in microseconds since 2000-01-01 UTC."""
     frame: bytes
     message: Any
     """The decoded message; None if the frame could not be decoded."""
@@ -75,10 +75,12 @@ class Shown(NamedTuple):
     tables: tuple[str, ...]
     """The qualified names of the tables that the message concerns."""
     changes: int | None = None
-    """Of a message that ends a transaction: how many rows that has, without those that were rolled
-    back; a Truncate counts once for each table. None if that is not known."""
+    """For a message that ends a transaction: the number of its rows, without those rolled back.
+
+    A Truncate counts once for each table. None if the number is unknown.
+    """
     is_read: bool = False
-    """Whether it is an Insert that stands for a row of a table's snapshot."""
+    """Whether the message is an Insert for a row of a table's snapshot."""
 
     @property
     def tag(self) -> str:
@@ -87,15 +89,15 @@ class Shown(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The message's name, which is Read for a row of a snapshot."""
+        """The message's name; "Read" for a row of a snapshot."""
         return "Read" if self.is_read else type(self.message).__name__
 
 
 class Messages:
-    """Decodes the frames of one stream, and knows which transaction and tables each belongs to.
+    """Decodes the frames of one stream, and finds each frame's transaction and tables.
 
-    `continues` says whether it may begin in the middle of a transaction, as files of segments do;
-    `read`, whether its Inserts are the rows of a snapshot.
+    `continues` says whether the frames may begin in the middle of a transaction, as files of
+    segments do. `read` says whether the Inserts are the rows of a snapshot.
     """
 
     def __init__(
@@ -114,9 +116,9 @@ class Messages:
     def decode(
         self, lsn: int | None, time: int | None, frame: bytes, seq: int | None = None
     ) -> Shown:
-        """Decode a frame. An error is returned, not raised, as the next frame may be sound.
+        """Decode a frame. Return an error instead of raising it: the next frame may be valid.
 
-        `seq` is the position of the frame's first row in its transaction, where it is known.
+        `seq` is the position of the frame's first row in its transaction, if it is known.
         """
         state = self._decoder.state
         before = state.xid if state.open_xid is None else state.open_xid
@@ -146,24 +148,24 @@ class Messages:
 
 
 class _Counts:
-    """Counts the rows of transactions, so that their ends can tell how many they have.
+    """Counts the rows of each transaction until its end.
 
     Parameters
     ----------
     continues : bool
-        Whether the first Begin may be one that is repeated in the middle of its transaction.
+        Whether the first Begin may repeat one, in the middle of its transaction.
     """
 
     def __init__(self, *, continues: bool = False) -> None:
         self._continues = continues
-        # Of the transaction that is open; None if it began before this.
+        # The rows of the open transaction; None if it began before the first frame.
         self._open: int | None = None
-        # Of each streamed transaction, by subtransaction, in the order in which those began.
+        # The rows of streamed transactions, by subtransaction in the order of their first rows.
         self._streams: dict[int, dict[int, int]] = {}
         self._prepared: dict[tuple[int, str], int] = {}
 
     def take(self, message: Any, xid: int | None, seq: int | None) -> int | None:
-        """Count a message; the rows of the transaction that it ends, None if it ends none."""
+        """Count a message; if it ends a transaction, return the number of its rows, else None."""
         if isinstance(message, (Insert, Update, Delete, Truncate)):
             rows = len(message.relation_ids) if isinstance(message, Truncate) else 1
             if message.in_stream:
@@ -196,7 +198,7 @@ class _Counts:
             self._streams.pop(abort.xid, None)
             return
         counts = self._streams.get(abort.xid, {})
-        # Subtransactions nest, so those that began later were made inside of it.
+        # Subtransactions nest: the later ones are inside this one.
         while abort.subxid in counts:
             counts.popitem()
 
@@ -212,12 +214,12 @@ class _Counts:
 
 
 class Lines:
-    """Makes a line of each message.
+    """Formats each message as a line.
 
     Parameters
     ----------
     full : bool
-        Whether long values are shown whole.
+        Whether long values are shown in full.
     paint : callable
         Colours the parts of a line.
     """
@@ -227,7 +229,7 @@ class Lines:
         self._paint = paint
 
     def __call__(self, shown: Shown) -> str:
-        """Make a line: LSN, transaction, message. Control characters in values are escaped."""
+        """Return a line: LSN, transaction, message. Control characters in values are escaped."""
         lsn = "-" if shown.lsn is None else format_lsn(shown.lsn)
         xid = "-" if shown.xid is None else str(shown.xid)
         return f"{self._paint(f'{lsn} {xid}', 'place')} {self._text(shown)}"
@@ -280,7 +282,7 @@ class Lines:
 
 
 def _column(name: str) -> str:
-    """A column's name, in quotes as in SQL if the line would be ambiguous without."""
+    """Return a column's name, in SQL's quotes if the line would be ambiguous without them."""
     if not name or any(sign.isspace() or sign in "\"'=()" for sign in name):
         name = '"' + name.replace('"', '""') + '"'
     return printable(name)
@@ -289,11 +291,11 @@ def _column(name: str) -> str:
 def _values(
     data: TupleData, relation: Relation, *, key: bool, typed: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """Names and values of a row's columns.
+    """Yield the names and values of a row's columns.
 
     A value is a str, None, UNCHANGED, or bytes if it has no text. If `typed`, it is the Python
-    value of its type, and a value that Python cannot hold is its text. If `key`, only the columns
-    of the key are given, as nothing is known of the others.
+    value of its type, or its text if Python cannot represent it. If `key`, only the columns of the
+    key are yielded, because the row has no others.
     """
     for position, column in enumerate(relation.columns):
         if key and data.kind(position) == "n" and not column.is_key:
@@ -314,7 +316,7 @@ def _typed(data: TupleData, position: int) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """A value in which NaN and Infinity, which JSON does not have, are strings.
+    """Replace NaN and Infinity in a value by strings, because JSON lacks them.
 
     Composites become dicts with the names of their fields.
     """
@@ -332,13 +334,13 @@ def _finite(value: Any) -> Any:
 
 
 def as_json(shown: Shown, *, typed: bool = False) -> str:
-    """The message as a JSON object, on one line and in ASCII.
+    """Return the message as a JSON object, on one line and in ASCII.
 
-    The value of a column is a string (the server's text), null, ``{"unchanged": true}`` (there is a
-    value, but it was not sent), or ``{"hex": …}`` (bytes that have no text). If `typed`, numbers
-    that JSON holds exactly, booleans, arrays and composites are JSON's own, and all other values
-    are what :func:`~pgoutput_fast.json_default` makes of them. The LSNs and times of the message
-    itself are strings, as the server writes them.
+    The value of a column is a string (the server's text), null, ``{"unchanged": true}`` (the server
+    did not send the value), or ``{"hex": …}`` (bytes that have no text). If `typed`, booleans,
+    arrays, composites, and numbers that JSON represents exactly are JSON's own. All other values
+    are converted by :func:`~pgoutput_fast.json_default`. The LSNs and times of the message itself
+    are strings, as the server prints them.
     """
     message = shown.message
     fields: dict[str, Any] = {
@@ -359,7 +361,7 @@ def as_json(shown: Shown, *, typed: bool = False) -> str:
     for name in message.__match_args__:
         value = getattr(message, name)
         if name == "xid":
-            # Inside of a stream the frame has the xid of the subtransaction.
+            # Inside a stream chunk, the frame has the xid of the subtransaction.
             if value is not None and value != shown.xid:
                 fields["subxid"] = value
         elif name == "columns":

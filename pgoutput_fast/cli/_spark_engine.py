@@ -1,4 +1,4 @@
-"""The options of commands for Spark, and its engine; what its Java prints goes to the log."""
+"""Start Spark for a command, and log what its Java process prints."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 _CONFIGURATION = {"spark.log.level": "ERROR"}
 _RECORD = re.compile(r"(?:[-/\d]{8,10}[ T])?\d\d:\d\d:\d\d\S* ([A-Z]+) (.*)")
-"""How a record of Java's log begins."""
+"""The beginning of a record in Java's log."""
 _THROWN = re.compile(
     r'^Exception in thread "main" (.*)|'
-    # Of a JVM that does not start, as it can't have the memory that it was told to take.
+    # The JVM did not start because it can't get the memory that it was told to use.
     r"^Error occurred during initialization of VM\n(.*)|"
     r"^(.*)\nError: Could not create the Java Virtual Machine",
     re.MULTILINE,
 )
 _MAY_PASS = re.compile(
-    # Spark stops itself where no master answers. The others: nobody answers there.
+    # Spark stops itself if no master answers. The other texts mean that nobody answers there.
     r"stopped SparkContext|Connection refused|Connection timed out|No route to host|"
     r"UnknownHostException|connect timed out|failed to connect to",
     re.IGNORECASE,
 )
-"""Says of a reason for which Spark does not start that it is no lasting one."""
+"""Matches reasons for a failed start that may pass."""
 _BEGUN = b"\0begun\0"
-"""Stands in the pipe behind what Java printed until a session was there."""
-_ENDING = 5.0  # seconds to wait for what is still in the pipe
+"""Written to the pipe after everything that Java printed before the session was ready."""
+_ENDING = 5.0  # seconds to wait for the rest of the output in the pipe
 
 _log = logging.getLogger(__name__)
 
@@ -49,13 +49,13 @@ _log = logging.getLogger(__name__)
 def _configuration(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, str]:
-    """Spark's settings by their names."""
+    """Return Spark's settings by name."""
     del context, parameter
     found = {}
     for value in values:
         name, equals, setting = value.partition("=")
         if not (name.startswith("spark.") and equals):
-            # It may have a key of an object storage.
+            # The argument may contain a key of an object storage.
             raise click.BadParameter("expected spark.NAME=VALUE; what was given is not shown")
         found[name] = setting
     return found
@@ -63,7 +63,7 @@ def _configuration(
 
 @dataclass(frozen=True)
 class SparkOptions(Options):
-    """How Spark does the work of a sync."""
+    """Options of a sync with Spark."""
 
     stage: bool | None = option(
         flag(), None,
@@ -100,12 +100,12 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_options(engine: str, master: str | None, conf: Mapping[str, str]) -> None:
-    """Refuse options that do not go together.
+    """Refuse options that contradict each other.
 
     Raises
     ------
     click.UsageError
-        They do not.
+        Some of the options contradict each other.
     """
     for name, given in (("--master", master), ("--conf", conf)):
         if given and engine != "spark":
@@ -121,24 +121,24 @@ def running_engine(
     *,
     stage: bool | None = None,
 ) -> Iterator[SparkEngine | None]:
-    """The engine, whose Spark ends with it; None for this process.
+    """Start an engine and stop its Spark at the end; None for the local engine.
 
     Parameters
     ----------
     name : str
-        The command's.
+        The command's name.
     engine, master, conf, stage
-        Its options.
+        The command's options.
 
     Raises
     ------
     PgOutputError
-        Spark does not start; `RetryableError` if it may later.
+        Spark does not start; a `RetryableError` if it may start later.
     """
     if engine != "spark":
         yield None
         return
-    # Nothing else is said for some 10 seconds; the imports are a part of them.
+    # The start takes some 10 seconds without any other output, imports included.
     _log.info(
         "starting Spark%s", "" if master is None else f" ({master})",
         extra={"event": "spark", "numbers": {} if master is None else {"master": master}},
@@ -147,7 +147,7 @@ def running_engine(
     from ..spark._jvm import is_gone
     from ..spark._session import begin_java, plain_session
 
-    # Spark's own handler would end a job in the middle of a window.
+    # PySpark's own handler would end a job in the middle of a window.
     interrupted = signal.getsignal(signal.SIGINT)
     given = (master, f"pgoutput-fast {name}", {**_CONFIGURATION, **conf})
     output = _JavaOutput()
@@ -156,9 +156,9 @@ def running_engine(
     try:
         try:
             begin_java(*given, output.file)
-            spark = plain_session(*given)  # a sync does not need the source
+            spark = plain_session(*given)  # a sync does not use the source
         except BaseException as error:
-            # One that is interrupted has not failed.
+            # An interrupted start has not failed.
             printed = output.has_begun(well=not isinstance(error, Exception))
             if isinstance(error, PgOutputError) or not isinstance(error, Exception):
                 raise
@@ -168,11 +168,11 @@ def running_engine(
         try:
             yield SparkEngine(spark, stage=stage)
         finally:
-            # A JVM that has ended needs no stop: what called it has said so, or nothing needed it.
-            # One to which the signal came too, as of a service or a terminal, may end just now.
+            # Do not stop a JVM that has ended: its last call has reported that. A signal to all
+            # processes, as from a terminal or a service manager, may end the JVM just now.
             if not is_gone():
                 with contextlib.suppress(Exception), warnings.catch_warnings():
-                    # PySpark warns of a JVM that it finds killed: no line of this log.
+                    # PySpark would warn in this log that the JVM was killed.
                     warnings.simplefilter("ignore", RuntimeWarning)
                     spark.stop()
     finally:
@@ -180,19 +180,19 @@ def running_engine(
 
 
 def not_started(error: Exception, printed: str) -> PgOutputError:
-    """The error that says why Spark does not start.
+    """Return the error that says why Spark does not start.
 
     Parameters
     ----------
     error : Exception
-        What PySpark has raised.
+        The error that PySpark raised.
     printed : str
-        What Spark's Java printed.
+        The output of Spark's Java process.
     """
     from ..spark._jvm import is_gone, said
 
-    # A Java that ends at once says why on its standard error alone, and what a master has answered
-    # is in Spark's log alone. What its log has with a stack trace is raised too.
+    # A JVM that ends at once gives the reason on its standard error only. Spark's log alone has the
+    # answer of a master. Records with a stack trace are skipped, because they are raised, too.
     thrown = _THROWN.search(printed)
     logged = [line for level, line, more in records(printed) if level == logging.ERROR and not more]
     reason = thrown[thrown.lastindex or 0] if thrown else "; ".join(logged) or said(error)
@@ -201,17 +201,17 @@ def not_started(error: Exception, printed: str) -> PgOutputError:
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """Pass over the traceback that py4j logs of a call that fails, which is an error besides."""
+    """Return False for the tracebacks that py4j logs of failed calls: the errors are raised."""
     return record.module != "java_gateway"
 
 
 class _JavaOutput:
-    """What Spark's Java prints: nothing of its start if that goes well, then records of the log.
+    """Logs the output of Spark's Java process, except that of a successful start.
 
     Attributes
     ----------
     file : int
-        The file descriptor for Java.
+        The file descriptor for Java's output.
     """
 
     def __init__(self) -> None:
@@ -221,17 +221,17 @@ class _JavaOutput:
         threading.Thread(target=self._run, name="pgoutput_fast-java", daemon=True).start()
 
     def has_begun(self, *, well: bool) -> str:
-        """Forget what it printed at its start: of settings, packages, and what it does without.
+        """Stop collecting the output of the start: settings, packages and warnings.
 
         Parameters
         ----------
         well : bool
-            Else that is logged.
+            Whether Spark has started. If not, the output is logged.
 
         Returns
         -------
         str
-            What it printed.
+            The output of the start.
         """
         os.write(self.file, _BEGUN)
         os.close(self.file)
@@ -242,7 +242,7 @@ class _JavaOutput:
         return text
 
     def _run(self) -> None:
-        # Java goes on for a moment when this process ends.
+        # Java may outlive this process for a moment.
         while some := os.read(self._read, 1 << 16):
             if not self._is_over.is_set():
                 self._start, mark, some = (self._start + some).partition(_BEGUN)
@@ -256,9 +256,9 @@ class _JavaOutput:
 
 
 def records(text: str) -> Iterator[tuple[int, str, str]]:
-    """The records of a log of Java: level, first line, and what follows it.
+    """Yield the records of a Java log: level, first line, and the lines that follow it.
 
-    What is no record, as a worker's traceback, is one of level WARNING.
+    Text that is no record, such as a worker's traceback, becomes a record of level WARNING.
     """
     found: list[tuple[int, str, list[str]]] = []
     for line in text.splitlines():

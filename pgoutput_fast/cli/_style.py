@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import click
 
 Paint = Callable[[str, str], str]
-"""A function that adds colours to a text. Its second argument is a key of `_STYLES`."""
+"""A function that colours a text. Its second argument is a key of `_STYLES`."""
 
 _STYLES: dict[str, dict[str, Any]] = {
     "column": {"fg": "cyan"},
@@ -29,7 +29,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def plain(text: str, _: str) -> str:
-    """Return the text as it is, without colours."""
+    """Return the text unchanged."""
     return text
 
 
@@ -38,13 +38,13 @@ def _coloured(text: str, what: str) -> str:
 
 
 def paint_for(stream: TextIO) -> Paint:
-    """Choose the function that colours text for `stream`; :func:`plain` if it is no terminal."""
+    """Return the function that colours text for `stream`; :func:`plain` if it is no terminal."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return _coloured if wanted and stream.isatty() else plain
 
 
 class StyledHelp(click.HelpFormatter):
-    """Help with headings and options in colours."""
+    """Help with coloured headings and options."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,6 +63,6 @@ class StyledHelp(click.HelpFormatter):
 
 
 class StyledContext(click.Context):
-    """The context of a command whose help is in colours."""
+    """The context of a command with coloured help."""
 
     formatter_class = StyledHelp

@@ -1,4 +1,4 @@
-"""What happens to the tables of a sync besides changes: found from what the target has of each."""
+"""Find the events of a sync's tables, other than changes, by comparing their table states."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class TableEvent(NamedTuple):
-    """Fields: table (its name), text (what happened, behind the name)."""
+    """An event of a table. Fields: table (its name), text (what happened, after the name)."""
 
     table: str
     text: str
 
 
 def table_events(before: SyncProgress, after: SyncProgress) -> Iterator[TableEvent]:
-    """What has happened to tables from one state of a target to the next.
+    """Yield the events of tables between two target states.
 
-    That a table became stale is left out: the sync itself warns of it.
+    Tables that became stale are left out, because the sync itself warns of them.
     """
     known = {one.relation_id: one for one in before.held if one.version}
     for new in after.held:
         if not new.version:
-            continue  # its first changes are paused
+            continue  # not written yet: its first changes are paused
         old, name = known.get(new.relation_id), after.names[new.relation_id]
         if old is None:
             same = name == qualified(new)
@@ -60,7 +60,7 @@ def _texts(old: Held, new: Held, name_before: str, name: str) -> Iterator[str]:
 def _columns(old: Sequence[StoredColumn], new: Sequence[StoredColumn]) -> Iterator[str]:
     before = {one.name: one for one in old}
     names = {one.name for one in new}
-    # By the number of a column on the server: what is gone under its old name is renamed.
+    # Columns are compared by their number on the server. A number with a new name is a rename.
     renamed = {one.number: one for one in old if one.number and one.name not in names}
     for one in new:
         name, was = one.name, before.get(one.name)

@@ -1,4 +1,4 @@
-"""`pgoutput-fast sync --dry-run`: what a sync would do, as text."""
+"""Print what a sync would do, for `pgoutput-fast sync --dry-run`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SyncCall:
-    """What a command asks of a sync, but for the connection.
+    """What a command asks of a sync, without the connection.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class SyncCall:
     options : SyncOptions
     target_options : TargetOptions
     capture_options : CaptureOptions or None
-        None: the directory of another capture is read.
+        None: read the change log of another capture.
     """
 
     target: str
@@ -60,25 +60,25 @@ class SyncCall:
 
     @property
     def captures(self) -> bool:
-        """Whether a slot is captured."""
+        """Whether the sync itself captures a slot."""
         return self.capture_options is not None
 
     @property
     def source(self) -> str:
-        """What the changes come from, for people."""
+        """The source of the changes, for people."""
         if self.capture_options is None:
             return f"directory {self.segments}"
         return f"slot {self.slot}, publications {', '.join(self.publications or ())}"
 
     @property
     def names(self) -> dict[str, Any]:
-        """Source and target, for programs."""
+        """The source and the target, for programs."""
         found = {name: getattr(self, name) for name in ("slot", "publications", "segments")}
         given = {name: value for name, value in found.items() if value is not None}
         return {**given, "target": self.target}
 
     def open(self) -> OpenedTarget:
-        """Return the target; nothing is read or made.
+        """Return the target, without reading or creating anything.
 
         Raises
         ------
@@ -103,20 +103,20 @@ def call_of(
     directory: str | None,
     until: int | Literal["now"] | None,
 ) -> SyncCall:
-    """Return what the flags and the file of a command ask for.
+    """Return what a command's flags and its file ask for.
 
     Parameters
     ----------
     context : click.Context
     given : sequence of dict
-        The options that were given: of the sync, the target and the capture.
+        The given options: of the sync, the target and the capture.
     target, slot, publications, segments, directory, until
-        As of `SyncCall`.
+        As in `SyncCall`.
 
     Raises
     ------
     PgOutputError, click.UsageError
-        Options are wrong, or do not go together.
+        Options are wrong or contradict each other.
     """
     capture_options = None
     if segments is None:
@@ -147,14 +147,14 @@ def print_plan(
     Parameters
     ----------
     parameters : ConnectionParameters or None
-        Of the server, if a slot is to be captured.
+        For the server, if the sync captures a slot.
     call : SyncCall
     opened : OpenedTarget
 
     Raises
     ------
     PgOutputError
-        It could not begin.
+        The sync could not begin.
     """
     options = call.options
     partition_by = call.target_options.partition_by

@@ -1,4 +1,4 @@
-"""The report of a sync: one HTML file, with everything in it."""
+"""Make the report of a sync: one HTML file without references to other files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReportedEvent(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A window that was written. Fields: time (seconds since 1970), changes, seconds."""
+    """A written window. Fields: time (seconds since 1970), changes, seconds (of the write)."""
 
     time: float
     changes: int
@@ -38,25 +38,25 @@ class Written(NamedTuple):
 
 
 class SyncReport(NamedTuple):
-    """What a report says.
+    """The content of a report.
 
     Attributes
     ----------
     source, target : str
     begun, made : float
-        When the command began, and when this was made, in seconds since 1970.
+        When the command began and when the report was made, in seconds since 1970.
     figures : SyncFigures or None
-        None: it ended before it had looked at the tables.
-    events : list of Moment
-        The newest.
+        None: the command ended before it had read the tables' state.
+    events : list of ReportedEvent
+        The newest events.
     windows : list of Written
-        The newest.
+        The newest windows.
     is_over : bool
         Whether the command has ended.
     error : str or None
-        That by which it ended.
+        The error that ended the command.
     passes : bool
-        Whether this may pass by itself.
+        Whether the error may pass by itself.
     """
 
     source: str
@@ -72,7 +72,7 @@ class SyncReport(NamedTuple):
 
 
 def make_report(report: SyncReport) -> str:
-    """The report, as HTML."""
+    """Return the report as HTML."""
     goes_on = "" if report.is_over else "; it goes on, and this page is renewed each minute"
     found = report.figures
     return html.page(
@@ -99,7 +99,7 @@ def _content(report: SyncReport, found: SyncFigures) -> Iterator[str]:
 
 
 def _verdict(report: SyncReport) -> Iterator[str]:
-    """What is to be known first, as paragraphs."""
+    """Yield the most important facts as paragraphs."""
     progress = None if report.figures is None else report.figures.progress
     wrong: list[str] = []
     if progress is not None:
@@ -190,7 +190,7 @@ def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
         stored += f"; another program changed its changes before {format_lsn(held.gap)}"
     cells = (
         f"{len(held.columns):,}",
-        # By name: another table may have that of one that has left.
+        # Numbers are by name: a name that a table has given up may be another table's now.
         "–" if has_left else f"{progress.tables.get(name, 0):,}",
         "–" if has_left else f"{progress.seconds.get(name, 0.0):.2f}",
         format_lsn(held.lsn),
@@ -219,11 +219,11 @@ def _windows_text(windows: Sequence[Written]) -> str:
     )
 
 
-_BARS = 300  # the most that a chart has
+_BARS = 300  # the largest number of bars in a chart
 
 
 def _chart(windows: Sequence[Written]) -> str:
-    """Bars of seconds, in the order of windows; where there are many, the longest of some."""
+    """Return a bar of seconds for each window; with many windows, for the slowest of each group."""
     if not windows:
         return ""
     each = -(-len(windows) // _BARS)

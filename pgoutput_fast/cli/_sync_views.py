@@ -1,4 +1,4 @@
-"""What a running sync shows: lines of a terminal that change, and lines of a log elsewhere."""
+"""Show a running sync's numbers: in live lines on a terminal, else in lines of the log."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from ..apply import SyncProgress
     from ..watching.sync_figures import SyncFigures, SyncRates
 
-_REFRESH = 0.25  # seconds between two changes of the lines
+_REFRESH = 0.25  # seconds between two updates of the lines
 _MEASURE = 1.0  # seconds over which rates are measured
-_BUSIEST = 5  # tables that have lines of their own
-_NAMED = 3  # tables that the line of the end names
-_REASONS = 5  # tables whose reasons are shown why they are not up to date
+_BUSIEST = 5  # tables with lines of their own
+_NAMED = 3  # tables that the last line names
+_REASONS = 5  # tables that are not up to date, shown with the reason
 
 _log = logging.getLogger(__name__)
 
 
 class SyncView(Protocol):
-    """Shows the numbers of a sync. It is given them often, and decides when to show them."""
+    """Shows the numbers of a sync. It is called often and decides when to show them."""
 
     def show(self, figures: SyncFigures) -> None:
-        """Show them, if it is time."""
+        """Show the numbers if it is time."""
 
     def end(self, figures: SyncFigures) -> None:
-        """Show those of the end."""
+        """Show the last numbers."""
 
 
 def sync_status(figures: SyncFigures) -> str:
-    """The lag, as `systemctl status` shows it."""
+    """Return the lag for `systemctl status`."""
     capture = figures.capture
     lost = "" if capture is None or capture.progress.connected else "no connection, "
     lag = lag_text(figures.lag_bytes, figures.lag_seconds)
@@ -50,7 +50,7 @@ def sync_status(figures: SyncFigures) -> str:
 
 
 def _capture_text(figures: SyncFigures) -> str:
-    """How far the capture is; empty if it is another program's."""
+    """Return how far the capture is; empty if another program captures."""
     capture = figures.capture
     if capture is None:
         return ""
@@ -63,7 +63,7 @@ def _capture_text(figures: SyncFigures) -> str:
 
 
 def _states_text(figures: SyncFigures) -> str:
-    """How many tables are not up to date; empty if all are."""
+    """Return how many tables are waiting, stale and paused; empty if all are up to date."""
     progress = figures.progress
     found = []
     if progress.waiting:
@@ -76,13 +76,13 @@ def _states_text(figures: SyncFigures) -> str:
 
 
 def not_kept_text(progress: SyncProgress, copying: str) -> str:
-    """Which tables are not up to date at the end, and which of them are copied by whom.
+    """Return which tables are not up to date at the end, and what takes their snapshots.
 
     Parameters
     ----------
     progress : SyncProgress
     copying : str
-        What copies tables that wait, or that it is asked to copy.
+        What takes the snapshots of tables that wait for one or asked for one.
     """
     behind = sorted({*progress.stale, *progress.waiting, *progress.paused})
     if not behind:
@@ -102,12 +102,12 @@ def not_kept_text(progress: SyncProgress, copying: str) -> str:
 
 
 class SyncLogView:
-    """A record of the log every so many seconds.
+    """Logs the numbers at intervals.
 
     Parameters
     ----------
     interval : float
-        Seconds.
+        Seconds between two records.
     """
 
     def __init__(self, interval: float) -> None:
@@ -116,7 +116,7 @@ class SyncLogView:
         self._next = time.monotonic() + interval
 
     def show(self, figures: SyncFigures) -> None:
-        """Log the numbers, if the interval is over."""
+        """Log the numbers if the interval is over."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._interval
@@ -136,11 +136,11 @@ class SyncLogView:
         )  # fmt: skip
 
     def end(self, figures: SyncFigures) -> None:
-        """Nothing: the end is logged by itself."""
+        """Do nothing: the command logs its end itself."""
 
 
 class SyncLiveView:
-    """Lines of a terminal that change: the whole, the busiest tables, those not up to date.
+    """Updates lines on a terminal: totals, the busiest tables, and tables not up to date.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class SyncLiveView:
         self._measured = self._next = time.monotonic()
 
     def show(self, figures: SyncFigures) -> None:
-        """Change the lines, unless that was done a moment ago."""
+        """Update the lines, unless they were updated a moment ago."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -165,7 +165,7 @@ class SyncLiveView:
         self._show(figures, self._rates)
 
     def end(self, figures: SyncFigures) -> None:
-        """Leave the numbers of the end."""
+        """Leave the last numbers on the terminal."""
         self._show(figures, self._rates or self._meter.rates(figures.progress))
 
     def _show(self, figures: SyncFigures, rates: SyncRates) -> None:

@@ -1,7 +1,7 @@
-"""Tell a service manager how a program is: systemd's protocol sd_notify.
+"""Report the state of a program to a service manager, by systemd's protocol sd_notify.
 
-It is described in sd_notify(3): datagrams of lines NAME=value to the socket that the environment
-variable NOTIFY_SOCKET names. Without that variable nothing happens.
+sd_notify(3) describes the protocol: datagrams with lines NAME=value, sent to the socket that the
+environment variable NOTIFY_SOCKET names. Without the variable, this module does nothing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import time
 class Notifier:
     """Sends states to the service manager.
 
-    A state that can't be sent is dropped, as nobody hears it then.
+    A state that can't be sent is dropped, because nobody listens then.
     """
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._is_ready = False
-        # Not 0.0: the monotonic clock may begin when the machine does.
+        # Not 0.0: the monotonic clock may begin at the start of the machine.
         self._last_beat = -math.inf
         self._interval = _watchdog_interval()
         address = os.environ.get("NOTIFY_SOCKET", "")
         if address[:1] not in ("/", "@"):
             return
-        if address[0] == "@":  # a name that is not in the file system
+        if address[0] == "@":  # an abstract name, not a file
             address = "\0" + address[1:]
         made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        made.setblocking(False)  # a manager that hangs holds nothing up
+        made.setblocking(False)  # a service manager that hangs must not stop the program
         try:
             made.connect(address)
         except OSError:
@@ -46,19 +46,20 @@ class Notifier:
             self._socket = None
 
     def ready(self) -> None:
-        """The service has begun its work. Calls after the first do nothing."""
+        """Report that the service has begun its work. Calls after the first do nothing."""
         if not self._is_ready:
             self._is_ready = True
             self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """What `systemctl status` shows."""
+        """Report the text for `systemctl status`."""
         self._send(f"STATUS={' '.join(text.split())}")
 
     def beat(self) -> None:
-        """The service works: to be called often from the loop that does the work.
+        """Report that the service works. The loop that does the work calls this often.
 
-        It is told to the manager twice in the time after which that takes the service for hung.
+        The manager gets two such messages within its timeout, after which it takes the service for
+        hung.
         """
         now = time.monotonic()
         if self._interval is not None and now - self._last_beat >= self._interval:
@@ -66,7 +67,7 @@ class Notifier:
             self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The service ends."""
+        """Report that the service ends."""
         self._send("STOPPING=1")
 
     def _send(self, state: str) -> None:
@@ -76,7 +77,7 @@ class Notifier:
 
 
 def _watchdog_interval() -> float | None:
-    """Seconds between two beats; None if nobody waits for them."""
+    """Return the seconds between two beats; None if the service manager expects none."""
     limit, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not limit.isdecimal() or int(limit) == 0 or process not in ("", str(os.getpid())):
         return None

@@ -1,4 +1,4 @@
-"""`pgoutput-fast capture`: a slot's changes into a directory, as a service runs it or by hand."""
+"""`pgoutput-fast capture`: write a slot's changes to a change log, as a service or by hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class _CaptureWatcher:
-    """Takes the progress of a capture to everything that shows it.
+    """Passes the progress of a capture to everything that shows it.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ class _CaptureWatcher:
         self._next_status = 0.0
 
     def figures(self) -> Figures | None:
-        """The present numbers; None before the stream has begun. Any thread may call it."""
+        """Return the present numbers; None before the stream has begun. Any thread may call it."""
         progress = self._progress
         return None if progress is None else self._lag.figures(progress, self._position.latest)
 
     def __call__(self, progress: CaptureProgress) -> None:
-        """Take a new progress: the loop of the capture has turned."""
+        """Show a new progress; the capture's loop calls this."""
         before, self._progress = self._progress, progress
         if before is None:
             self._notifier.ready()
@@ -81,9 +81,9 @@ class _CaptureWatcher:
             self._notifier.status(status_text(figures))
 
     def end(self, progress: CaptureProgress) -> None:
-        """Show the numbers of the end."""
+        """Show the last numbers."""
         self._progress = progress
-        self._notifier.ready()  # an end that comes at once is no failed start
+        self._notifier.ready()  # so that an immediate end does not count as a failed start
         self._notifier.stopping()
         figures = self._lag.figures(progress, self._position.latest)
         self._view.end(figures)
@@ -113,7 +113,7 @@ class _CaptureWatcher:
     "directory",
     metavar="DIR",
     required=True,
-    type=click.Path(),  # as text, since a Path makes the current directory of nothing
+    type=click.Path(),  # a text: as a Path, an empty text would be the current directory
     help="Directory of the change log: a new one, or one to continue.",
 )
 @click.option(
@@ -161,7 +161,7 @@ def command(
 
 
 class Slot(NamedTuple):
-    """What is captured, where to, and up to where."""
+    """The slot to capture, where to write, and where to end."""
 
     parameters: ConnectionParameters
     slot: str
@@ -171,7 +171,7 @@ class Slot(NamedTuple):
 
 
 def _run(source: Slot, options: CaptureOptions, view: NumbersView, service: Service) -> int:
-    """Capture, and return the exit code."""
+    """Capture a slot, and return the exit code."""
     parameters, slot, publications, directory, until = source
     stop, notifier = service.stop, service.notifier
 

@@ -1,4 +1,4 @@
-"""`pgoutput-fast consumers`: who reads a directory, and how far each has come."""
+"""`pgoutput-fast consumers`: list, add and remove the consumers of a change log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pgoutput-fast demo``: a server under load, tables that follow it, and the proof."""
+"""``pgoutput-fast demo``: sync a server under load, kill the sync, and compare all rows."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _LEAST_CHANGES, _MOST_CHANGES = 5_000, 5_000_000
 _CHANGES = {"spark": 500_000, "local": 20_000}
-_LINES = 1.5  # seconds between two lines where there is no terminal
+_LINES = 1.5  # seconds between two lines if there is no terminal
 
 
 class _PhaseLines(DemoProgress):
-    """Lines about what is being done, one every so many seconds, for as long as the block takes."""
+    """Prints lines about the progress at intervals, for the length of the block."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -110,7 +110,7 @@ def _table(result: Result) -> Table:
 
 
 class _Ended(KeyboardInterrupt):
-    """A signal is to end the command, which then cleans up as after Ctrl-C."""
+    """A signal ends the command, which then cleans up as after Ctrl-C."""
 
 
 def _end(number: int, _frame: object) -> None:
@@ -156,7 +156,8 @@ def command(engine: str, changes: int | None, out: Path | None, report: Path) ->
     Exits with 1 and names the table if a table differs.
     """  # noqa: D205 - click's help is one paragraph
     signal.signal(signal.SIGTERM, _end)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under nohup
+    # Keep ignoring SIGHUP if it is ignored, as under nohup.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _end)
     if not report.absolute().parent.is_dir():
         raise PgOutputError(

@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
     from ..policies import Policies
 
-_NAMED = 20  # the most tables that an error lists
+_NAMED = 20  # the largest number of tables that an error lists
 
 
 def _files(paths: tuple[Path, ...]) -> list[Path]:
-    """List the files that paths name. Several segments must follow each other in one stream.
+    """List the files in paths. Several segments must follow each other in one stream.
 
     Raises
     ------
     PgOutputError
-        Segments do not go together, or a file is given twice.
+        Segments do not follow each other, or a file is given twice.
     """
     files: list[Path] = []
     for path in paths:
@@ -63,7 +63,7 @@ def _files(paths: tuple[Path, ...]) -> list[Path]:
     if len(paths) == 1:
         return files
     segments: list[Path] = []
-    others: dict[Path, Path] = {}  # each of which is read by itself
+    others: dict[Path, Path] = {}  # each of these files is a stream of its own
     for path in files:
         if is_segment(path) and not _is_of_snapshot(path):
             segments.append(path)
@@ -85,7 +85,7 @@ def _messages(
     registry: TypeRegistry | None,
     follower: HistoryFollower | None,
 ) -> Iterator[Shown | Keepalive]:
-    """Decode the messages of a file, from its start, with the types that `follower` has."""
+    """Decode the messages of a file, from its start, with the types of `follower`."""
     if is_segment(path):
         with SegmentReader(path) as reader:
             metadata = reader.metadata
@@ -111,7 +111,7 @@ def _messages(
 
 
 class _Filter:
-    """Chooses messages by table, transaction and tag; all that are given must match."""
+    """Chooses messages by table, transaction and tag; a message must match all given options."""
 
     def __init__(self, tables: tuple[str, ...], xids: tuple[int, ...], tags: str) -> None:
         self._tables = table_patterns(tables)
@@ -134,13 +134,13 @@ class _Filter:
             return False
         if not is_of(shown.tables, self._tables):
             return False
-        if shown.is_read:  # its frame is an Insert, and no server has sent it
+        if shown.is_read:  # the frame is an Insert, but the server did not send it
             return not self._tags
         self._seen_tags.add(shown.tag)
         return not self._tags or shown.tag in self._tags
 
     def nothing(self) -> str:
-        """Make the error for the case that no message matched."""
+        """Return the error for the case that no message matched."""
         tables = [printable(table) for table in sorted(self._seen)]
         more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
         found = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
@@ -156,7 +156,7 @@ def _widened(span: tuple[int, int] | None, value: int) -> tuple[int, int]:
 
 
 class _Stats:
-    """Counts of the messages that were asked for."""
+    """Counts the chosen messages."""
 
     def __init__(self) -> None:
         self.tags: collections.Counter[str] = collections.Counter()
@@ -234,12 +234,12 @@ def _checked_tags(_: click.Context, __: click.Parameter, value: str | None) -> s
 
 
 def _registry(_: click.Context, __: click.Parameter, path: Path | None) -> TypeRegistry | None:
-    """Read a registry from a file.
+    """Read a type registry from a file.
 
     Raises
     ------
     PgOutputError
-        The file can't be read, or has no catalogue of types.
+        The file can't be read, or contains no catalogue of types.
     """
     if path is None:
         return None
@@ -370,7 +370,7 @@ def command(
 
 
 def _check_types(shown: Shown, follower: HistoryFollower, path: Path) -> None:
-    """Refuse a row of which the history does not say in which form its values are."""
+    """Refuse a row if the schema history does not say which types decode its values."""
     if shown.frame[:1] not in (b"I", b"U", b"D"):
         return
     relation_id = relation_id_of(shown.frame, in_stream=False)
@@ -384,7 +384,7 @@ def _check_types(shown: Shown, follower: HistoryFollower, path: Path) -> None:
 
 
 def _refuse(options: Mapping[str, object], way: str) -> None:
-    """Refuse an option that was given but has no effect together with the others."""
+    """Refuse a given option that has no effect with the other options."""
     for name, given in options.items():
         if given:
             raise click.UsageError(f"{name} {way}")

@@ -1,4 +1,4 @@
-"""`pgoutput-fast snapshot`: ask the capture of a directory to copy tables again."""
+"""`pgoutput-fast snapshot`: ask the capture of a change log for new snapshots of tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._options import Value
 if TYPE_CHECKING:
     from ..changelog.copies import TableState
 
-_POLL = 0.2  # seconds between two looks whether a copy is there
+_POLL = 0.2  # seconds between two checks for a finished snapshot
 
 
 @click.command(
@@ -91,12 +91,12 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
 
 
 def _find(directory: Path, table: str) -> int:
-    """The relation id of a table.
+    """Return the relation id of a table.
 
     Raises
     ------
     PgOutputError
-        The directory has no such table, or several.
+        The change log has no such table, or several.
     """
     known = _known(directory)
     wanted = None if table.isdecimal() else parse_name(table, "schema.table")
@@ -124,7 +124,7 @@ def _find(directory: Path, table: str) -> int:
 
 
 def _known(directory: Path) -> dict[int, tuple[str, str]]:
-    """The tables that are there, by the names that they have now."""
+    """Return the tables of the change log, by their present names."""
     known = known_tables(directory)
     history = history_of([directory])
     if history is not None:

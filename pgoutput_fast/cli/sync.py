@@ -1,4 +1,4 @@
-"""`pgoutput-fast sync`: tables that are kept up to date, as a service does it or by hand."""
+"""`pgoutput-fast sync`: keep tables up to date with a server, as a service or by hand."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 _REPORT_INTERVAL = 60.0  # seconds between two reports
 _NOT_ALL = 3  # the exit code if tables are paused or stale at the end
-_EVENTS = 1000  # the newest that a report has
-_WINDOWS = 2000
+_EVENTS = 1000  # the largest number of events in a report
+_WINDOWS = 2000  # the largest number of windows in a report
 _SWITCH_INTERVAL = 0.001  # seconds
-# So long threads that write tables keep the interpreter while the capture's thread waits for it.
-# With Python's own 5 ms the socket is full meanwhile, and the server waits: a backlog came at 81 to
-# 86 % of the rate of a capture by itself, and comes at 90 %.
+# Threads that write tables hold the interpreter for this long while the capture's thread waits for
+# it. With Python's default of 5 ms, the socket fills up meanwhile and the server waits. A backlog
+# then came at 81 to 86 % of the rate of a capture alone; with 1 ms it comes at 90 %.
 
 _OPTIONS = (SyncOptions, TargetOptions, CaptureOptions, SparkOptions, ServiceOptions)
 
@@ -74,14 +74,14 @@ _log = logging.getLogger(__name__)
 
 
 class _SyncWatcher:
-    """Takes the progress of a sync to everything that shows it.
+    """Passes the progress of a sync to everything that shows it.
 
     Parameters
     ----------
     view : SyncView
     notifier : Notifier
     position : callable, optional
-        Where the server is; without, the source is a directory that another capture writes.
+        Returns the server's position. None: the source is the change log of another capture.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class _SyncWatcher:
         self.on_progress: Callable[[SyncFigures], None] = lambda _: None
 
     def figures(self) -> SyncFigures | None:
-        """The present numbers; None before the first look. Any thread may call it."""
+        """Return the present numbers; None before the first progress. Any thread may call it."""
         progress = self._progress
         return None if progress is None else self._figures(progress)
 
@@ -110,7 +110,7 @@ class _SyncWatcher:
         return self._lag.figures(progress, None if self._position is None else self._position())
 
     def __call__(self, progress: SyncProgress) -> None:
-        """Take a new progress."""
+        """Show a new progress."""
         self._note(progress)
         self._notifier.beat()
         figures = self._figures(progress)
@@ -143,7 +143,7 @@ class _SyncWatcher:
             self.events.append(ReportedEvent(time.time(), table, "is not paused any more"))
 
     def end(self, progress: SyncProgress) -> SyncFigures:
-        """Show the numbers of the end."""
+        """Show the last numbers."""
         self._note(progress)
         self._notifier.stopping()
         figures = self._figures(progress)
@@ -264,7 +264,7 @@ def _run(
     engine: Engine | None,
     report_path: Path | None,
 ) -> int:
-    """Sync, and return the exit code."""
+    """Run the sync, and return the exit code."""
     stop, notifier = service.stop, service.notifier
     with contextlib.ExitStack() as held:
         position = None if parameters is None else PositionWatch(parameters)
@@ -315,7 +315,7 @@ def _run(
 
 
 class _Reporting:
-    """Writes the report, from time to time and at the end."""
+    """Writes the report at intervals and at the end."""
 
     def __init__(
         self,
@@ -332,16 +332,16 @@ class _Reporting:
         self._next = time.monotonic() + _REPORT_INTERVAL
 
     def renew(self, figures: SyncFigures) -> None:
-        """Write it, if that was not done a moment ago."""
+        """Write the report, unless it was written a moment ago."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_INTERVAL
             try:
                 self.write(figures, is_over=False)
-            except PgOutputError as error:  # the tables go on without it
+            except PgOutputError as error:  # the sync goes on without a report
                 _log.warning("%s", error)
 
     def fail(self, error: Exception) -> None:
-        """Write it with the error that ends the sync, which is not to be lost by another one."""
+        """Write the report with the error that ends the sync; no other error may replace it."""
         text = f"a fault of this program ({error!r}), see its log"
         if isinstance(error, PgOutputError):
             text = error.text(self._formatter.name_option)
@@ -362,11 +362,11 @@ class _Reporting:
         error: str | None = None,
         passes: bool = False,
     ) -> None:
-        """Write it, if there is a place for it."""
+        """Write the report if a path was given."""
         if self._path is None:
             return
         watcher = self._watcher
-        # As the log has them, with options in place of arguments, and without secrets.
+        # Use the log's wording: options instead of arguments, and no secrets.
         events = [one._replace(text=self._formatter.shown(one.text)) for one in watcher.events]
         report = SyncReport(
             *self._names, watcher.begun, time.time(), figures, events, list(watcher.windows),

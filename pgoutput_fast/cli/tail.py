@@ -19,7 +19,7 @@ from ._style import paint_for
 
 
 def _types(dsn: str) -> TypeRegistry:
-    """Read the catalogue of types of the server's database."""
+    """Read the types in the catalogue of the server's database."""
     with ConnectionParameters(dsn).open(replication=False) as connection:
         import psycopg
 
@@ -75,7 +75,7 @@ def command(
     lines = Lines(full=full, paint=paint_for(sys.stdout))
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"
     try:
-        # Only the catalogue tells what the fields of a composite are, and what its binary form is.
+        # Only the catalogue has the fields of a composite and the binary format of a type.
         registry = _types(dsn or "") if values == "typed" or binary else None
         with (
             naming_doctor(publications),
@@ -102,7 +102,7 @@ def command(
                         in_transaction = True
                     elif isinstance(shown.message, Commit):
                         in_transaction = False
-                        # The transaction was printed, which is all that is to be done with it.
+                        # The transaction is printed, so the server may forget it.
                         stream.acknowledge(shown.message.end_lsn)
                 sys.stdout.flush()
                 if batch.keepalive_lsn is not None and not in_transaction:

@@ -26,8 +26,8 @@ from ._options import Value, policies_option, shown_by
 from ._spark_engine import check_options, running_engine, spark_options
 from ._style import Paint, paint_for
 
-_SHOWN = 200  # characters of a value
-_INTERVAL = 5.0  # seconds between two lines about what is being done
+_SHOWN = 200  # the largest number of characters of a value
+_INTERVAL = 5.0  # seconds between two lines of progress
 
 
 @server_command(
@@ -155,7 +155,7 @@ def command(
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[VerifyProgress], None]]:
-    """What is being done, on standard error: a line that changes on a terminal, lines elsewhere."""
+    """Show the progress on standard error: in a live line on a terminal, else in lines."""
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         from rich.console import Console
         from rich.markup import escape

@@ -81,8 +81,8 @@ def column_ddl(type_: ColumnType, settings: Settings, *, binary: bool) -> str:
     type_ : ColumnType
     settings : Settings
         With a policy of "text", a column becomes a string if Spark's type cannot hold all of its
-        values. With `json` "parse", JSON becomes a variant. `numeric` and `arrays` choose the types
-        of arrays, and of numerics without a precision.
+        values. With `json` "parse", JSON becomes a variant. `numeric` chooses the type of numerics
+        without a precision, and `arrays` the type of arrays.
     binary : bool
         Whether the server sends values of unknown types in binary format.
     """
