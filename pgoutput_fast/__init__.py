@@ -4,10 +4,10 @@
 >>> pf.decode(bytes.fromhex("45"))
 StreamStop()
 
-`IMPLEMENTATION` tells which implementation was loaded, "cython" or "python". `FALLBACK_REASON` is
-None, or says why the compiled one could not be loaded.
+`IMPLEMENTATION` names the loaded implementation, "cython" or "python". `FALLBACK_REASON` says why
+the compiled one could not be loaded, or is None.
 
-`pgoutput_fast.testing` is a subpackage for tests, imported when it is first used.
+The subpackage `pgoutput_fast.testing` is for tests. It is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From changes to tables.
+"""Turn changes into tables.
 
-:func:`fold` finds out what a stretch of the stream does to a table: one row for each key.
-:func:`sync` keeps tables up to date with a server's, each change exactly once.
+:func:`fold` computes the net changes of a table: one row for each key that the changes touch.
+:func:`sync` keeps tables up to date with a server, and applies each change exactly once.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The decoder of single messages, in both implementations, and the state that it keeps."""
+"""Decode single messages, in two implementations that share the state between frames."""

@@ -1,1 +1,1 @@
-"""The demo: tables that follow a server under load, are killed, and are compared with it."""
+"""The demo: sync follows a server under load, is killed, and its tables are compared with it."""

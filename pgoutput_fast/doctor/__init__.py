@@ -1,4 +1,4 @@
-"""Examine a server: whether it is ready for capture by pgoutput, and what repairs it if not.
+"""Examine whether a server is ready for capture, and give the SQL that repairs it.
 
 >>> from pgoutput_fast.doctor import examine
 >>> report = examine("postgresql:///shop", publications=["shop"], slot="lake")

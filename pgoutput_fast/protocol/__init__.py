@@ -1,1 +1,1 @@
-"""The wire format: its one table, the rare messages, encoding, and the headers of CopyData."""
+"""The wire format: the table of its messages, rare messages, encoding, headers of CopyData."""

@@ -1,4 +1,4 @@
-"""The client side of logical replication, with psycopg 3: connections, streams, slots, capture.
+"""Receive changes by logical replication, with psycopg 3: connections, streams, slots, capture.
 
 >>> from pgoutput_fast.replication import connect
 >>> with connect(dsn, publications=["p"], slot="s", create_slot=True) as stream:

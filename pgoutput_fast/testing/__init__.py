@@ -1,10 +1,9 @@
 """Make frames, tables and whole streams for tests of programs that read pgoutput, without a server.
 
-There is a function for each message (:func:`begin`, :func:`insert` and so on) that makes its frame;
-:func:`encode` makes the frame of a decoded message from its fields. A :class:`Server` sends whole
-transactions as PostgreSQL does, and knows what a consumer must have received in the end.
-``pgoutput_fast.testing.strategies`` has Hypothesis strategies, which need the extra
-``pgoutput-fast[testing]``.
+A function for each message makes its frame (:func:`begin`, :func:`insert` and so on), and
+:func:`encode` makes the frame of a decoded message. A :class:`Server` sends whole transactions as
+PostgreSQL does, and knows what a consumer must have received in the end. The Hypothesis strategies
+in ``pgoutput_fast.testing.strategies`` need the extra ``pgoutput-fast[testing]``.
 """
 
 from __future__ import annotations

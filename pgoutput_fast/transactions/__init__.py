@@ -1,4 +1,4 @@
-"""Whole transactions, in commit order, from the frames of any protocol version; without I/O."""
+"""Make whole transactions, in commit order, from frames of any protocol version; without I/O."""
 
 from __future__ import annotations
 

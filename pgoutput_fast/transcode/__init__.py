@@ -1,9 +1,8 @@
 """Make many frames from other bytes: whole buffers at once, without a Python object for each row.
 
-:func:`inserts_of_copy` makes Insert frames from rows that COPY sent in binary format, for example
-those of a snapshot of a table. :func:`without_xids` turns frames from inside stream chunks into the
-form that they have outside, which is that of protocol version 1. Both return what
-:func:`pgoutput_fast.decode_batch` takes: one buffer, and offsets into it.
+:func:`inserts_of_copy` makes Insert frames from rows that COPY sent in binary format.
+:func:`without_xids` converts frames of stream chunks to the form of protocol version 1. Both return
+a buffer and offsets into it, as :func:`pgoutput_fast.decode_batch` takes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PostgreSQL's types: the table of those that are known, and how the type of a column is found."""
+"""PostgreSQL's types: the table of known types, and how to find the type of a column."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """Convert the bytes of a value to a Python object, and of a binary value to the server's text.
 
-A codec is a name in the table of :mod:`pgoutput_fast.types`; this package has the functions that
-belong to it. They raise a ValueError for bytes that are no value of the type, and an
-:class:`OutOfRange` error for a valid value that a Python object or a column cannot hold, if the
-policy for it is "error". They never return a guess. The caller adds the name of the column to the
-error.
+The table of :mod:`pgoutput_fast.types` names a codec for each type. This package has the functions
+of these codecs. They never return a guess. They raise a ValueError for bytes that are not a value
+of the type. If the policy is "error", they raise :class:`OutOfRange` for a valid value that a
+Python object or a column cannot store. The caller adds the name of the column to the error.
 
-The binary forms are those of the types' ``*_send`` functions in PostgreSQL's
-``src/backend/utils/adt``. The texts are those that the server prints with DateStyle ISO, TimeZone
-UTC, bytea_output hex and extra_float_digits 1.
+Binary forms are those of the types' ``*_send`` functions in PostgreSQL's ``src/backend/utils/adt``.
+Texts are those that the server prints with DateStyle ISO, TimeZone UTC, bytea_output hex and
+extra_float_digits 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prove that a target holds what the server's tables hold.
+"""Prove that a target has the same rows as the server's tables.
 
 >>> from pgoutput_fast.verify import verify
 >>> verify(dsn, publications=["shop"], target="segments").exit_code  # doctest: +SKIP

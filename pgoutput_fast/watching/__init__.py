@@ -1,1 +1,1 @@
-"""What a running capture, sync or query shows of itself: numbers, metrics, and lines of a log."""
+"""Show how a running capture, sync or query is doing: numbers, metrics and log lines."""
