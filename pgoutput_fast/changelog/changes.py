@@ -1,4 +1,4 @@
-"""Decode the frames of units: the changes that count, by the types of their time."""
+"""Decode the frames of reads, with the types in force when the values were written."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """A table of which something is refused that counts.
+    """A refused value, or a refused batch, of one table.
 
     Attributes
     ----------
     relation : Relation
     error : PgOutputError
     bad : BadFrame or None
-        The frame; None: not one frame alone.
+        The frame with the value; None if a whole batch is refused.
     """
 
     relation: Any
@@ -36,25 +36,25 @@ class Refusal(NamedTuple):
 
 
 class ChangeReader:
-    """Decodes chunks in their order.
+    """Decodes chunks of frames in order.
 
     Parameters
     ----------
     decoding : dict
         Arguments of :class:`ColumnarDecoder`.
     history : History, optional
-        It has the types of each part's time, unless `decoding` has a registry.
+        The schema history. It provides the types, unless `decoding` has a registry.
     policy : {"newer", "older", "error"}
-        Which of two forms an altered type has, where nothing tells.
+        Which definition of an altered type to use where the history leaves it open.
     refused : callable, optional
-        Called where values are refused that count, in place of raising an error: with the chunk,
-        or the part of it, and the refusals. The decoder goes on behind the frames. It is called
-        before the batch is given out that has the rows of these tables behind them.
+        Called with the chunk (or a part of it) and the refusals, instead of raising an error for a
+        refused value. The decoder continues after the refused frames. The call comes before the
+        batch with the later rows of the same tables is yielded.
 
     Attributes
     ----------
     decoding : dict
-        With the registry that follows the history.
+        The arguments of the decoder, with the registry that follows the history.
     follower : HistoryFollower or None
     """
 
@@ -75,13 +75,13 @@ class ChangeReader:
         self._encoding = ""
 
     def changes(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
-        """Each batch of changes of a chunk, and the record batch of those that count.
+        """Yield each batch of changes of a chunk, and its record batch in the range of the read.
 
         Raises
         ------
         PgOutputError
-            A frame is refused; or a value's type was altered at about the same time, and nothing
-            says before or after.
+            A frame is refused. Or the policy is "error", and a value's type was altered at about
+            the time when the value was written.
         """
         try:
             if self.follower is None:
@@ -107,7 +107,7 @@ class ChangeReader:
             raise _located(error, chunk) from error
 
     def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
-        """Do this for frames whose types do not change."""
+        """Yield the batches of frames that have one state of the types."""
         decoder = self._decoder_for(chunk)
         reported = 0
         for changes in decoder.decode(chunk.frames, lsns=given_lsns(chunk)):
@@ -128,9 +128,10 @@ class ChangeReader:
         self._report(decoder, chunk, reported)
 
     def _report(self, decoder: ColumnarDecoder, chunk: Chunk, first: int) -> int:
-        """Raise the errors that count from the one of an index on, or tell of them as refusals.
+        """Raise the decoder's new errors, or report them as refusals; return the number of errors.
 
-        Returns how many errors there are.
+        Errors outside the range of the read are left out. `first` is the index of the first new
+        error.
         """
         errors = decoder.errors[first:]
         refusals = [self._refusal(bad, chunk) for bad in errors if frame_counts(chunk, bad)]
@@ -139,7 +140,7 @@ class ChangeReader:
         return first + len(errors)
 
     def _refusal(self, bad: BadFrame, chunk: Chunk) -> Refusal:
-        """The refusal of a frame with a refused value; other errors are raised."""
+        """Return the refusal for a frame with a refused value; raise any other error."""
         bad.error.frame = bad.frame
         relation = None if bad.plan is None else bad.plan.relation
         try:
@@ -156,16 +157,16 @@ class ChangeReader:
         return Refusal(relation, _located(bad.error, chunk), bad)
 
     def _decoder_for(self, chunk: Chunk) -> ColumnarDecoder:
-        """The decoder for the next frames. What it is made with may differ from unit to unit."""
+        """Return the decoder for a chunk; make a new one if the encoding has changed."""
         if self._decoder is None or self._encoding != chunk.encoding:
-            # Errors are collected, as a frame that does not count may be refused.
+            # Collect errors: those of frames outside the range of the read must not be raised.
             arguments = {**self.decoding, "on_error": "collect", "encoding": chunk.encoding}
             self._decoder, self._encoding = ColumnarDecoder(**arguments), chunk.encoding
         return self._decoder
 
 
 def _located(error: DecodeError, chunk: Chunk) -> PgOutputError:
-    """An error that also names the place in the source."""
+    """Return the error with the path and the LSN of its frame in the text."""
     lsn = ""
     if chunk.lsns is not None and error.frame is not None:
         lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"

@@ -1,9 +1,9 @@
-"""Whether a directory still has the history that a reader has read, by its newest transaction.
+"""Detect a server and a change log that were restored to an earlier state together.
 
-A server whose disk was put back to an earlier state writes another history from there on. Where the
-directory was put back with it, and a capture has gone on since, no LSN tells that to who had read
-further before. But the transaction that was the newest one then is not there, as no other one has
-its LSN and its time in microseconds.
+A restored server writes other transactions with the same LSNs. If a capture has continued since,
+the LSNs of the change log do not show this to a reader that had read further before. Therefore the
+reader stores the LSN and the time of the newest transaction it has read. No other transaction has
+the same LSN and the same time in microseconds, so the reader looks for this commit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 def newest_commit(reads: Sequence[Read]) -> CommitRecord | None:
-    """That of the last transaction of reads; None: they have none, or nobody can tell.
+    """Return the commit of the last transaction of reads; None if there is none.
 
-    Files of snapshots do not count, as their rows may be far behind the stream. Of the others, only
-    the last record batches are read. One that can't be read is an error where its changes are read.
+    Files of snapshots do not count, because their rows may be far behind the stream. Only the last
+    record batches of segments are read. If a segment can't be read, return None: reading its
+    changes raises the error.
     """
     for read in reversed(reads):
         if read.snapshot is not None:
@@ -44,12 +45,12 @@ def newest_commit(reads: Sequence[Read]) -> CommitRecord | None:
 
 
 def has_commit(directory: Path, commit: CommitRecord) -> bool | None:
-    """Whether a directory has a commit; None: it has not that part of the stream.
+    """Return whether a change log has a commit; None if it does not cover the commit's LSN.
 
     Raises
     ------
     PgOutputError
-        The directory, or a file of it, can't be read.
+        The directory, or one of its files, can't be read.
     """
     while True:
         found = contents(directory)
@@ -61,7 +62,7 @@ def has_commit(directory: Path, commit: CommitRecord) -> bool | None:
         except PgOutputError:
             if all(os.path.lexists(one.path) for one in segments):
                 raise
-        # Some were merged since, or deleted: list them again.
+        # The capture has merged or deleted a segment since the listing: list again.
 
 
 def _has(path: Path, commit: CommitRecord) -> bool:

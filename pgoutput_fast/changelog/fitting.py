@@ -1,4 +1,4 @@
-"""The types of a row where two states of them are possible, as far as its values tell which."""
+"""Find out from a row's values which of two possible states of the types is the right one."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..types import TypeRegistry
 
 
 class Types(NamedTuple):
-    """The types of a place, and the names of those that are uncertain, by OID."""
+    """The types at a position of the history, and the names of the uncertain ones by OID."""
 
     registry: TypeRegistry
     uncertain: dict[int, str]
 
 
 class Fitting:
-    """Tells in which of two states of the types rows were written, where their values tell it.
+    """Chooses one of two states of the types for each row: the state in which its values decode.
 
     Parameters
     ----------
     states : tuple of Types
-        Before and after a change.
+        The types before and after a schema change.
     found : Types
-        What is taken where either is possible.
+        The types to use if the values of a row fit both states.
     encoding : str
         The client_encoding of text.
     announced : iterable of bytes
-        Relations and Types that came before.
+        The Relation and Type frames that came before.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class Fitting:
     ) -> None:
         self._states = states
         self._found = found
-        # A date that Python lacks is no reason to take the other state, nor are bytes of no text.
+        # A date outside Python's range, or bytes that are no text, do not prove the other state.
         lenient = Policies(infinity="text", out_of_range="text", invalid_text="replace")
         self._decoders = [
             Decoder(lenient, encoding=encoding, registry=one.registry) for one in states
         ]
-        # Columns of each relation that contain types which differ, and what its rows may have.
+        # For each relation: its columns with differing types, and the two possible states.
         self._columns: dict[int, tuple[tuple[int, ...], tuple[Types, Types]]] = {}
         for frame in announced:
             self.types(frame)
 
     def types(self, frame: bytes) -> Types | None:
-        """The types of a row.
+        """Return the types of a row.
 
-        None if it has no value of a type that differs, and for a Relation or a Type, of which note
-        is taken.
+        Return None if the row has no value of a differing type. Note a Relation or a Type, and
+        return None.
         """
         if frame[:1] in (b"R", b"Y"):
             self._note(frame)
@@ -71,7 +71,7 @@ class Fitting:
 
     def _note(self, frame: bytes) -> None:
         for decoder in self._decoders:
-            with contextlib.suppress(DecodeError):  # whoever decodes the frame tells it
+            with contextlib.suppress(DecodeError):  # decoding the changes raises it again
                 decoder.decode(frame)
         if frame[:1] != b"R":
             return
@@ -81,14 +81,14 @@ class Fitting:
         differing = [
             uncertain.keys() & (older.contained([oid]) | newer.contained([oid])) for oid in types
         ]
-        # Of several types, some may have been altered before others.
+        # If several types differ, some may have been altered before others: all stay uncertain.
         left = uncertain if len(set().union(*differing)) > 1 else {}
         columns = tuple(i for i, some in enumerate(differing) if some)
         self._columns[relation_id] = columns, (Types(older, left), Types(newer, left))
 
 
 def _values(decoder: Decoder, frame: bytes, columns: Iterable[int]) -> int | None:
-    """The number of values that a row has in some columns; None if one of them is refused."""
+    """Count the values of a row in some columns; return None if the decoder refuses one."""
     count = 0
     try:
         message: Any = decoder.decode(frame)
@@ -104,6 +104,6 @@ def _values(decoder: Decoder, frame: bytes, columns: Iterable[int]) -> int | Non
 
 
 def columns_of(frame: bytes) -> tuple[int, tuple[int, ...]]:
-    """The id of a Relation, and the types of its columns."""
+    """Return the relation id of a Relation frame, and the type OIDs of its columns."""
     relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
     return relation.relation_id, tuple(column.type_id for column in relation.columns)

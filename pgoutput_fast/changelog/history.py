@@ -1,7 +1,7 @@
-"""The history of types and tables in a directory of segments: what held at which LSN.
+"""Read the schema history: which types and tables were in force at which LSN.
 
-A capture writes it, as docs/explanation/change-log-directory.md describes. Whatever decodes
-segments of the directory takes the types from it: those that held when the values were written.
+A capture writes the history, as docs/explanation/change-log-directory.md describes. A decoder of
+segments takes the types from it that were in force when the values were written.
 
 >>> from pgoutput_fast.changelog.history import History
 >>> history = History("segments")  # doctest: +SKIP
@@ -53,12 +53,12 @@ __all__ = ["POLICIES", "POLICY_HELP", "History", "HistoryPolicy", "TablesAt", "T
 
 HistoryPolicy = Literal["error", "older", "newer"]
 POLICIES: tuple[HistoryPolicy, ...] = get_args(HistoryPolicy)
-"""What to do with a value of a type that was altered at about that time."""
+"""How to decode a value if its type was altered at about the time when it was written."""
 POLICY_HELP = (
     "For values written at about the time when their type was altered: decode them in the type's "
     "newer or older form, or end with an error."
 )
-"""What the option says that chooses one."""
+"""The help text of the option."""
 
 _END = (1 << 64) - 1
 _FIRST_USER_OID = 16384
@@ -66,11 +66,11 @@ _OLD, _UNCERTAIN, _NEW = 0, 1, 2
 
 
 def __dir__() -> list[str]:
-    """The public names, without those that this module imports."""
+    """Return the public names of this module, without imported ones."""
     return sorted(__all__)
 
 
-# A sync looks at the history again each second, and few entries are new then.
+# A sync reads the history again each second, and few entries are new then.
 @functools.lru_cache(8)
 def _entry(directory: Path, entry: HistoryEntry, _: tuple[int, int]) -> StoredHistory:
     return read_entry(directory, entry)
@@ -82,17 +82,17 @@ def _tables(directory: Path, entry: HistoryEntry, file: tuple[int, int]) -> Cata
 
 
 class TypesAt(NamedTuple):
-    """The types at an LSN.
+    """The types in force at an LSN.
 
     Attributes
     ----------
     registry : TypeRegistry
     uncertain : dict of int to str
-        OIDs and names of the types that may have had another form. Types that contain them are not
-        listed.
+        OIDs and names of the types that may have had another definition at the LSN. Types that
+        contain these types are not listed.
     lower, upper : int
-        The LSNs between which these types were altered. Both are 0 if nothing is uncertain, and
-        `upper` is 2**64 - 1 if the history ends before `lsn`.
+        The LSNs between which the uncertain types were altered. Both are 0 if no type is uncertain.
+        `upper` is 2**64 - 1 if the history ends before the LSN.
     """
 
     registry: TypeRegistry
@@ -108,11 +108,11 @@ class TablesAt(NamedTuple):
     ----------
     catalog : Catalog
     is_certain : bool
-        Whether the history has the same state before and after the LSN.
+        Whether only one entry is possible at the LSN.
     entry : int
-        The number of the entry, from 1; 0 before the first one.
+        The number of the entry, from 1; 0 before the first entry.
     start : int
-        The LSN from which the entry is known to hold.
+        The LSN from which on the entry is known to be true.
     """
 
     catalog: Catalog
@@ -122,19 +122,19 @@ class TablesAt(NamedTuple):
 
 
 class HistoryPlace(NamedTuple):
-    """Where in the history a change lies.
+    """The position of a change in the history: the entries that may be in force for it.
 
     Attributes
     ----------
     older, newer : int
-        The number of the oldest and of the newest entry that is possible, from 1; 0 is before the
-        first, and one more than there are is behind the last.
+        The numbers of the oldest and the newest possible entry, from 1. 0 is before the first
+        entry; the number of entries + 1 is after the last one.
     applied : int
-        The number of transactions between the two that are known to come before it; -1 if nothing
-        is known of them.
+        If the event trigger has written messages: how many of the schema changes between the two
+        entries were committed before this change. Else -1.
     own, state : int
-        Which of them is the change's own, or -1; and whether the change comes before, among or
-        behind what that has altered.
+        `own`: the index of the schema change that the change's own transaction made, or -1.
+        `state`: whether the change comes before (0), among (1) or after (2) that alteration.
     """
 
     older: int
@@ -145,10 +145,10 @@ class HistoryPlace(NamedTuple):
 
 
 class _Boundary(NamedTuple):
-    """Where one entry ends and the next one begins.
+    """The boundary between two entries.
 
-    Fields: lower, upper (LSNs between which the change was committed), older, newer (the entries;
-    the same one where there is no other).
+    Fields: lower, upper (the LSNs between which the schema change was committed); older, newer (the
+    entries; both are the same one before the first entry and after the last entry).
     """
 
     lower: int
@@ -158,17 +158,17 @@ class _Boundary(NamedTuple):
 
 
 class History:
-    """The schema history of a change log, as it was when this object was made.
+    """The schema history of a change log, as it was when this object was created.
 
     Parameters
     ----------
     directory : path
-        A directory of segments.
+        The directory of the change log.
 
     Attributes
     ----------
     is_empty : bool
-        Whether no capture has written a history there.
+        Whether the change log has no schema history.
 
     Raises
     ------
@@ -179,7 +179,8 @@ class History:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
         self.is_empty = not entries(self._directory)
-        # In this order: what a capture writes meanwhile then makes nothing certain that is not.
+        # Keep this order. Then files that a capture writes meanwhile can't make an uncertain state
+        # look certain.
         self._end = 0 if self.is_empty else contents(self._directory).end
         seen = read_seen(self._directory)
         self._entries = entries(self._directory)
@@ -205,12 +206,12 @@ class History:
         return f"<History of {str(self._directory)!r}: {len(self._entries)} entries>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what can be read again: executors read few of many entries."""
+        """Return the state without caches: an executor needs few of many entries."""
         return {**self.__dict__, "_catalogs": {}, "_types": {}, "_copied": {}, "_tables": {}}
 
     @property
     def confirmed(self) -> int:
-        """Up to this LSN the server's types and tables were read."""
+        """The LSN up to which the newest entry is known to be true; 0 without an entry."""
         return self._boundaries[-1].lower if self._entries else 0
 
     @property
@@ -220,7 +221,7 @@ class History:
 
     @property
     def newest_start(self) -> int:
-        """From this LSN on the newest entry is known to be true."""
+        """The LSN from which on the newest entry is known to be true."""
         return self._entries[-1].start
 
     @property
@@ -229,20 +230,20 @@ class History:
         return self._stored(self._entries[-1]).registry
 
     def registry_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TypesAt:
-        """The types that a transaction with this commit LSN had.
+        """Return the types in force at the end of the transaction with a commit LSN.
 
         Parameters
         ----------
         lsn : int
         policy : {"newer", "older"}
-            Which of two states the registry has if either is possible.
+            Which of two entries to take if either is possible.
 
         Raises
         ------
         PgOutputError
-            There is no history, a file of it can't be read, or the number is no LSN.
+            The change log has no history, a file of it can't be read, or the number is no LSN.
         TypeError
-            `lsn` is no int.
+            `lsn` is not an int.
         """
         place = self._place_of(lsn)
         found = self.types(place, policy)
@@ -250,16 +251,16 @@ class History:
         return TypesAt(found.registry, found.uncertain, lower, upper)
 
     def tables_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TablesAt:
-        """The tables that were published then; parameters and errors are those of `registry_at`."""
+        """Return the published tables; parameters and errors are those of `registry_at`."""
         place = self._place_of(lsn)
         number = place.older if policy == "older" else place.newer
         entry = self._entry(number)
         return TablesAt(self._catalog(entry), place.older == place.newer, number, entry.start)
 
     def table_before(self, entry: int, relation_id: int) -> Iterator[CatalogTable]:
-        """Iterate over a table's versions in the entries before a given one.
+        """Yield a table's versions in the entries before a given one, the newest first.
 
-        The newest version comes first. The iteration ends where the table was not published.
+        Stop at the first entry in which the table was not published.
         """
         for number in range(min(entry, len(self._entries) + 1) - 1, 0, -1):
             table = self._catalog(self._entry(number)).by_id().get(relation_id)
@@ -268,7 +269,7 @@ class History:
             yield table
 
     def _place_of(self, lsn: int) -> HistoryPlace:
-        """The place of a transaction, at its end."""
+        """Return the position of a transaction's end in the history."""
         import numpy as np
 
         check_lsn("lsn", lsn)
@@ -284,11 +285,11 @@ class History:
         return HistoryPlace(*self.places(one, one)[:, 0].tolist())
 
     def _entry(self, number: int) -> HistoryEntry:
-        """An entry by its number from 1: the first one also before it, the last one behind it."""
+        """Return an entry by its number from 1; out of range, the first or the last entry."""
         return self._entries[min(max(number - 1, 0), len(self._entries) - 1)]
 
     def span(self, place: HistoryPlace) -> tuple[int, int]:
-        """The LSNs between which the catalogue changed at an uncertain place."""
+        """Return the LSNs between which the catalogue changed at an uncertain position."""
         return self._boundaries[place.older].lower, self._boundaries[place.newer - 1].upper
 
     def _stored(self, entry: HistoryEntry) -> StoredHistory:
@@ -298,25 +299,25 @@ class History:
         return found
 
     def _file(self, entry: HistoryEntry) -> tuple[Path, HistoryEntry, tuple[int, int]]:
-        """Return where an entry is, and what tells whether its file was written again."""
+        """Return the cache key of an entry; inode and time change if its file is written again."""
         try:
             found = (HISTORY.path(self._directory) / entry.name).stat()
         except OSError:
-            return self._directory, entry, (0, 0)  # reading it says what is wrong
+            return self._directory, entry, (0, 0)  # reading the file raises the error
         return self._directory, entry, (found.st_ino, found.st_mtime_ns)
 
     def _catalog(self, entry: HistoryEntry) -> Catalog:
-        """The tables of an entry. With thousands of columns it takes long to make them of JSON."""
+        """Return the tables of an entry, cached: parsing thousands of columns takes long."""
         found = self._catalogs.get(entry)
         if found is None:
             found = self._catalogs[entry] = _tables(*self._file(entry))
         return found
 
     def types(self, place: HistoryPlace, policy: HistoryPolicy) -> Types:
-        """The types of a place, those of two entries taken together.
+        """Return the types at a position, merged from the two possible entries.
 
-        Where the entries differ, the registry has the older or the newer form, as is known of the
-        place, or as `policy` says.
+        If a type differs between the entries, messages of the event trigger may tell which
+        definition was in force. Otherwise `policy` decides, and the type is uncertain.
         """
         known = self._types.get((place, policy))
         if known is not None:
@@ -339,10 +340,11 @@ class History:
         return found
 
     def states(self, place: HistoryPlace) -> tuple[Types, Types] | None:
-        """The types before and after the change at an uncertain place; None if more are possible.
+        """Return the types before and after the schema change at an uncertain position.
 
-        Between reads that saw no change, what a type has become is not known. Between several that
-        saw some there are two states where one of these changes alone concerns values.
+        Return None unless exactly two states are possible. After the last entry, the next state is
+        unknown. Between several entries there are two states only if exactly one of the changes
+        concerns values.
         """
         entries = [self._entry(number) for number in range(place.older, place.newer + 1)]
         pairs = list(itertools.pairwise(entries))
@@ -353,7 +355,7 @@ class History:
         return self.types(place, "older"), self.types(place, "newer")
 
     def _decided(self, place: HistoryPlace, differing: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Those types of which messages tell that they had not been altered yet, or had been."""
+        """Return the types that are not altered yet, and those that are, according to messages."""
         boundary = self._boundaries[place.older]
         changes = self._changes_of(boundary)
         is_whole = boundary.upper <= self._end
@@ -375,10 +377,10 @@ class History:
         return before, after
 
     def _differing(self, older: HistoryEntry, newer: HistoryEntry) -> dict[int, str]:
-        """The types whose values two entries decode differently."""
+        """Return OIDs and names of the types whose values two entries decode differently."""
         before = self._stored(older).registry.catalog
         after = self._stored(newer).registry.catalog
-        if older == newer:  # no other entry is known, so that all that can be altered may have been
+        if older == newer:  # only one entry is known: each type that can be altered may differ
             return {oid: _named(one) for oid, one in before.items() if one.kind == "c"}
         return {
             oid: _named(after.get(oid, before.get(oid)))
@@ -387,14 +389,15 @@ class History:
         }
 
     def copied(self, path: Path) -> TypeRegistry | None:
-        """The types by which the rows of a snapshot's file were made.
+        """Return the types in force when a snapshot's rows were read.
 
-        None of another file, of a copy that is not whole, or if they were not stored with it.
+        Return None if the path is not a file of a snapshot, if the snapshot is not complete, or if
+        its types were not stored.
 
         Raises
         ------
         PgOutputError
-            What is stored with the copy can't be read.
+            The snapshot's state file can't be read.
         """
         number = number_of(path)
         if number is None:
@@ -409,18 +412,18 @@ class History:
             self._copied[key] = None if copy is None else tables.types(copy)
         return self._copied[key]
 
-    # --- where entries begin and end
+    # --- the boundaries of entries
 
     def places(self, lsns: Any, commit_lsns: Any) -> Any:
-        """Where in the history changes lie.
+        """Return the positions of changes in the history.
 
         Parameters
         ----------
         lsns : uint64[n]
-            Of the changes themselves. What a transaction wrote before another one altered a type
-            has the old form, though it is committed later.
+            The LSNs of the changes themselves. A transaction may write a value before another
+            transaction alters the type, and commit later. Such a value has the old form.
         commit_lsns : uint64[n]
-            Of their transactions.
+            The commit LSNs of their transactions.
 
         Returns
         -------
@@ -444,7 +447,7 @@ class History:
         return found
 
     def _is_exact(self, boundary: _Boundary) -> bool:
-        """Whether messages in the stream tell of every change."""
+        """Return whether the stream has a message for every schema change at a boundary."""
         if boundary.lower < self._since:
             return False
         if boundary.upper == _END:
@@ -452,10 +455,10 @@ class History:
         return boundary.lower > 0 and self._stored(boundary.newer).exact
 
     def _states(self, boundary: _Boundary, lsns: Any, commit_lsns: Any) -> tuple[Any, Any]:
-        """For each change, whether it lies before or behind a boundary, or that is uncertain.
+        """Return for each change whether it is before or after a boundary, or uncertain.
 
-        The second value has the fields `applied`, `own` and `state` of `HistoryPlace`; None without
-        the event trigger.
+        The second value has the fields `applied`, `own` and `state` of `HistoryPlace`; it is None
+        if there are no messages of the event trigger.
         """
         import numpy as np
 
@@ -464,17 +467,17 @@ class History:
         is_new = (lsns >= upper) & (commit_lsns >= upper)
         detail = None
         is_whole = upper <= self._end
-        # Messages are known of what was in the directory when its names were read.
+        # Messages are known only up to the end that the change log had when its names were read.
         if (commit_lsns < self._end).all() and self._is_exact(boundary):
             changes = self._changes_of(boundary)
             if changes:
                 at = np.array([lsn for lsn, _ in changes], np.uint64)
                 first = np.array([parse_lsn(one.first) for _, one in changes], np.uint64)
                 last = np.array([parse_lsn(one.last) for _, one in changes], np.uint64)
-                applied = np.searchsorted(at, lsns)  # those that were committed before the change
+                applied = np.searchsorted(at, lsns)  # schema changes committed before the change
                 own = np.minimum(np.searchsorted(at, commit_lsns), len(at) - 1)
                 is_own = at[own] == commit_lsns
-                # The LSN of a message is that of its end, where what follows may begin.
+                # The LSN of a message is its end, so the next record may have the same LSN.
                 state = np.where(
                     lsns >= last[own], _NEW, np.where(lsns < first[own], _OLD, _UNCERTAIN)
                 )
@@ -488,7 +491,7 @@ class History:
         return np.where(is_old, _OLD, np.where(is_new, _NEW, _UNCERTAIN)), detail
 
     def _changes_of(self, boundary: _Boundary) -> list[tuple[int, SchemaChange]]:
-        """The transactions that may have changed what differs at a boundary."""
+        """Return the transactions that may have made the difference at a boundary."""
         found = [
             (lsn, read_change(self._directory, lsn))
             for lsn in self._changes
@@ -500,12 +503,12 @@ class History:
             for lsn, one in found
             if one.types is None or not differing.keys().isdisjoint(one.types)
         ]
-        # The two differ, if only in tables, so that one of the transactions has changed something.
+        # Two entries always differ, if only in tables: one of the transactions made the difference.
         return concerned if boundary.upper == _END else concerned or found
 
 
 def _snapshot(states: Mapping[int, TableState], relation_id: int, generation: int) -> Copy | None:
-    """A copy that is whole; None if it is not."""
+    """Return a complete snapshot by its number; None if it is not complete."""
     state = states.get(relation_id)
     found = () if state is None else state.snapshots
     return next((copy for copy in found if copy.generation == generation), None)
@@ -516,10 +519,11 @@ def _named(entry: CatalogType | None) -> str:
 
 
 def _differs(before: CatalogType | None, after: CatalogType | None) -> bool:
-    """Whether values may be decoded differently.
+    """Return whether the values of two versions of a type may decode differently.
 
-    The value of an enum is its label, whichever labels there are. Only composites can be altered in
-    what they contain: another type that is in one state alone was the same while it was there.
+    New labels of an enum change nothing, because a value of an enum is its label. Among the types
+    that exist in one state only, composites alone count: the server can alter what a composite
+    contains, but not what other types contain.
     """
     if before is None or after is None:
         found = before or after
@@ -528,25 +532,25 @@ def _differs(before: CatalogType | None, after: CatalogType | None) -> bool:
 
 
 class HistoryFollower:
-    """Has a registry follow the history while changes are decoded in their order.
+    """Keeps a registry at the types in force, while changes are decoded in order.
 
     Parameters
     ----------
     history : History
     policy : {"error", "older", "newer"}
-        What to do with values of types that were altered at about that time.
+        What to do with values whose type was altered at about the time when they were written.
 
     Attributes
     ----------
     registry : TypeRegistry
-        The types of the part that is to be decoded next.
+        The types for the part of the frames that is decoded next.
     """
 
     def __init__(self, history: History, policy: HistoryPolicy) -> None:
         self._history = history
         self._policy = policy
         self.registry = TypeRegistry()
-        self._types: dict[int, tuple[int, ...]] = {}  # of the columns of each relation
+        self._types: dict[int, tuple[int, ...]] = {}  # the column types of each relation
         self._announced: dict[bytes, bytes] = {}  # the newest Relations and Types
         self._place = HistoryPlace(0, 0, -1, -1, _OLD)
         self._found = Types(self.registry, {})
@@ -554,31 +558,33 @@ class HistoryFollower:
     def parts(
         self, data: Any, lsns: Any, commit_lsns: Any, path: Path, encoding: str
     ) -> Iterator[tuple[int, int]]:
-        """Parts that are decoded by one state of the types each; `registry` has it meanwhile.
+        """Split frames into parts with one state of the types each.
+
+        Decode a part before you ask for the next one: meanwhile `registry` has the part's types.
 
         Parameters
         ----------
         data : pyarrow.Array or pyarrow.ChunkedArray
-            Frames in the form of a segment.
+            The column `data` of a segment.
         lsns : uint64[n]
-            NumPy's array of what stands beside them.
+            The column `lsn`, as an array of NumPy.
         commit_lsns : pyarrow.Array or pyarrow.ChunkedArray
-            The same; it has nulls.
+            The column `commit_lsn`, with nulls.
         path : pathlib.Path
-            The file from which they come.
+            The file that the frames come from.
         encoding : str
-            The client_encoding of their text.
+            The client_encoding of text in the frames.
 
         Yields
         ------
         tuple of int
-            Where the part begins, and where the next one does.
+            The index of the part's first frame, and of the next part's first frame.
         """
         import numpy as np
 
         tags = tags_of(data)
         copied = self._history.copied(path)
-        # The row of a Truncate has no values, but columns with types.
+        # A Truncate counts as a row: it has no values, but its columns have types.
         rows = np.flatnonzero(np.isin(tags, [ord(tag) for tag in "IUDT"]))
         if copied is not None or not len(rows):
             self._learn(data, tags, 0, len(tags))
@@ -589,7 +595,7 @@ class HistoryFollower:
         commits = commit_lsns.fill_null(0).to_numpy()[rows]
         row_lsns = lsns[rows]
         if (row_lsns == row_lsns[0]).all() and (commits == commits[0]).all():
-            rows, row_lsns, commits = rows[:1], row_lsns[:1], commits[:1]  # as in a copy
+            rows, row_lsns, commits = rows[:1], row_lsns[:1], commits[:1]  # as in a snapshot
         places = self._history.places(row_lsns, commits)
         cuts = (np.flatnonzero((places[:, 1:] != places[:, :-1]).any(axis=0)) + 1).tolist()
         starts = [0, *rows[cuts].tolist()]
@@ -597,7 +603,8 @@ class HistoryFollower:
             self._place = HistoryPlace(*places[:, first].tolist())
             found = self._history.types(self._place, self._policy)
             states = self._history.states(self._place) if found.uncertain else None
-            if states is None or number_of(path) is not None:  # all files of a copy have one form
+            # All rows of a snapshot were read with the same types: never split its files.
+            if states is None or number_of(path) is not None:
                 self._learn(data, tags, begin, end)
                 self._take(found)
                 yield begin, end
@@ -605,7 +612,7 @@ class HistoryFollower:
                 yield from self._by_values(data, tags, (begin, end), found, states, encoding)
 
     def go_to(self, commit_lsn: int) -> None:
-        """Have the types of a commit, where nothing of its frames is decoded here.
+        """Set `registry` to the types in force at a commit, without decoding its frames.
 
         Parameters
         ----------
@@ -618,7 +625,7 @@ class HistoryFollower:
         self._take(self._history.types(self._place, self._policy))
 
     def _take(self, found: Types) -> None:
-        """Have these types from here on."""
+        """Put types into force."""
         self._found = found
         self.registry.replace_catalog(found.registry)
 
@@ -631,14 +638,14 @@ class HistoryFollower:
         states: tuple[Types, Types],
         encoding: str,
     ) -> Iterator[tuple[int, int]]:
-        """Cut an uncertain part further, where a value fits one of the two states alone."""
+        """Split an uncertain part where a value can be decoded with only one of two states."""
         import numpy as np
 
         begin, end = within
         wanted = np.flatnonzero(np.isin(tags[begin:end], [ord(tag) for tag in "RYIUD"])) + begin
         fitting = Fitting(states, found, encoding, self._announced.values())
         told = ((index, fitting.types(data[index].as_py())) for index in wanted.tolist())
-        # Rows that tell nothing, as they have no such value, go with those before them.
+        # Rows without a value of an uncertain type join the rows before them.
         runs = [
             (next(run)[0], types)
             for types, run in itertools.groupby(
@@ -654,13 +661,13 @@ class HistoryFollower:
             yield first, last
 
     def split(self, batch: pa.RecordBatch, path: Path, encoding: str) -> Iterator[pa.RecordBatch]:
-        """The parts of a record batch of a file, as `parts` gives them."""
+        """Yield the parts of a file's record batch, split as `parts` does."""
         data, lsns, commit_lsns = (batch.column(name) for name in ("data", "lsn", "commit_lsn"))
         for begin, end in self.parts(data, lsns.to_numpy(), commit_lsns, path, encoding):
             yield batch.slice(begin, end - begin)
 
     def _learn(self, data: Any, tags: Any, begin: int, end: int) -> None:
-        """Note what is announced, and the types of the columns of relations."""
+        """Note Relations and Types, and the column types of each relation."""
         import numpy as np
 
         announced = np.isin(tags[begin:end], [ord(tag) for tag in "RY"])
@@ -672,21 +679,21 @@ class HistoryFollower:
                 self._types[relation_id] = types
 
     def check(self, relation_id: int, where: object, columns: Iterable[int] | None = None) -> None:
-        """Refuse rows of the present part if they may have been decoded by wrong types.
+        """Raise an error if rows of the current part may have been decoded with wrong types.
 
         Parameters
         ----------
         relation_id : int
         where : object
-            What errors call the place from which they come.
+            The source of the rows in errors, such as a path.
         columns : iterable of int, optional
-            The positions of the columns that have values; by default all.
+            The positions of the columns that have values; by default all columns.
 
         Raises
         ------
         PgOutputError
-            The type of a column was altered at about the LSN of the rows, or is in no entry, and
-            the policy is "error".
+            The policy is "error", and the type of a column was altered at about the LSN of the
+            rows, or is in no entry.
         """
         if self._policy != "error":
             return
@@ -711,14 +718,15 @@ class HistoryFollower:
                 )
 
     def check_batch(self, layout: Layout, batch: Any, where: object) -> None:
-        """Do this for a batch of decoded changes, of which null is no value.
+        """Check a batch of decoded changes as `check` does; skip columns that are all null.
 
         Parameters
         ----------
         layout : Layout
-            That of the batch.
+            The layout of the batch.
         batch : pyarrow.RecordBatch
         where : object
+            As for `check`.
         """
         if self._policy != "error":
             return
@@ -760,12 +768,14 @@ def _refused(where: object, name: str, relation_id: int, lower: int, upper: int)
 
 
 def history_of(paths: Iterable[str | os.PathLike[str]]) -> History | None:
-    """The history of the directory in which segments lie; None if there is none, or several.
+    """Return the schema history of the change log that contains the paths.
+
+    Return None if the change log has no history, or if the paths lie in several directories.
 
     Parameters
     ----------
     paths : iterable of paths
-        Directories, or files of segments.
+        Directories, or files of segments or snapshots.
     """
     directories = set()
     for path in map(Path, paths):
@@ -779,11 +789,11 @@ def history_of(paths: Iterable[str | os.PathLike[str]]) -> History | None:
 
 
 def check_policy(policy: object) -> None:
-    """Refuse what is no policy.
+    """Check the option `history`.
 
     Raises
     ------
     PgOutputError
-        It is another value.
+        It is not one of `POLICIES`.
     """
     choice(*POLICIES).check("history", policy)

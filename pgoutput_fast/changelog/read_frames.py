@@ -1,4 +1,4 @@
-"""The frames of reads, as they are decoded at once."""
+"""Load the frames of reads in chunks of a size to decode at once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ..segments import SegmentMetadata
     from .read_plan import Read
 
-# How much is decoded at once. The rows of each table become a batch of their own, so with many
-# tables a smaller amount would make batches of few rows.
+# Bytes to decode at once. The rows of each table become a batch of their own, so with many tables
+# smaller chunks would make batches of few rows.
 _CHUNK_BYTES = 16 << 20
-# The same for files of a snapshot, which have one table each: some record batch of them at once.
+# The same for files of snapshots. They have one table each, so smaller chunks suffice.
 _SNAPSHOT_CHUNK_BYTES = 1 << 20
 
 
@@ -33,26 +33,26 @@ class Chunk(NamedTuple):
     frames: Any
     lsns: Any
     read: Read
-    """Which of the changes count."""
+    """The read, whose ranges say which changes to take."""
     beside: Any
-    """A table of what stands beside the frames in the file."""
+    """The other columns of the file, as a table of pyarrow."""
     is_binary: bool
-    """Whether values are in binary format, if their types have one."""
+    """Whether the server sent values in binary format where a type has one."""
 
 
 def chunks(read: Read, metadata: SegmentMetadata) -> Iterator[Chunk]:
-    """Yield the frames of a read, as one stream.
+    """Yield the frames of a read as one stream, in chunks.
 
     Parameters
     ----------
     read : Read
     metadata : SegmentMetadata
-        Of another file of the same change log.
+        The metadata of another file of the same change log.
 
     Raises
     ------
     PgOutputError
-        A file can't be read, is damaged, or is of another slot.
+        A file can't be read, is damaged, or comes from another slot.
     """
     enough = _CHUNK_BYTES if read.snapshot is None else _SNAPSHOT_CHUNK_BYTES
     for number, path in enumerate(read.files):
@@ -83,7 +83,7 @@ def _chunk(path: Path, metadata: SegmentMetadata, batches: list[Any], read: Read
 
 
 def _without_begin(batch: Any) -> Any:
-    """Return a batch without its first Begin, which each part repeats behind what is announced."""
+    """Return a batch without its first Begin: each further part repeats the transaction's Begin."""
     is_wanted = np.ones(len(batch), bool)
     is_wanted[np.flatnonzero(tags_of(batch.column("data")) == ord("B"))[:1]] = False
     return batch.filter(pa.array(is_wanted))

@@ -1,6 +1,6 @@
-"""A place in S3-compatible object storage: what the copy of a directory is written to, read from.
+"""Read and write objects in S3-compatible object storage, for the upload of a change log.
 
-Credentials come from where the AWS SDK looks for them, never from a URL.
+The AWS SDK finds the credentials; a URL never has any.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..segments.format import require_pyarrow
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_PART_BYTES = 16 << 20  # bytes that are on their way at one time
+_PART_BYTES = 16 << 20  # bytes to send or receive at a time
 _CONNECT_TIMEOUT, _REQUEST_TIMEOUT = 5.0, 30.0  # seconds
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 _LOCAL = frozenset({"file", "duckdb"})
 _BLOBS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
-"""Schemes of URLs that have the name of a container before an '@'."""
+"""The schemes of URLs in which a container's name stands before an '@'."""
 _SECRET = re.compile(
     r"(?:secret|token|password|key|credential|sas|sig(?:nature)?)[^=&]*=", re.IGNORECASE
 )
@@ -57,12 +57,12 @@ _REGION_ADVICE = "Set AWS_REGION to the region of the bucket"
 
 
 class RemoteError(PgOutputError):
-    """Object storage refuses, or can't be reached.
+    """The object storage returns an error, or can't be reached.
 
     Attributes
     ----------
     passes : bool
-        Whether the same may succeed later.
+        Whether a later try may succeed.
     """
 
     code = "io_failed"
@@ -75,9 +75,9 @@ class RemoteError(PgOutputError):
 
 
 class RemotePlace(NamedTuple):
-    """Where objects are.
+    """A prefix in object storage.
 
-    Fields: bucket, prefix (without slashes around it), endpoint (a URL, or None: AWS).
+    Fields: bucket; prefix (without slashes at its ends); endpoint (a URL, or None for AWS).
     """
 
     bucket: str
@@ -86,24 +86,25 @@ class RemotePlace(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The URL, which has nothing secret."""
+        """The URL. It has no secrets."""
         return f"s3://{self.bucket}/{self.prefix}"
 
 
 def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
-    """Read a URL ``s3://bucket/prefix``, and the endpoint of the storage.
+    """Parse a URL ``s3://bucket/prefix``, and the endpoint of the storage.
 
     Parameters
     ----------
     url : str
     endpoint : str, optional
-        ``http://host:port`` or ``https://host``; by default that of the environment variables
+        ``http://host:port`` or ``https://host``; by default the value of the environment variable
         AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
 
     Raises
     ------
     PgOutputError
-        One of them has another form, or has a password. The error does not show it then.
+        The URL or the endpoint is malformed, or has a user or a password. In the second case the
+        error does not show the text.
     """
     _refuse_user(url, "the URL")
     scheme, _, rest = url.partition("://")
@@ -141,27 +142,28 @@ def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
 
 
 def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
-    """Refuse secrets in a URL of object storage, and in the endpoints by which it is found.
+    """Raise an error if a URL of object storage, or the endpoint of the storage, has a secret.
 
-    Libraries show all of it in their errors, and Spark in its plans. A path of this file system has
-    none, whatever its name is.
+    Libraries show URLs and endpoints in their errors, and Spark shows them in its plans. Local
+    paths are never refused.
 
     Parameters
     ----------
     url : str
         A path, or a URL of any storage.
     options : mapping of str to str, optional
-        What a library has to know of the storage. Their secrets are refused in endpoints alone.
+        The storage options of a library. Only the endpoints among them are checked: secrets in
+        other options are allowed.
 
     Raises
     ------
     PgOutputError
-        There is one. The error does not show it.
+        The URL or an endpoint has a secret. The error does not show it.
     """
     found = _URL.match(url)
     if found is not None and found[1].lower() not in _LOCAL:
         scheme, rest = found[1].lower(), url[found.end() :]
-        # A secret key may have slashes, so that all up to the last '@' is looked at.
+        # A secret key may contain slashes, so check everything up to the last '@'.
         before, at, _ = rest.rpartition("@")
         if at and (scheme not in _BLOBS or ":" in before):
             _refuse_user(url, "the URL", takes_options=True)
@@ -181,7 +183,7 @@ def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
 
 
 def without_secrets(url: str) -> str:
-    """A URL as an error may show it: without what is before an '@', and without its query."""
+    """Return a URL to show in an error: without the query, and all that is before an '@'."""
     found = _URL.match(url)
     begin = "" if found is None else found[0]
     return begin + url[len(begin) :].rpartition("@")[2].partition("?")[0]
@@ -227,8 +229,8 @@ class Remote:
                 hint="Install the one of the Python Package Index",
             )
         self._fs = fs
-        # Parts are uploaded in the background, as a stream that uploads them itself and fails makes
-        # an object of the parts before when it is thrown away (tried with pyarrow 26).
+        # Upload parts in the background. If a stream that uploads in the foreground fails, its
+        # destructor creates an object from the parts so far (seen with pyarrow 26).
         options: dict[str, Any] = {
             "endpoint_override": place.endpoint,
             "connect_timeout": _CONNECT_TIMEOUT,
@@ -236,7 +238,7 @@ class Remote:
             "background_writes": True,
         }
         try:
-            # One request for a small object, where there would be three.
+            # One request for a small object instead of three.
             self._s3 = fs.S3FileSystem(allow_delayed_open=True, **options)
         except TypeError:  # pyarrow 18
             self._s3 = fs.S3FileSystem(**options)
@@ -245,12 +247,12 @@ class Remote:
         return f"{self._root}/{name}"
 
     def check(self) -> None:
-        """Refuse a bucket that is not there.
+        """Check that the bucket exists.
 
         Raises
         ------
         RemoteError
-            It is not there, or the storage refuses, or can't be reached.
+            The bucket does not exist, or the storage returns an error or can't be reached.
         """
         try:
             found = self._s3.get_file_info(self._bucket)
@@ -264,12 +266,12 @@ class Remote:
             )
 
     def size(self, name: str) -> int | None:
-        """The bytes of an object; None if there is none.
+        """Return the size of an object in bytes; None if the object does not exist.
 
         Raises
         ------
         RemoteError
-            As of `check`.
+            The storage returns an error, or can't be reached.
         """
         try:
             found = self._s3.get_file_info(self._path(name))
@@ -279,12 +281,12 @@ class Remote:
         return size
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small object; None if there is none.
+        """Return the content of a small object; None if the object does not exist.
 
         Raises
         ------
         RemoteError
-            As of `check`.
+            The storage returns an error, or can't be reached.
         """
         try:
             with self._s3.open_input_file(self._path(name)) as file:
@@ -296,7 +298,7 @@ class Remote:
         return content
 
     def write(self, name: str, content: Any) -> None:
-        """Write an object, which is there whole afterwards, or not at all.
+        """Write an object. After an error, no part of it exists.
 
         Parameters
         ----------
@@ -306,36 +308,36 @@ class Remote:
         Raises
         ------
         RemoteError
-            As of `check`.
+            The storage returns an error, or can't be reached.
         """
         try:
             stream = self._s3.open_output_stream(self._path(name))
             view = memoryview(content)
             for start in range(0, len(view), _PART_BYTES):
                 if start:
-                    stream.flush()  # waits, so that not all of it is in memory
+                    stream.flush()  # waits, so that only one part is in memory
                 stream.write(view[start : start + _PART_BYTES])
-            # Not by `with`: after an error it would make the object of what was written.
+            # No `with`: after an error it would close the stream, which creates a partial object.
             stream.close()
         except OSError as error:
             raise self._error(f"write {name}", error) from error
 
     def copy(self, path: Path, name: str) -> bool:
-        """Copy a local file, unless there is an object of its name already.
+        """Upload a local file, unless an object of this name exists already.
 
         Returns
         -------
         bool
-            Whether it was copied.
+            Whether the file was uploaded.
 
         Raises
         ------
         FileNotFoundError
-            The local file is gone.
+            The local file does not exist any more.
         PgOutputError
-            The object there has another size, or the local file can't be read.
+            The existing object has another size, or the local file can't be read.
         RemoteError
-            As of `check`.
+            The storage returns an error, or can't be reached.
         """
         try:
             with self._pa.memory_map(os.fspath(path)) as file:
@@ -360,14 +362,16 @@ class Remote:
         return size is None
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy an object to a new local file.
+        """Download an object to a new local file.
 
         Raises
         ------
         PgOutputError
-            It is not there any more, or the disk refuses.
+            The object does not exist any more.
+        OSError
+            The file can't be written.
         RemoteError
-            As of `check`.
+            The storage returns an error, or can't be reached.
         """
         try:
             source = self._s3.open_input_file(self._path(name))
@@ -392,12 +396,14 @@ class Remote:
         return content
 
     def names(self, folder: str = "") -> list[str]:
-        """The names of the objects in a folder, or beside the folders; sorted, with their folder.
+        """Return the sorted names of the objects in a folder, each with the folder's name.
+
+        Without a folder, return the objects that are in none.
 
         Raises
         ------
         RemoteError
-            As of `check`.
+            The storage returns an error, or can't be reached.
         """
         path = f"{self._root}/{folder}".removesuffix("/")
         try:
@@ -408,12 +414,12 @@ class Remote:
         return sorted(before + one.base_name for one in found if one.is_file)
 
     def has_any(self) -> bool:
-        """Whether there is any object.
+        """Return whether the prefix has any object.
 
         Raises
         ------
         RemoteError
-            As of `check`.
+            The storage returns an error, or can't be reached.
         """
         try:
             selector = self._fs.FileSelector(self._root, allow_not_found=True)
@@ -422,23 +428,23 @@ class Remote:
             raise self._error("list what is there", error) from error
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, in this order.
+        """Delete objects in the given order.
 
         Raises
         ------
         RemoteError
-            As of `check`.
+            The storage returns an error, or can't be reached.
         """
         for name in names:
             try:
                 self._s3.delete_file(self._path(name))
             except FileNotFoundError:
-                pass  # by an earlier try
+                pass  # an earlier try has deleted it
             except OSError as error:
                 raise self._error(f"delete {name}", error) from error
 
     def _error(self, action: str, error: OSError) -> RemoteError:
-        """What an error of the storage means, and what to do."""
+        """Return the RemoteError for an error of the storage, with advice."""
         match = _ERROR.search(str(error))
         name, status = (match[1], match[2] or "") if match else ("", "")
         passes = not match or name in _PASSING or status[:1] == "5" or status == "429"

@@ -1,9 +1,10 @@
-"""The history of types and tables in a directory: its files, and the rules by which they are made.
+"""Write the schema history: the states of the catalogue over time, and the rules for their LSNs.
 
-A stream does not tell how a type is made, nor that it was altered. So a capture reads the catalogue
-beside it, of *now*, while the stream may be hours behind. An entry is one state of the catalogue.
-Between the last LSN at which a state was still true and the first at which the next one was seen,
-either may hold.
+The stream says neither how a type is defined nor that it was altered. So a capture also reads the
+catalogue. It sees the catalogue of *now*, while the stream may be hours behind. A history entry is
+one state of the catalogue. The state was replaced at an unknown LSN between two known ones: the
+last LSN at which it was true, and the first LSN at which the next state was seen. In between,
+either state may hold.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ if TYPE_CHECKING:
     from ..transactions.runs import Run
 
 DDL_PREFIX = "pgoutput_fast.ddl"
-"""Prefix of the logical messages that the event trigger writes."""
+"""The prefix of the logical messages that the event trigger writes."""
 FORMAT_VERSION = 1
 
 _MOST_MARKS = 16
-_MOST_TYPES = 1000  # that a transaction's change of types lists; more count as all types
+_MOST_TYPES = 1000  # listed for one transaction; a transaction with more counts as any type
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An LSN at which a state was seen to be true.
+    """An LSN at which a read of the catalogue saw a state.
 
     Attributes
     ----------
     lsn : str
-        What was committed before it was seen, but for `unsure`.
+        The read saw all transactions that were committed before this LSN, except for `unsure`.
     unsure : tuple of int
-        Transactions that had not ended by then, for all that could be seen. A transaction's commit
-        is in the log before others see it, for example while a synchronous standby is waited for.
+        The xids of transactions that looked unfinished, although their commits may be before `lsn`.
+        The server's log has a commit before other sessions see it, for example while the server
+        waits for a synchronous standby.
     trigger : bool
-        Whether the event trigger has written a message for every change from here on.
+        Whether the event trigger has written a message for every change since this LSN.
     """
 
     lsn: str
@@ -60,21 +62,21 @@ class Mark:
 
 
 class CatalogRead(NamedTuple):
-    """What was read of the catalogue, in one snapshot.
+    """One read of the catalogue, in one snapshot of the server.
 
     Attributes
     ----------
     before, after : int
-        The server's LSN before the snapshot was taken, and after.
+        The server's LSN before and after it took the snapshot.
     running : frozenset of int
-        Transactions that had not ended in the snapshot.
+        The xids of transactions that had not ended in the snapshot.
     unsure : frozenset of int
-        Those of them that had begun when `before` was asked for.
+        The subset of `running` that had begun when `before` was read.
     trigger : bool
-        Whether the event trigger is there, and its messages come in the stream.
+        Whether the event trigger exists, and the stream has its messages.
     types : TypeRegistry
     tables : str
-        JSON of the tables.
+        The tables as JSON.
     """
 
     before: int
@@ -87,19 +89,19 @@ class CatalogRead(NamedTuple):
 
     @property
     def mark(self) -> Mark:
-        """Where its state was seen."""
+        """The mark of this read."""
         return Mark(format_lsn(self.before), tuple(sorted(self.unsure)), self.trigger)
 
 
 class HistoryEntry(NamedTuple):
-    """One state of the catalogue, as the name of its file tells of it.
+    """One state of the catalogue, with the LSNs in its file name.
 
     Attributes
     ----------
     lower : int
-        The state before it was true up to here; 0 for the first one.
+        The LSN up to which the state before was true; 0 for the first entry.
     start : int
-        It was true from here on.
+        The LSN from which on this state was true.
     """
 
     lower: int
@@ -107,7 +109,7 @@ class HistoryEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of the entry's file."""
         return f"{self.lower:016X}-{self.start:016X}.json"
 
 
@@ -118,11 +120,11 @@ class StoredHistory:
     Attributes
     ----------
     exact : bool
-        Whether messages of the event trigger tell when the state before it ended.
+        Whether messages of the event trigger tell when the state before ended.
     mark : Mark
-        Where it was seen first.
+        The first mark of this state.
     types, tables : dict
-        JSON of the types and of the tables.
+        The types and the tables as JSON.
     """
 
     format_version: int
@@ -133,22 +135,23 @@ class StoredHistory:
 
     @property
     def registry(self) -> TypeRegistry:
-        """Its types."""
+        """The types of the entry."""
         return TypeRegistry.from_json(json.dumps(self.types))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The content of the file that tells how long the newest state has been seen.
+    """The content of seen.json: up to which LSN the newest entry was seen.
 
     Attributes
     ----------
     entry : str or None
-        The name of the entry's file.
+        The name of the newest entry's file.
     marks : tuple of Mark
-        Where it was seen, oldest first. A later one with no more of `unsure` replaces earlier ones.
+        The marks of the newest entry, oldest first. A mark replaces each earlier one whose `unsure`
+        contains its own.
     messages_since : str or None
-        The LSN from which on the stream has had logical messages without a break.
+        The LSN since which the stream has had logical messages without a gap.
     """
 
     format_version: int = FORMAT_VERSION
@@ -159,14 +162,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """A transaction in the stream that changed the catalogue, as the event trigger told.
+    """A transaction that changed the catalogue, according to messages of the event trigger.
 
     Attributes
     ----------
     first, last : str
-        LSNs of its first and its last message.
+        LSNs of the transaction's first and last message.
     types : tuple of int or None
-        OIDs of the types that it changed; None if it may be any.
+        OIDs of the types that the transaction changed; None if it may have changed any type.
     """
 
     first: str
@@ -176,7 +179,7 @@ class SchemaChange:
 
 
 def entries(directory: Path) -> list[HistoryEntry]:
-    """The entries of a directory of segments, oldest first.
+    """Return the entries of a change log, oldest first.
 
     Raises
     ------
@@ -195,7 +198,7 @@ def entries(directory: Path) -> list[HistoryEntry]:
 
 
 def change_lsns(directory: Path) -> list[int]:
-    """The commit LSNs of the transactions that changed the catalogue.
+    """Return the commit LSNs of the transactions that changed the catalogue, in order.
 
     Raises
     ------
@@ -217,25 +220,25 @@ def _names(directory: Path) -> list[str]:
 
 
 def read_entry(directory: Path, entry: HistoryEntry) -> StoredHistory:
-    """The content of an entry.
+    """Read the content of an entry.
 
     Raises
     ------
     PgOutputError
-        The file can't be read, or is of a newer format version.
+        The file can't be read, is malformed, or has another format version.
     """
     stored: StoredHistory = _read(HISTORY.path(directory) / entry.name, StoredHistory)
     return stored
 
 
 def read_change(directory: Path, commit_lsn: int) -> SchemaChange:
-    """What a transaction changed; errors are those of `read_entry`."""
+    """Read what a transaction changed; raise errors as `read_entry` does."""
     change: SchemaChange = _read(_change_path(directory, commit_lsn), SchemaChange)
     return change
 
 
 def read_seen(directory: Path) -> Seen:
-    """How long the newest entry has been seen; errors are those of `read_entry`."""
+    """Read seen.json, empty if it does not exist; raise errors as `read_entry` does."""
     path = HISTORY.path(directory) / SEEN_NAME
     if not path.exists():
         return Seen()
@@ -277,21 +280,21 @@ def _write(directory: Path, name: str, content: StoredHistory | Seen | SchemaCha
 
 
 class HistoryWriter:
-    """Writes the history of a directory, of which the caller is the only writer.
+    """Writes the schema history of a change log. The caller is the directory's only writer.
 
-    `note` and `record` may be called by two threads.
+    Two threads may call `note` and `record` at the same time.
 
     Parameters
     ----------
     directory : pathlib.Path
-        That of the segments.
+        The directory of the change log.
     messages_from : int, optional
-        The LSN from which on the stream has logical messages now; None if it has none.
+        The LSN from which on this stream has logical messages; None if it has none.
 
     Raises
     ------
     PgOutputError
-        What is there can't be read, or the disk refuses.
+        The existing history can't be read, or a file can't be written.
     """
 
     def __init__(self, directory: Path, messages_from: int | None) -> None:
@@ -305,12 +308,12 @@ class HistoryWriter:
         self._marks: tuple[Mark, ...] = ()
         if self._newest is not None:
             self._stored = read_entry(directory, self._newest)
-            # A kill may have come between the entry and this file.
+            # After a kill, seen.json may still describe the entry before.
             is_newest = seen.entry == self._newest.name
             self._marks = seen.marks if is_newest else (self._stored.mark,)
             if messages_from is None:
                 self._marks = _without_trigger(self._marks)
-        # The transaction in which a frame was that came last, and what it has changed so far.
+        # The transaction of the newest frame, and its changes of the catalogue so far.
         self._commit_lsn = 0
         self._change: SchemaChange | None = None
         if seen.messages_since != self._since:
@@ -318,40 +321,40 @@ class HistoryWriter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no entry."""
+        """Whether the history has no entry."""
         return self._newest is None
 
     @property
     def type_ids(self) -> frozenset[int]:
-        """The types of the newest entry."""
+        """The OIDs of the newest entry's types."""
         return frozenset(self._stored.registry.catalog) if self._stored else frozenset()
 
     @property
     def confirmed(self) -> int:
-        """The LSN up to which the newest entry is known to be true; 0 without one."""
+        """The LSN up to which the newest entry is known to be true; 0 without an entry."""
         return confirmed(self._marks)
 
     def note(self, read: CatalogRead) -> bool:
-        """Take what was read: durable when this returns.
+        """Store a read of the catalogue durably.
 
         Returns
         -------
         bool
-            Whether it differs.
+            Whether the catalogue differs from the newest entry, so that there is a new entry.
 
         Raises
         ------
         PgOutputError
-            The disk refuses.
+            A file can't be written.
         """
         mark = read.mark
         if self._marks and read.before < self._marks[-1].position:
-            return False  # of a server that lags behind the one that was asked before
+            return False  # this server lags behind the server of the last read
         types, tables = json.loads(read.types.to_json()), json.loads(read.tables)
         stored = self._stored
         if stored is not None and (stored.types, _told(stored.tables)) == (types, _told(tables)):
             if stored.tables != tables:
-                # A table was rewritten or truncated. What comes next is compared with its new file.
+                # A table was rewritten or truncated. Compare the next read with its new file node.
                 self._stored = replace(stored, tables=tables)
                 self._store_entry()
             self._take(mark)
@@ -369,46 +372,47 @@ class HistoryWriter:
         return True
 
     def _store_entry(self) -> None:
-        """Store the newest entry: durable when this returns."""
+        """Store the newest entry durably."""
         if self._newest is not None and self._stored is not None:
             _write(self._directory, self._newest.name, self._stored)
 
     def _take(self, mark: Mark) -> None:
-        """Add a mark, drop those that it makes useless, and store them."""
+        """Add a mark, drop the marks that it replaces, and store all durably."""
         marks = self._marks if mark.trigger else _without_trigger(self._marks)
         kept = [one for one in marks if not set(mark.unsure) <= set(one.unsure)]
         self._marks = (*kept[: _MOST_MARKS - 1], mark)
         self._store()
 
     def _last_true(self, newest: HistoryEntry, read: CatalogRead) -> Mark:
-        """Where the newest entry was last true, now that another state was read.
+        """Return the last mark at which the newest entry was true, after another state was read.
 
-        A transaction that has not ended yet is not the one that altered anything.
+        An unsure transaction that still runs can't have made the change. So a mark counts if all
+        of its unsure transactions still run.
         """
         for mark in reversed(self._marks):
             if read.running.issuperset(mark.unsure):
                 return mark
-        # Each mark has transactions that have ended since.
+        # Each mark has an unsure transaction that has ended since and may have made the change.
         return Mark(format_lsn(newest.lower), (), trigger=False)
 
     def _store(self) -> None:
-        """Store how long the newest entry has been seen: durable when this returns."""
+        """Store the marks of the newest entry durably in seen.json."""
         name = None if self._newest is None else self._newest.name
         content = Seen(FORMAT_VERSION, name, self._marks, self._since)
         _write(self._directory, SEEN_NAME, content)
 
     def record(self, run: Run) -> None:
-        """Record the changes of the catalogue that frames tell of, before any of them is written.
+        """Store the changes of the catalogue that frames report. Call it before writing the frames.
 
         Parameters
         ----------
         run : Run
-            Frames of whole transactions in protocol 1's form, or a part of them.
+            Frames of protocol version 1. A transaction may continue in the next run.
 
         Raises
         ------
         PgOutputError
-            The disk refuses.
+            A file can't be written.
         """
         import numpy as np
 
@@ -434,10 +438,10 @@ class HistoryWriter:
 
 
 def _changed(change: SchemaChange | None, lsn: int, content: bytes) -> SchemaChange:
-    """What a transaction has changed, with one more message of the event trigger."""
+    """Add a message of the event trigger to the changes of its transaction."""
     types: set[int] | None = None
     try:
-        # Whoever may write logical messages may have written it.
+        # Any user who may write logical messages can forge this one: trust nothing in it.
         types = set(of_form(json.loads(content), dict[str, Any])["types"])
         if not all(type(oid) is int and 0 < oid < 1 << 32 for oid in types):
             types = None
@@ -453,25 +457,25 @@ def _changed(change: SchemaChange | None, lsn: int, content: bytes) -> SchemaCha
 
 
 def _without_trigger(marks: Iterable[Mark]) -> tuple[Mark, ...]:
-    """The same marks, where a change may have come without a message."""
+    """Return the marks with `trigger` false: a change may have come without a message."""
     return tuple(Mark(mark.lsn, mark.unsure, trigger=False) for mark in marks)
 
 
 def confirmed(marks: Sequence[Mark]) -> int:
-    """The LSN up to which a state is known to be true that was seen at these marks."""
+    """Return the LSN up to which a state with these marks is known to be true."""
     return max((mark.position for mark in marks if not mark.unsure), default=0)
 
 
 def forget_before(directory: Path, lsn: int) -> int:
-    """Delete what only concerns changes before an LSN; the number of files.
+    """Delete the files that only concern changes before an LSN; return how many.
 
-    The entry that is in force there stays, and so does what tells when it ends; and the entry
-    before, as what altered a table is told by both.
+    The entry in force at the LSN stays, with the schema changes since. The entry before it stays
+    too: comparing the two shows how a table was altered.
 
     Raises
     ------
     OSError
-        The disk refuses.
+        A file can't be deleted.
     """
     found = entries(directory)
     kept = next((one for one in reversed(found) if one.start <= lsn), None)
@@ -491,7 +495,7 @@ def forget_before(directory: Path, lsn: int) -> int:
 
 
 def _told(tables: dict[str, Any]) -> dict[str, Any]:
-    """What makes another state of tables. A table that is truncated or rewritten is the same."""
+    """Return the tables without file nodes: a truncated or rewritten table is no new state."""
     return {
         **tables,
         "tables": [{**one, "file_nodes": None} for one in tables["tables"]],

@@ -1,4 +1,4 @@
-"""Arrow types as files and databases have them: no enums, intervals, or structs without fields."""
+"""Convert Arrow types that files and databases lack: enums, intervals, and empty structs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..values.temporal import interval_iso
 
 
 def parts(type_: Any) -> list[Any]:
-    """The fields of a nested type."""
+    """Return the fields of a nested type."""
     return [type_.field(i) for i in range(type_.num_fields)]
 
 
@@ -27,16 +27,16 @@ def _is_empty_struct(type_: Any) -> bool:
 
 
 def stored_type(type_: Any) -> Any:
-    """The type that a column of an Arrow type has in files.
+    """Return the type that a column of an Arrow type has in files.
 
-    It is utf8 for intervals and structs without fields, and the type of the values for
-    dictionaries. The same holds for the parts of nested types. The fields of structs get names
-    that every reader tells apart.
+    Intervals and structs without fields become utf8. Dictionaries become the type of their values.
+    The parts of nested types are converted too. The fields of structs get names that every reader
+    tells apart.
 
     Raises
     ------
     PgOutputError
-        No file can have columns of the type.
+        Files can't have columns of this type.
     """
     if pa.types.is_dictionary(type_):
         return stored_type(type_.value_type)
@@ -66,7 +66,7 @@ def stored_type(type_: Any) -> Any:
 
 
 def stored(array: Any) -> Any:
-    """Convert an array to the type that files have, that of :func:`stored_type`."""
+    """Convert an array to the type that :func:`stored_type` returns."""
     type_ = array.type
     wanted = stored_type(type_)
     if wanted == type_:
@@ -96,8 +96,8 @@ def stored(array: Any) -> Any:
 
 
 def interval_texts(array: Any) -> list[str | None]:
-    """Intervals as ISO 8601 has them."""
-    # Arrow has nanoseconds where PostgreSQL has microseconds.
+    """Return intervals as texts of ISO 8601."""
+    # Arrow counts nanoseconds, PostgreSQL microseconds.
     return [
         None
         if value is None
@@ -107,7 +107,7 @@ def interval_texts(array: Any) -> list[str | None]:
 
 
 def renamed(lists: Any, names: dict[str, str]) -> Any:
-    """Replace some names in a column of lists of names."""
+    """Replace names in a column of lists of names."""
     values = lists.values
     encoded = pc.dictionary_encode(values)
     labels = [names.get(label, label) for label in encoded.dictionary.to_pylist()]

@@ -1,7 +1,8 @@
-"""A directory's copy in object storage: what is copied, and in which order.
+"""Upload a change log to object storage, and download it.
 
-The order is such that whoever reads the position object, and then lists, finds a whole directory:
-what a reader needs before something else is there before it.
+The order of uploads keeps the remote copy whole. An object that others depend on is uploaded before
+them, and the position object comes last. So a reader who reads the position object first, and lists
+the objects then, finds a whole change log.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ if TYPE_CHECKING:
     from threading import Event
 
 CONSUMER_NAME = "_upload"
-"""The consumer for which a directory keeps what is not copied."""
+"""The consumer of the upload: for it, the change log keeps files that are not uploaded yet."""
 _FOLDERS = (HISTORY, TABLES, SNAPSHOTS)
-_ROUND = 5.0  # seconds after which what is copied is told to readers, though there is more
-_SEEN_INTERVAL = 30.0  # seconds between two signs of life of a consumer that does not move
+_ROUND = 5.0  # seconds; then the position object is updated, even if more segments wait
+_SEEN_INTERVAL = 30.0  # seconds; then the consumer's file is rewritten even without progress
 
 
 class Upload:
-    """Copies a directory, of which the caller holds the lock, one round after the other.
+    """Uploads a change log, round by round. The caller holds the directory's lock.
 
     Parameters
     ----------
@@ -58,18 +59,19 @@ class Upload:
     url : str
         ``s3://bucket/prefix``.
     endpoint : str, optional
+        As for :func:`download`.
     keep : {"all", "local"}
-        "local": what is deleted from the directory is deleted from the copy too.
+        "local": delete an object once its local file is deleted. "all": delete no object.
 
     Attributes
     ----------
     position : int
-        Everything before this LSN is in the copy; 0 before `begin`.
+        Everything before this LSN is uploaded; 0 before `begin`.
 
     Raises
     ------
     PgOutputError
-        The URL has another form, or pyarrow lacks S3.
+        The URL is malformed, or pyarrow lacks S3.
     """
 
     def __init__(
@@ -81,26 +83,27 @@ class Upload:
         self._mirrors = keep == "local"
         self._tables = Tables(directory)
         self.position = 0
-        self._position: dict[str, Any] = {}  # what the position object says
-        self._names: set[str] = set()  # in the copy; without `_mirrors` only marks
+        self._position: dict[str, Any] = {}  # the content of the position object
+        self._names: set[str] = set()  # uploaded objects; without `_mirrors`, only state files
         self._history: dict[str, tuple[int, int]] = {}
         self._seen: bytes | None = None
         self._advanced = 0.0
 
     @property
     def is_registered(self) -> bool:
-        """Whether the directory keeps what is not copied: an earlier call has begun."""
+        """Whether an earlier upload has begun, so that the directory keeps files for it."""
         return CONSUMER_NAME in {one.name for one in consumers(self._directory)}
 
     def check(self) -> None:
-        """Refuse a place that can't be used, before anything is made.
+        """Check that the prefix can be used for this directory, before anything is created.
 
         Raises
         ------
         RemoteError
-            The storage refuses, or can't be reached.
+            The storage returns an error, or can't be reached.
         PgOutputError
-            The place has something else.
+            The prefix has other objects or the copy of another directory. Or the directory is
+            uploaded to another URL.
         """
         self._remote.check()
         registered = self.is_registered
@@ -140,19 +143,19 @@ class Upload:
             )
 
     def begin(self) -> None:
-        """Begin, or go on with, the copy of a directory in which a capture has begun.
+        """Begin or resume the upload. A capture must have begun in the directory.
 
         Raises
         ------
         RemoteError
-            The storage refuses, or can't be reached.
+            The storage returns an error, or can't be reached.
         PgOutputError
-            As of `check`; or the copy does not go together with what the directory has.
+            As `check`; or the remote copy ends outside the range of the directory.
         """
         self.check()
         own = self._read_own() or {"id": uuid.uuid4().hex}
         own = {"id": own["id"], "url": self.url}
-        # First here, so that a kill can't leave a copy that is nobody's.
+        # Write the local file first. Otherwise a kill could leave a remote copy without an owner.
         write_whole(self._directory / UPLOAD_NAME, [json.dumps(own)])
         if self._remote.read(UPLOAD_NAME) is None:
             self._remote.write(UPLOAD_NAME, json.dumps({"id": own["id"]}).encode())
@@ -192,36 +195,36 @@ class Upload:
             ) from error
 
     def round(self, stop: Event) -> bool:
-        """Copy what there is, for some seconds at most, and tell readers of it.
+        """Upload new files for about five seconds, then update the position object.
 
         Parameters
         ----------
         stop : threading.Event
-            Ends the round after the file that is being copied.
+            Ends the round after the current file.
 
         Returns
         -------
         bool
-            Whether there may be more at once.
+            Whether more files may wait: call it again at once.
 
         Raises
         ------
         RemoteError
-            The storage refuses, or can't be reached: try again later.
+            The storage returns an error, or can't be reached: try again later.
         PgOutputError
-            The directory can't be read, or an object is not what it should be.
+            The directory can't be read, or an object has an unexpected content or size.
         """
-        # Before anything is listed: what has come in a place of theirs is copied in this round.
+        # Find deleted files before listing: this round then uploads the files that replace them.
         gone = self._gone() if self._mirrors else set()
         found = contents(self._directory)
-        states = self._tables.read()  # behind the end, as `next_reading` says
+        states = self._tables.read()  # after the end was read: see `next_reading`
         try:
             if not self._copy_tables(states, stop):
                 return True
             self._copy_history()
             end, is_whole = self._copy_segments(found, stop)
         except FileNotFoundError:
-            return True  # it was merged or deleted since it was listed
+            return True  # a file was merged or deleted since the listing
         self._tell(found, end)
         after = next_reading(self._consumer.position, states, end).after
         now = time.monotonic()
@@ -241,7 +244,7 @@ class Upload:
                 self._names.add(name)
 
     def _copy_tables(self, states: Mapping[int, TableState], stop: Event) -> bool:
-        """Copy marks of tables; before that of a snapshot its files. Whether all are there."""
+        """Upload state files, each after its snapshot's files; return whether all are uploaded."""
         files = None
         for copy in (copy for state in states.values() for copy in state.copies):
             name = f"{TABLES.name}/{copy.name}"
@@ -259,10 +262,10 @@ class Upload:
         return True
 
     def _copy_history(self) -> None:
-        """Copy what has changed in the history of types and tables."""
+        """Upload the changed files of the schema history."""
         folder = HISTORY.path(self._directory)
-        # This one is written again and again, after the others. So it is read before them, and
-        # copied behind them.
+        # A capture rewrites seen.json often, after the other files. So read it before them, and
+        # upload it after them.
         last = folder / SEEN_NAME
         seen = read_json_file(last) if last.exists() else None
         for path in (folder / name for name in HISTORY.names(self._directory)):
@@ -282,7 +285,7 @@ class Upload:
             self._names.add(name)
 
     def _copy_segments(self, found: Contents, stop: Event) -> tuple[int, bool]:
-        """Copy segments in their order; where the copy then ends, and whether all are there."""
+        """Upload segments in order; return the new end, and whether all are uploaded."""
         until = time.monotonic() + _ROUND
         for (_, end), parts in itertools.groupby(
             found.segments, lambda one: (one.start_lsn, one.end_lsn)
@@ -296,7 +299,7 @@ class Upload:
         return found.end, True
 
     def _tell(self, found: Contents, end: int) -> None:
-        """Write the position object, if something has changed."""
+        """Write the position object if it changes."""
         begin = found.begin
         if self._position and not self._mirrors:
             begin = parse_lsn(self._position["begin"])
@@ -311,14 +314,14 @@ class Upload:
             "segments_end": format_lsn(max([found.begin, *ends])),
             "asked_since": format_lsn(asked_since(self._directory)),
             "metadata": json.loads(metadata.to_json()),
-            "made_slot": False,  # who goes on in a download adopts the slot
+            "made_slot": False,  # a capture that resumes in a download has to adopt the slot
         }
         if fields != self._position:
             self._remote.write(POSITION_NAME, json.dumps(fields).encode())
             self._position = fields
 
     def _gone(self) -> set[str]:
-        """The objects whose files are deleted."""
+        """Return the objects whose local files are deleted."""
         here = {segment.path.name for segment in listed(self._directory)}
         for folder in _FOLDERS:
             here |= {f"{folder.name}/{name}" for name in folder.names(self._directory)}
@@ -326,31 +329,32 @@ class Upload:
 
 
 def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | None = None) -> int:
-    """Copy a directory out of object storage, for readers of local directories.
+    """Download a change log from object storage into a local directory.
 
-    If the original directory is lost, a capture with `adopt_slot` can continue in the copy: see
-    docs/explanation/change-log-directory.md.
+    If the original directory is lost, a capture with `adopt_slot` can continue in the downloaded
+    one: see docs/explanation/change-log-directory.md.
 
     Parameters
     ----------
     url : str
-        ``s3://bucket/prefix``, as it was given to :func:`pgoutput_fast.replication.capture`.
+        ``s3://bucket/prefix``, as given to :func:`pgoutput_fast.replication.capture`.
     directory : path
-        An empty directory, or one that is made. After an error it has a part of the files.
+        An empty directory, or a new one. After an error, it has only a part of the files.
     endpoint : str, optional
-        ``http://host:port`` or ``https://host``, for storage that is not that of AWS; by default as
-        AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL say.
+        ``http://host:port`` or ``https://host``, for storage other than AWS; by default the value
+        of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
 
     Returns
     -------
     int
-        The LSN before which everything is there.
+        The LSN before which the downloaded change log has everything.
 
     Raises
     ------
     PgOutputError
-        The URL has another form; the storage refuses, can't be reached, or has no such copy, or it
-        was deleted meanwhile; the directory has files, or the disk refuses.
+        The URL is malformed. The storage returns an error or can't be reached. The remote copy does
+        not exist, or objects of it were deleted meanwhile. The directory has files, or can't be
+        written.
     """
     remote = Remote(parse_place(url, endpoint))
     target = Path(directory)
@@ -392,12 +396,12 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
 
 
 def downloaded_from(directory: Path) -> str | None:
-    """The URL from which a directory was downloaded; None: it is an original.
+    """Return the URL from which a directory was downloaded; None for an original directory.
 
     Raises
     ------
     PgOutputError
-        The file that tells it can't be read.
+        download.json can't be read.
     """
     path = directory / DOWNLOAD_NAME
     try:
@@ -411,20 +415,21 @@ def downloaded_from(directory: Path) -> str | None:
 
 
 def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
-    """The objects of a copy. Each kind is listed before those that were written before it."""
+    """Yield the objects to download: kinds that are uploaded later come first, segments last."""
+    # An object depends on objects that were uploaded before it. So a later listing has them.
     seen = f"{HISTORY.name}/{SEEN_NAME}"
     if remote.size(seen) is not None:
         yield seen
     whole: set[tuple[int, int]] = set()
     for folder in _FOLDERS:
         for name in remote.names(folder.name):
-            # A listing is others' text: no other files are written.
+            # A listing is untrusted text: create only files with names of this package.
             if owner_of(name) is not folder:
                 continue
             copy = copies.Copy.named(name.rpartition("/")[2])
             if copy is not None and copy.state == "snapshot":
                 whole.add((copy.relation_id, copy.generation))
-            # Files of a copy whose mark is not there yet are being uploaded.
+            # A snapshot without its state file is still being uploaded: leave it out.
             number = snapshots.number_of(Path(name))
             if number is None or number[:2] in whole:
                 yield name
@@ -435,7 +440,7 @@ def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
 
 
 def _fields(content: bytes, where: str, *keys: str) -> dict[str, Any]:
-    """The fields of a small file of a copy, in JSON, which have to have some texts."""
+    """Parse a small JSON file; check that the fields `keys` are texts."""
     try:
         fields: dict[str, Any] = of_form(json.loads(content), dict[str, Any], "fields")
         for key in keys:
