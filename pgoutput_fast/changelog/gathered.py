@@ -24,7 +24,7 @@ _FEW = 100  # so few lines of deleted segments are not worth a rewrite of the fi
 
 
 class Gathered:
-    """Reads the file, to say of which tables a segment has changes.
+    """Reads layouts.txt, to say of which tables a segment has changes.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Gathered:
 
 
 class Gatherer:
-    """Writes the file. The caller is the directory's only writer.
+    """Writes layouts.txt. The caller is the directory's only writer.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ _SNAPSHOT_CHUNK_BYTES = 1 << 20
 
 
 class Chunk(NamedTuple):
-    """Frames that are decoded at once."""
+    """A chunk of frames to decode at once."""
 
     path: Path
     encoding: str

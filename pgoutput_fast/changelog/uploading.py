@@ -1,8 +1,8 @@
 """Upload a change log to object storage, and download it.
 
-The order of uploads keeps the remote copy whole. An object that others depend on is uploaded before
-them, and the position object comes last. So a reader who reads the position object first, and lists
-the objects then, finds a whole change log.
+The order of uploads keeps the remote copy complete. An object that others depend on is uploaded
+before them, and the position object comes last. So a reader that reads the position object first,
+and then lists the objects, finds a complete change log.
 """
 
 from __future__ import annotations

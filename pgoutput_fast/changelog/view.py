@@ -151,7 +151,7 @@ class View(NamedTuple):
                 hint=("A ", Argument("consumer"), " keeps what is needed"),
             )
 
-    # --- what comes next
+    # --- read plans
 
     def plan(
         self,

@@ -26,7 +26,7 @@ class Announced:
 
     def take(self, frame: bytes) -> None:
         """Note a Type or Relation frame; it replaces the earlier one with the same OID."""
-        # Names are only compared, and Latin-1 decodes all bytes.
+        # Latin-1 decodes any bytes, which is enough to compare names.
         message = decode_rare(frame, in_stream=False, encoding="latin-1")
         if isinstance(message, Type):
             self._types[message.type_id] = frame

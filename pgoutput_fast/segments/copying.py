@@ -59,7 +59,7 @@ class SegmentCopy:
         PgOutputError
             The segment can't be read, or is damaged.
         OSError
-            The disk refuses.
+            The file can't be written.
         """
         with SegmentReader(path) as reader:
             if self._file is None:

@@ -94,7 +94,7 @@ class LayoutCounter:
         for counts, frame, types in self._spans:
             if not (counts[0] or counts[2]):
                 continue
-            # Names are only compared, and Latin-1 decodes all bytes.
+            # Latin-1 decodes any bytes. Only type OIDs are read here.
             relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
             used = {column.type_id for column in relation.columns}
             layout = frame, tuple(types[oid] for oid in sorted(used & types.keys()))

@@ -35,7 +35,7 @@ def _names(directory: Path) -> list[str]:
 def listed(directory: Path) -> list[Segment]:
     """Return the files of segments in a directory, sorted; leave out temporary files."""
     return sorted(
-        Segment.named(directory, name) or Segment.from_path(directory / name)  # which refuses it
+        Segment.named(directory, name) or Segment.from_path(directory / name)  # the latter raises
         for name in _names(directory)
         if name.endswith(".arrow") and not name.startswith(".")
     )

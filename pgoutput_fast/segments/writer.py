@@ -591,7 +591,7 @@ class SegmentWriter:
 
     @property
     def end_lsn(self) -> int:
-        """The end LSN of the last whole transaction that was written, durable or not."""
+        """The end LSN of the last complete transaction or later message, durable or not."""
         return self._end_lsn
 
     @property
