@@ -1,6 +1,6 @@
-"""The command `sync` as a process of its own, which can be killed and started again.
+"""Run the command `sync` in a process that can be killed and started again.
 
-Its log tells its progress: each line is a JSON object.
+Each line of the command's log is a JSON object and reports the progress.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAX_CORES = 4
-"""That Spark may use. Each takes a Python worker of some 200 MB."""
+"""The largest number of cores for Spark; each takes a Python worker of some 200 MB."""
 _INTERVAL = 0.5  # seconds between two lines with numbers
 _END = 60.0  # seconds to wait until all processes have ended
 _POLL = 0.05  # seconds
 
 
 class Driver:
-    """A run of the command.
+    """One run of the command.
 
     Parameters
     ----------
     dsn : str
     engine : {'local', 'spark'}
     target : str
-        Where the tables are.
+        The target of the sync.
     directory : pathlib.Path
-        Gets the change log in ``segments``, and ``sync.log``, to which each run adds.
+        Gets the change log in ``segments``, and ``sync.log``, to which each run appends.
     temporary : pathlib.Path
-        For temporary files of the process, and of Spark.
+        For temporary files of the process and of Spark.
     on_line : callable
-        Is called with each line of the log, from another thread.
+        Called with each line of the log, from another thread.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Driver:
         self._error = ""
         self._log = directory / "sync.log"
         self.lsn = 0
-        """What was committed before is in the tables."""
+        """The tables have all commits before this LSN."""
         self.tables: set[str] = set()
-        """Those that are in the target."""
+        """The tables that are in the target."""
         self.waiting: list[str] = []
-        """Those that wait for their copies."""
+        """The tables that wait for their snapshots."""
         self.stale: dict[str, str] = {}
-        """Those that have to be copied again, and why."""
+        """The tables that need new snapshots, and why."""
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "pgoutput_fast", "sync", "--engine", engine),
@@ -76,12 +76,12 @@ class Driver:
                 *("--config", str(_options_file(directory)), "--interval", "0.5"),
                 *(_settings(temporary) if engine == "spark" else ()),
             ],
-            # PySpark has a directory while Java starts, which a kill would leave.
+            # While Java starts, PySpark has a temporary directory, which a kill would leave.
             env={**os.environ, "PGOUTPUT_FAST_DSN": dsn, "TMPDIR": str(temporary)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            # Signals reach all of its processes, and Ctrl-C none of them.
+            # Signals to the session reach all of its processes. Ctrl-C reaches none of them.
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -114,16 +114,16 @@ class Driver:
         self._on_line(found)
 
     def has(self, lsn: int) -> bool:
-        """Whether all tables have what was committed before an LSN."""
+        """Return whether all tables have the commits before an LSN."""
         return self.lsn >= lsn and not self.waiting and not self.stale
 
     def check(self) -> None:
-        """Refuse that it has ended by itself.
+        """Raise an error if the process has ended by itself.
 
         Raises
         ------
         PgOutputError
-            It has; the message has its own error, if it told one.
+            The process has ended; the message contains the error from its log, if there is one.
         """
         code = self._process.poll()
         if code is not None:
@@ -135,12 +135,12 @@ class Driver:
             )
 
     def wait_until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for something that the process brings about.
+        """Wait until a condition holds.
 
         Raises
         ------
         PgOutputError
-            It has ended, or it takes longer.
+            The process has ended, or the wait takes longer than `seconds`.
         """
         end = time.monotonic() + seconds
         while not is_so():
@@ -155,18 +155,18 @@ class Driver:
             time.sleep(_POLL)
 
     def kill(self) -> None:
-        """End it as ``kill -9`` does, with Spark's JVM; the workers end when that is gone."""
+        """Kill the process and Spark's JVM as ``kill -9`` does; Spark's workers then end, too."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._join()
 
     def stop(self) -> None:
-        """Have it end after the window that it is writing.
+        """Let the process end after the window that it is writing.
 
         Raises
         ------
         PgOutputError
-            It does not, or ends with an error.
+            The process does not end, or ends with an error.
         """
         self._signal(signal.SIGTERM, group=False)
         try:
@@ -192,10 +192,10 @@ class Driver:
         try:
             (os.killpg if group else os.kill)(self._process.pid, number)
         except ProcessLookupError:
-            pass  # it has ended by itself
+            pass  # the process has ended by itself
 
     def _join(self) -> None:
-        """Wait until all of its processes have ended; workers do when Spark's JVM is gone."""
+        """Wait until all processes of the session have ended; workers end after Spark's JVM."""
         self._reader.join(_END)
         end = time.monotonic() + _END
         while _has_processes(self._process.pid) and time.monotonic() < end:
@@ -203,12 +203,12 @@ class Driver:
 
 
 def _has_processes(session: int) -> bool:
-    """Whether a session has processes, where the system tells that."""
+    """Return whether a session has processes; without /proc, False."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         if int(fields[3]) == session and fields[0] != "Z":
             return True
     return False
@@ -221,13 +221,12 @@ def _options_file(directory: Path) -> Path:
 
 
 def _settings(temporary: Path) -> list[str]:
-    """Spark's, as options of the command."""
+    """Return Spark's settings as options of the command."""
     settings = {
         "spark.driver.memory": "1g",
         "spark.local.dir": str(temporary),
         "spark.sql.warehouse.dir": str(temporary / "warehouse"),
-        # The JVM lives for a minute only, and its second compiler would take most of the
-        # processors' time.
+        # The JVM lives for a minute only. Its second compiler would take most of the CPU time.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
         f"-XX:-UsePerfData -Djava.io.tmpdir={temporary}",
     }
@@ -237,6 +236,6 @@ def _settings(temporary: Path) -> list[str]:
 
 
 def reason(text: str) -> str:
-    """The last line of a program's output that says something, for an error."""
+    """Return the last line of a program's output that is not empty, for an error."""
     lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
     return lines[-1] if lines else "it said nothing"

@@ -1,4 +1,4 @@
-"""The report of a run of the demonstration: one HTML file, with everything in it."""
+"""Make the report of a run of the demo: one HTML file without references to other files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pgoutput_fast import html_page as html
 if TYPE_CHECKING:
     from .run import Result, TableRun
 
-_SLOTS = 120  # bars of the chart
+_SLOTS = 120  # bars in the chart
 
 
 def make_report(result: Result) -> str:
-    """The report of a run, as HTML."""
+    """Return the report of a run as HTML."""
     kind = "good" if result.is_right else "bad"
     marks = (
         html.cell(f"{at:.1f} s") + html.cell(html.text(what), "left long")
@@ -53,7 +53,7 @@ def make_report(result: Result) -> str:
 
 
 def _lags(result: Result) -> list[tuple[float | None, str]]:
-    """The largest lag in each of some equal parts of the run."""
+    """Return the largest lag in each of `_SLOTS` equal parts of the run, with a label."""
     slot = max(result.seconds, 1e-9) / _SLOTS
     most: list[float | None] = [None] * _SLOTS
     for at, lag in result.lags:

@@ -1,4 +1,4 @@
-"""The run of the demonstration: a server under load, the sync that follows it, and the proof."""
+"""Run the demo: start a server under load, sync its tables through a kill, and compare them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from pgoutput_fast.verify import Report
 
 _PGBENCH_RATE = 250
-"""Transactions a second: as many as two cores do beside everything else."""
+"""Transactions per second: as many as two cores manage beside everything else."""
 _PAUSES = {"spark": 1.0, "local": 0.3}  # seconds between two steps of the live load
-_BEFORE_KILL = 0.7  # seconds after a large change at which the kill comes in the middle of its work
-_READY = 120.0  # seconds that Spark may take to start, and the snapshot to be written
-_CAUGHT_UP = 300.0  # seconds that a backlog may take
+_BEFORE_KILL = 0.7  # seconds after a large change; the kill then comes in the middle of its work
+_READY = 120.0  # seconds within which Spark must start and the snapshot must be written
+_CAUGHT_UP = 300.0  # seconds within which the sync must catch up
 
 
 @dataclass
 class TableRun:
-    """What is known of one table at the end.
+    """The results for one table.
 
     Attributes
     ----------
     rows : int
-        Of the server, with which the target's rows were compared.
+        The server's rows, with which the target's rows were compared.
     state, why : str
-        What the comparison says.
+        The result of the comparison.
     changes, doubled : int
-        Rows of the change table; those that are there more than once, by commit and number.
+        The rows of the change table, and the surplus rows with another row's commit LSN and seq.
     """
 
     name: str
@@ -62,19 +62,19 @@ class Result:
     Attributes
     ----------
     writer : str
-        What writes the tables, with its version.
+        The program that writes the tables, with its version.
     seconds : float
-        Of the whole run.
+        The duration of the whole run.
     caught_up_seconds : float
-        From the restart until the tables had all that had been committed meanwhile.
+        The time from the restart until the tables had all commits made before it.
     backlog : int
-        Changes that were made while nobody read.
+        Changes that were made while no sync was running.
     marks : list of (float, str)
-        What happened to tables or processes, at which second of the run.
+        Events of tables and processes, with the second of the run.
     lags : list of (float, float or None)
-        By how many seconds the tables were behind, at which second of the run; None: unknown.
+        The lag of the tables in seconds, after the second of the run; None: unknown.
     exit_code : int
-        That of `verify`: 0 if and only if every table equals the server's.
+        The exit code of `verify`: 0 if and only if every table equals the server's.
     """
 
     server_version: str = ""
@@ -89,12 +89,12 @@ class Result:
 
     @property
     def changes(self) -> int:
-        """Rows of all change tables."""
+        """The number of rows in all change tables."""
         return sum(table.changes for table in self.tables)
 
     @property
     def doubled(self) -> int:
-        """Changes that a change table has more than once."""
+        """The number of changes that a change table has more than once."""
         return sum(table.doubled for table in self.tables)
 
     @property
@@ -104,13 +104,13 @@ class Result:
 
     @property
     def versions(self) -> str:
-        """What ran, as a line."""
+        """The versions of the programs, as a line."""
         why = f" ({pf.FALLBACK_REASON})" if pf.FALLBACK_REASON else ""
         return f"PostgreSQL {self.server_version}, {self.writer}, decoder {pf.IMPLEMENTATION}{why}"
 
     @property
     def verdict(self) -> str:
-        """What came of the comparison, as a sentence."""
+        """The result of the comparison, as a sentence."""
         for one in self.tables:
             if one.state != "equal":
                 return f"Not proved: {one.name} is {one.state}{one.why and f' ({one.why})'}."
@@ -123,16 +123,16 @@ class Result:
 
 
 class DemoProgress:
-    """Receives how far a run has come. This class does nothing; subclasses show it."""
+    """Receives the progress of a run. This class does nothing; subclasses show the progress."""
 
     def phase(self, name: str) -> None:
         """Begin a phase."""
 
     def note(self, text: str) -> None:
-        """Say what is being done now."""
+        """Report the present step."""
 
     def mark(self, text: str) -> None:
-        """Tell of something that has happened."""
+        """Report an event."""
 
 
 def run(
@@ -142,19 +142,19 @@ def run(
     engine: str = "spark",
     progress: DemoProgress | None = None,
 ) -> Result:
-    """Run the demonstration.
+    """Run the demo.
 
     Parameters
     ----------
     changes : int
-        About how many changes the demonstration's own tables get.
+        The approximate number of changes to the demo's own tables.
     directory : path
         An empty directory. It gets ``segments``, ``sync.log``, and ``tables`` (Delta) or
         ``tables.duckdb``.
     engine : {'spark', 'local'}
-        Spark writes Delta tables; without Spark, the tables are in DuckDB.
+        "spark" writes Delta tables, "local" writes DuckDB tables.
     progress : DemoProgress, optional
-        Is told how far the run has come.
+        Receives the progress of the run.
 
     Returns
     -------
@@ -164,7 +164,7 @@ def run(
     Raises
     ------
     PgOutputError
-        Something other than a difference went wrong. Whatever was started has ended.
+        Something other than a difference went wrong. All started processes have ended.
     """
     return _Demonstration(changes, directory, engine, progress or DemoProgress()).run()
 
@@ -182,7 +182,7 @@ class _Demonstration:
         self.result = Result(tables=[TableRun(name, about) for name, about in TABLES.items()])
 
     def run(self) -> Result:
-        # These imports come first, so that a missing extra is reported before the server starts.
+        # Import first, so that a missing extra is reported before the server starts.
         try:
             import duckdb
             import psycopg
@@ -220,7 +220,7 @@ class _Demonstration:
 
     def in_database(self, connection: psycopg.Connection[Any]) -> None:
         self.result.server_version = connection.info.parameter_status("server_version") or ""
-        # psycopg's types ask for literal strings. The statements are this package's own.
+        # psycopg's types accept only literal strings. All statements are this package's own.
         self.execute = cast("Callable[[str], Any]", connection.execute)
         self.progress.phase("make tables and their first rows")
         with self.pgbench("-i", "-q", "-s", str(self.work.scale)) as process:
@@ -233,7 +233,7 @@ class _Demonstration:
         self.prove()
 
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return time.perf_counter() - self.begun
 
     def mark(self, text: str) -> None:
@@ -249,7 +249,7 @@ class _Demonstration:
 
     @contextlib.contextmanager
     def pgbench(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Run the program, for as long as the block takes at most."""
+        """Start pgbench, and kill it at the end of the block."""
         try:
             process = subprocess.Popen(
                 [self.bindir / "pgbench", *arguments, "-d", self.dsn],
@@ -265,7 +265,7 @@ class _Demonstration:
             process.wait()
 
     def changed(self) -> int:
-        """Rows that were inserted, updated and deleted in published tables until now."""
+        """Return the number of rows inserted, updated and deleted in published tables until now."""
         self.execute("SELECT pg_stat_force_next_flush()")
         row = self.execute(
             "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint "
@@ -277,7 +277,7 @@ class _Demonstration:
 
     @contextlib.contextmanager
     def driver(self) -> Iterator[Driver]:
-        """A run of the sync, which has ended behind the block."""
+        """Start a run of the sync, and kill it at the end of the block."""
         driver = Driver(
             self.dsn, self.engine, self.target, self.directory, self.temporary, self.take
         )
@@ -287,7 +287,7 @@ class _Demonstration:
             driver.kill()
 
     def take(self, line: dict[str, Any]) -> None:
-        """Take a line of the log of a sync."""
+        """Process a line of a sync's log."""
         if line.get("event") == "table" and not str(line["message"]).endswith(" is new"):
             self.mark(str(line["message"]))
         if line.get("event") in ("progress", "stop"):
@@ -297,7 +297,7 @@ class _Demonstration:
             self.progress.note(f"{line['changes']:,} changes in the tables{behind}")
 
     def follow(self) -> None:
-        """Have tables follow the server, through a kill in the middle."""
+        """Sync the tables, with a kill in the middle."""
         with self.pgbench("-n", "-c", "2", "-T", "3600", "-R", str(_PGBENCH_RATE)) as load:
             with self.driver() as driver:
                 self.progress.phase("start the sync, copy the tables")
@@ -338,7 +338,7 @@ class _Demonstration:
                 driver.stop()
 
     def catch_up(self, driver: Driver) -> None:
-        """Wait until the tables have what the server has now."""
+        """Wait until the tables have all present commits of the server."""
         end = pf.parse_lsn(self.execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0])
         driver.wait_until(lambda: driver.has(end), _CAUGHT_UP, "expected the tables to catch up")
 
@@ -372,9 +372,10 @@ class _Demonstration:
 
 
 def changes_of(target: str, name: str) -> tuple[int, int]:
-    """Count the rows of a change table, and those that are there twice.
+    """Count the rows of a change table, and the changes that it has more than once.
 
-    A row of a snapshot has the LSN of the snapshot, and a truncate has no number of its own.
+    Snapshot rows and truncates are not checked for doubles: their commit LSN and seq are not
+    unique.
     """
     import duckdb
 

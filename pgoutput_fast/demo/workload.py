@@ -1,7 +1,7 @@
-"""The demonstration's tables, and the SQL that changes them.
+"""The tables of the demo, and the SQL that changes them.
 
-The server makes all values itself, with a seeded random(): the same number of changes gives the
-same tables, but for those of pgbench, which runs beside it.
+The server makes all values itself, with a seeded random(). So the same number of changes gives the
+same tables, except the tables of pgbench, which runs at the same time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TABLES = {
     "public.pgbench_branches": "a row that each transaction changes",
     "public.pgbench_history": "without a key: rows are added only",
 }
-"""The published tables, and what is special about each."""
+"""The published tables, and the special property of each."""
 
-# Name, type, and the expression that makes the value of row g. Each column gets NULLs, too.
+# Name, type, and the expression for the value of row g. Each column also gets NULLs.
 _WIDE = r"""
 flag | bool | random() < 0.5
 small | int2 | (ARRAY[32767, -32768, 7])[1 + g % 3]
@@ -175,7 +175,7 @@ UPDATE demo.accounts SET filler = filler || '!' WHERE id % 300 = 2;
 COMMIT
 """
 
-# Of documents the large values are not changed, so they are not sent, also where the key changes.
+# The large values of documents do not change, so the server omits them, even if the key changes.
 _KEYS_AND_TOAST = """
 UPDATE demo.documents SET title = title || ' (2)', revision = 2 WHERE id % 2 = 0;
 UPDATE demo.documents SET id = id + 1000000 WHERE id % 5 = 0;
@@ -226,7 +226,7 @@ ALTER TABLE demo.events ADD origin text DEFAULT 'before', ADD extra int;
 ALTER TABLE demo.measurements ADD quality numeric(5,2) DEFAULT 99.5
 """
 
-# Of equal events some are deleted and some are not; some measurements change their partition.
+# Some of several equal events are deleted. Some measurements move to another partition.
 _BACKLOG = """
 UPDATE public.pgbench_accounts SET abalance = abalance + 1;
 {orders};
@@ -250,13 +250,13 @@ DELETE FROM demo.accounts WHERE id % 12 = 5
 
 
 class WorkloadStep(NamedTuple):
-    """SQL that the demonstration runs."""
+    """One step of the demo, with its SQL."""
 
     title: str
     sql: str
 
     def statements(self) -> list[str]:
-        """The statements; each begins a line, and its other lines are indented."""
+        """Return the statements; each begins a line, and its further lines are indented."""
         return re.split(r";\n(?=\S)", self.sql.strip())
 
 
@@ -276,18 +276,18 @@ class Workload:
     Parameters
     ----------
     changes : int
-        About how many changes the demonstration's own tables get; at least 5,000 are made.
+        The approximate number of changes to the demo's own tables, at least 5,000.
 
     Attributes
     ----------
     first : list of WorkloadStep
-        Rows that are there before anybody reads: they come by the snapshot.
+        Makes the rows that are there before the sync starts. They come with the snapshot.
     live : list of WorkloadStep
-        Changes that are followed: a truncate and new columns among them.
+        Makes changes while the sync runs, among them a truncate and new columns.
     backlog : WorkloadStep
-        Changes that are made while nobody reads, with all rows of pgbench's largest table.
+        Makes changes while no sync runs; they include all rows of pgbench's largest table.
     scale : int
-        That of pgbench: so many times 100,000 accounts.
+        The scale of pgbench; 1 stands for 100,000 accounts.
     """
 
     def __init__(self, changes: int) -> None:

@@ -1,4 +1,4 @@
-"""Make frames, tables and whole streams for tests of programs that read pgoutput, without a server.
+"""Make frames, tables and whole streams without a server, to test programs that read pgoutput.
 
 A function for each message makes its frame (:func:`begin`, :func:`insert` and so on), and
 :func:`encode` makes the frame of a decoded message. A :class:`Server` sends whole transactions as

@@ -1,8 +1,8 @@
 """Make the frame of each kind of message, with defaults for the fields that a test leaves out.
 
-LSNs are ints, times are microseconds since 2000-01-01 UTC. If `xid` has the default None, the frame
-is as from outside stream chunks, else as from inside one. All functions raise a PgOutputError if a
-value does not fit into its field.
+LSNs are ints, times are microseconds since 2000-01-01 UTC. With the default None as `xid`, the
+frame is one from outside stream chunks, with an xid it is one from inside. All functions raise a
+PgOutputError if a value does not fit its field.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..protocol.wire import LAYOUTS, XID_SIZE
 from .tables import Row, Table, UserType, text_of
 
 COMMIT_RECORD = 0x30
-"""Bytes of a plain commit's WAL record: the default `end_lsn` is `commit_lsn` plus this number."""
+"""Bytes of a plain commit's WAL record: by default `end_lsn` is `commit_lsn` plus this number."""
 
 
 def begin(xid: int, final_lsn: int = 0x100, commit_time: int = 0) -> bytes:
-    """A Begin; `final_lsn` is the LSN of the transaction's commit record."""
+    """Make a Begin; `final_lsn` is the LSN of the transaction's commit record."""
     return encode_fields("B", final_lsn=final_lsn, commit_time=commit_time, xid=xid)
 
 
 def commit(
     commit_lsn: int = 0x100, end_lsn: int | None = None, commit_time: int = 0, flags: int = 0
 ) -> bytes:
-    """A Commit."""
+    """Make a Commit."""
     return encode_fields(
         "C",
         flags=flags,
@@ -39,29 +39,29 @@ def commit(
 
 
 def origin(name: str, commit_lsn: int = 0) -> bytes:
-    """An Origin; `commit_lsn` is the transaction's commit LSN on the server that it came from."""
+    """Make an Origin; `commit_lsn` is the transaction's commit LSN on the server of its origin."""
     return encode_fields("O", commit_lsn=commit_lsn, name=name)
 
 
 def relation(table: Table, xid: int | None = None) -> bytes:
-    """A Relation, which announces a table."""
+    """Make a Relation, which announces a table."""
     return table.relation(xid)
 
 
 def type_(given: UserType, xid: int | None = None) -> bytes:
-    """A Type, which announces a type."""
+    """Make a Type, which announces a type."""
     return given.frame(xid)
 
 
 def insert(table: Table | int, values: Row, xid: int | None = None) -> bytes:
-    """An Insert.
+    """Make an Insert.
 
     Parameters
     ----------
     table : Table or int
-        The table, or only its OID.
+        The table, or its OID alone.
     values : sequence or mapping
-        The row, as :meth:`Table.row` takes it. With only an OID, a sequence of any length.
+        The row, as :meth:`Table.row` takes it. With an OID alone, a sequence of any length.
     xid : int, optional
         The xid of the subtransaction, inside a stream chunk.
 
@@ -81,10 +81,10 @@ def update(
     old_kind: str | None = None,
     xid: int | None = None,
 ) -> bytes:
-    """An Update; `old` is the row before, of which `old_kind` says what is sent.
+    """Make an Update; `old` is the row before, and `old_kind` says which part of it is sent.
 
-    It is "K" for the key, which is the default, or "O" for the whole row, which is the default for
-    a table with the replica identity "f".
+    `old_kind` is "K" for the key, or "O" for the whole row. The default is "O" for a table with the
+    replica identity "f", else "K".
     """
     relation_id, new = _row(table, values)
     kind, before = _old(table, old, old_kind)
@@ -94,14 +94,14 @@ def update(
 def delete(
     table: Table | int, old: Row, old_kind: str | None = None, xid: int | None = None
 ) -> bytes:
-    """A Delete; `old` is the row, and `old_kind` says what is sent of it, as in :func:`update`."""
+    """Make a Delete; `old` is the row, `old_kind` its part that is sent, as in :func:`update`."""
     relation_id, _ = _row(table, old)
     kind, before = _old(table, old, old_kind)
     return encode_fields("D", xid=xid, relation_id=relation_id, old_kind=kind, old=before)
 
 
 def truncate(tables: Iterable[Table | int], options: int = 0, xid: int | None = None) -> bytes:
-    """A Truncate; `options` is the sum of 1 for CASCADE and 2 for RESTART IDENTITY."""
+    """Make a Truncate; `options` is the sum of 1 for CASCADE and 2 for RESTART IDENTITY."""
     ids = [table if isinstance(table, int) else table.relation_id for table in tables]
     return encode_fields("T", xid=xid, relation_ids=ids, options=options)
 
@@ -109,17 +109,17 @@ def truncate(tables: Iterable[Table | int], options: int = 0, xid: int | None = 
 def message(
     prefix: str, content: bytes, lsn: int = 0x100, flags: int = 0, xid: int | None = None
 ) -> bytes:
-    """A message of ``pg_logical_emit_message``; `flags` is 1 if it is transactional."""
+    """Make a message of ``pg_logical_emit_message``; `flags` is 1 if it is transactional."""
     return encode_fields("M", xid=xid, flags=flags, lsn=lsn, prefix=prefix, content=content)
 
 
 def stream_start(xid: int, first_segment: bool = True) -> bytes:
-    """A Stream Start, which begins a stream chunk."""
+    """Make a Stream Start, which begins a stream chunk."""
     return encode_fields("S", xid=xid, first_segment=first_segment)
 
 
 def stream_stop() -> bytes:
-    """A Stream Stop, which ends a stream chunk."""
+    """Make a Stream Stop, which ends a stream chunk."""
     return encode_fields("E")
 
 
@@ -130,7 +130,7 @@ def stream_commit(
     commit_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A Stream Commit."""
+    """Make a Stream Commit."""
     return encode_fields(
         "c",
         xid=xid,
@@ -147,7 +147,7 @@ def stream_abort(
     abort_lsn: int | None = None,
     abort_time: int | None = None,
 ) -> bytes:
-    """A Stream Abort of a streamed transaction, or with `subxid` of one of its subtransactions.
+    """Make a Stream Abort of a streamed transaction, or of its subtransaction `subxid`.
 
     A server sends `abort_lsn` and `abort_time` only with ``streaming 'parallel'``.
     """
@@ -167,7 +167,7 @@ def begin_prepare(
     end_lsn: int | None = None,
     prepare_time: int = 0,
 ) -> bytes:
-    """A Begin Prepare."""
+    """Make a Begin Prepare."""
     return encode_fields(
         "b",
         prepare_lsn=prepare_lsn,
@@ -186,7 +186,7 @@ def prepare(
     prepare_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A Prepare."""
+    """Make a Prepare."""
     return _prepare("P", xid, gid, prepare_lsn, end_lsn, prepare_time, flags)
 
 
@@ -198,7 +198,7 @@ def stream_prepare(
     prepare_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A Stream Prepare."""
+    """Make a Stream Prepare."""
     return _prepare("p", xid, gid, prepare_lsn, end_lsn, prepare_time, flags)
 
 
@@ -210,7 +210,7 @@ def commit_prepared(
     commit_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A Commit Prepared."""
+    """Make a Commit Prepared."""
     return encode_fields(
         "K",
         flags=flags,
@@ -231,7 +231,7 @@ def rollback_prepared(
     rollback_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A Rollback Prepared."""
+    """Make a Rollback Prepared."""
     return encode_fields(
         "r",
         flags=flags,
@@ -245,14 +245,14 @@ def rollback_prepared(
 
 
 def in_stream(frame: bytes, xid: int) -> bytes:
-    """A frame as from inside a stream chunk: with the xid after its tag.
+    """Convert a frame to the form inside a stream chunk: with the xid after its tag.
 
-    An Origin has no xid inside a stream chunk either, so it is returned as it is.
+    An Origin has no xid inside a stream chunk either, so it is returned unchanged.
 
     Raises
     ------
     PgOutputError
-        `xid` is no xid, or the message does not come inside stream chunks.
+        `xid` is not a valid xid, or the message cannot be inside a stream chunk.
     """
     tag = chr(frame[0])
     if tag == "O":
@@ -267,17 +267,17 @@ def in_stream(frame: bytes, xid: int) -> bytes:
 
 
 def xlog_data(frame: bytes, lsn: int, wal_end: int | None = None, send_time: int = 0) -> bytes:
-    """An XLogData message with a frame, as the content of a CopyData message.
+    """Make an XLogData message with a frame, as the content of a CopyData message.
 
-    `lsn` is the start of its WAL data. By default `wal_end` is the same, as for the frames of a
-    server.
+    `lsn` is the start of the frame's WAL data. By default `wal_end` is the same, as a server sends
+    it.
     """
     header = XLOG_DATA.pack(lsn, lsn if wal_end is None else wal_end, send_time)
     return bytes([XLOG_DATA_TAG]) + header[1:] + frame
 
 
 def keepalive(wal_end: int, send_time: int = 0, reply: bool = False) -> bytes:
-    """A keepalive, as the content of a CopyData message; `reply` asks for an answer at once."""
+    """Make a keepalive, as the content of a CopyData message; `reply` asks for a reply at once."""
     return bytes([KEEPALIVE_TAG]) + KEEPALIVE.pack(wal_end, send_time, reply)[1:]
 
 

@@ -1,8 +1,8 @@
-"""Simulate what a server sends: whole transactions with their LSNs, and what they amount to.
+"""Simulate a server: the frames that it sends, and the transactions that these frames commit.
 
-A :class:`Server` has a log (WAL). Every change is written to its end as a record when it is made,
-so transactions that are open at the same time interleave. What the server sends of it, in which
-order and with which LSNs in the headers, is as PostgreSQL does it.
+A :class:`Server` has a log (WAL). Each change is appended to the log as a record when it is made,
+so transactions that are open at the same time interleave. The server sends frames of its log as
+PostgreSQL does, in the same order and with the same LSNs in the headers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _RECORD = 0x40
 """Bytes of a change's WAL record, without its values."""
 
 _PREPARE_RECORD = 0x100
-"""Bytes of the WAL record of PREPARE TRANSACTION, which is longer than a commit's."""
+"""Bytes of the WAL record of PREPARE TRANSACTION, which is longer than a commit's record."""
 
 
 class Sent(NamedTuple):
     """A frame that was sent.
 
-    Fields: lsn (start and end of the WAL data in the XLogData header; 0 if the server has none for
-    the frame), frame, seq (the position of the frame's first row in its transaction, as counted
+    Fields: lsn (the start and end of the WAL data in the XLogData header; 0 if the server has none
+    for the frame), frame, seq (the position of the frame's first row in its transaction, as counted
     from the frames; None if the frame has no rows).
     """
 
@@ -42,8 +42,8 @@ class Sent(NamedTuple):
 class MadeChange(NamedTuple):
     """A changed row, Truncate or transactional message of a committed transaction.
 
-    Fields: frame (as from outside stream chunks, without xid), lsn (of its WAL record), seq (the
-    position of its first row in the transaction; None for a message), tables, subxid.
+    Fields: frame (in the form outside stream chunks, without an xid), lsn (of its WAL record), seq
+    (the position of its first row in the transaction; None for a message), tables, subxid.
     """
 
     frame: bytes
@@ -54,7 +54,7 @@ class MadeChange(NamedTuple):
 
 
 class CommittedTransaction(NamedTuple):
-    """A committed transaction as a consumer must have received it, in whichever way it was sent.
+    """A committed transaction as a consumer must have received it, however it was sent.
 
     Fields: xid, commit_lsn, end_lsn, commit_time, origin (None or str), gid (None or str), changes.
     """
@@ -87,17 +87,17 @@ class Server:
     time : int
         The time at which the log begins, in microseconds since 2000-01-01 UTC.
     streaming : {"on", "parallel"}
-        With "parallel", Stream Aborts have their LSN and time.
+        With "parallel", Stream Aborts have an LSN and a time.
     version : int
-        The server's major version. Before 15, transactions without a change are sent too.
+        The server's major version. Versions before 15 also send transactions without a change.
 
     Attributes
     ----------
     sent : list of Sent
-        All frames that were sent.
+        All sent frames.
     committed : list of CommittedTransaction
-        All transactions that were committed, in the order of their commits: what a consumer must
-        have received.
+        All committed transactions, in the order of their commits: what a consumer must have
+        received.
     lsn, time : int
         The end of the log, and the clock, which advances by a millisecond at the end of each
         transaction. Both may be set, but the LSN must not decrease.
@@ -140,29 +140,29 @@ class Server:
     def begin(self, origin: str | None = None, origin_lsn: int = 0) -> MadeTransaction:
         """Begin a transaction.
 
-        Its methods end it. As a context manager it is committed, or aborted by an exception.
+        The methods of the result end it. A ``with`` block commits it, or aborts it on an exception.
 
         Parameters
         ----------
         origin : str, optional
-            The name of the replication origin that the transaction came from.
+            The name of the transaction's replication origin.
         origin_lsn : int
-            Its commit LSN there.
+            The transaction's commit LSN on the server of the origin.
         """
         transaction = MadeTransaction(self, self._take_xid(), origin, origin_lsn)
         self._open.append(transaction)
         return transaction
 
     def message(self, prefix: str, content: bytes) -> None:
-        """Send a message outside of transactions at once."""
+        """Send a message that belongs to no transaction, at once."""
         self._write(_RECORD + len(content))
         self._send(self.lsn, frames.message(prefix, content, self.lsn))
 
     def reconnect(self) -> None:
-        """End the connection, and begin another one at the same position.
+        """End the connection, and begin another connection at the same position.
 
-        Relations are announced again. Open transactions are streamed again from their first change
-        on. Nothing in `sent` shows where the new connection begins: tell the consumer.
+        The server then announces relations again, and streams open transactions again from their
+        first change on. Nothing in `sent` shows where the new connection begins: tell the consumer.
         """
         self._announced.clear()
         for transaction in self._open:
@@ -174,13 +174,13 @@ class Server:
         return xid
 
     def _write(self, size: int) -> int:
-        """Write a record of at least `size` bytes, and return the LSN of its start."""
+        """Write a record of at least `size` bytes, and return its start LSN."""
         start = self.lsn
         self.lsn = start + (size + 7 & ~7)
         return start
 
     def _end_record(self, size: int) -> tuple[int, int, int]:
-        """Write the record of a transaction's end. Returns its start LSN, its end LSN, its time."""
+        """Write the record of a transaction's end; return its start LSN, its end LSN, its time."""
         self.time += 1000
         return self._write(size), self.lsn, self.time
 
@@ -191,11 +191,11 @@ class Server:
 class MadeTransaction:
     """A transaction of a :class:`Server`, open until it is committed, aborted or prepared.
 
-    It is sent as a whole when it ends, unless :meth:`stream` was called before. Then it is a
-    streamed transaction, and the changes that were not yet sent are sent in a last stream chunk.
+    The server sends it as a whole when it ends, unless :meth:`stream` was called before. Then it is
+    a streamed transaction, and a last stream chunk has the changes that were not yet sent.
 
-    Methods raise a PgOutputError if the transaction is not open (or, for :meth:`commit` and
-    :meth:`abort`, neither open nor prepared), or if values don't fit.
+    Methods raise a PgOutputError if the values don't fit, or if the transaction is not open.
+    :meth:`commit` and :meth:`abort` also accept a prepared transaction.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class MadeTransaction:
     # Changes.
 
     def insert(self, table: Table, values: Row) -> None:
-        """Insert a row, given as :meth:`Table.row` takes it."""
+        """Insert a row, in a form that :meth:`Table.row` takes."""
         self._change(frames.insert(table, values), (table,))
 
     def update(
@@ -266,7 +266,7 @@ class MadeTransaction:
         self._waiting.append(MadeChange(frame, lsn, None, (), self._subxid))
 
     def savepoint(self) -> Savepoint:
-        """Begin a subtransaction, to which all changes belong until it ends."""
+        """Begin a subtransaction; all changes belong to it until it ends."""
         self._must_be("open")
         made = Savepoint(self, self._server._take_xid())
         for outer in self._savepoints:
@@ -290,12 +290,12 @@ class MadeTransaction:
             lsn = change.lsn
             if change.subxid not in self._streamed_xids:
                 self._streamed_xids.append(change.subxid)
-            # A message has the xid of the top-level transaction, a row that of its subtransaction.
+            # A message has the xid of the top-level transaction, a row has its subtransaction's.
             xid = change.subxid if change.tables else self.xid
             for table in change.tables:
                 self._announce(table, self._announced, xid)
                 if server._announced.get(table.relation_id) != table.announcement():
-                    # It was altered: other transactions need it announced again.
+                    # The table was altered: other transactions must announce it again.
                     server._announced.pop(table.relation_id, None)
             self._send_change(change, frames.in_stream(change.frame, xid))
         server._send(lsn, frames.stream_stop())
@@ -303,7 +303,7 @@ class MadeTransaction:
         self._waiting = []
 
     def commit(self) -> None:
-        """Commit the transaction, which may be prepared."""
+        """Commit the transaction; it may be prepared."""
         server = self._server
         if self._state == "prepared":
             commit_lsn, end_lsn, time = server._end_record(frames.COMMIT_RECORD)
@@ -331,7 +331,7 @@ class MadeTransaction:
         )
 
     def abort(self) -> None:
-        """Roll back the transaction, which may be prepared."""
+        """Roll back the transaction; it may be prepared."""
         server = self._server
         _, end_lsn, time = server._end_record(frames.COMMIT_RECORD)
         if self._state == "prepared":
@@ -347,7 +347,7 @@ class MadeTransaction:
         self._end()
 
     def prepare(self, gid: str) -> None:
-        """Prepare the transaction, which :meth:`commit` or :meth:`abort` ends later."""
+        """Prepare the transaction; :meth:`commit` or :meth:`abort` ends it later."""
         self._must_be("open")
         server = self._server
         prepare_lsn, end_lsn, time = server._end_record(_PREPARE_RECORD)
@@ -381,7 +381,7 @@ class MadeTransaction:
         self._savepoints.clear()
 
     def _rewind(self) -> None:
-        """Treat all changes as not yet sent."""
+        """Mark all changes as not yet sent."""
         self._waiting = [*self._streamed, *self._waiting]
         self._streamed.clear()
         self._streamed_xids.clear()
@@ -397,7 +397,7 @@ class MadeTransaction:
     def _announce(
         self, table: Table, known: dict[int, list[bytes]], xid: int | None = None
     ) -> None:
-        """Announce a table, unless it was announced in its present form."""
+        """Announce a table, unless this version of it was already announced."""
         announced = table.announcement()
         if known.get(table.relation_id) != announced:
             known[table.relation_id] = announced
@@ -413,7 +413,7 @@ class MadeTransaction:
         self._rows += len(change.tables)
 
     def _send_whole(self, end: int, begin: bytes) -> None:
-        """Send the begin and all changes; if there are none, the begin has the LSN of the end."""
+        """Send the begin and all changes; without changes, the begin has the LSN of the end."""
         lsn = self._waiting[0].lsn if self._waiting else end
         self._server._send(0 if self.origin is not None else lsn, begin)
         self._send_origin(lsn, self._origin_lsn)
@@ -442,8 +442,8 @@ class MadeTransaction:
         aborted = [xid for xid in gone if xid in self._streamed_xids]
         if not aborted:
             return
-        # A message is sent with the xid of the top-level transaction. So messages before the first
-        # row of the subtransaction stay, as no consumer can tell that they belonged to it.
+        # A message carries the xid of the top-level transaction. So messages before the first row
+        # of the subtransaction stay: no consumer can know that they belonged to it.
         for i, change in enumerate(self._streamed):
             if change.tables and change.subxid in gone:
                 del self._streamed[i:]
@@ -464,7 +464,7 @@ class MadeTransaction:
 class Savepoint:
     """A subtransaction of a :class:`MadeTransaction`.
 
-    As a context manager it is released at the end, or rolled back by an exception.
+    A ``with`` block releases it at the end, or rolls it back on an exception.
 
     Attributes
     ----------
@@ -497,25 +497,25 @@ class Savepoint:
         Raises
         ------
         PgOutputError
-            It has ended before.
+            The subtransaction has ended already.
         """
         self._transaction._release(self)
 
     def rollback(self) -> None:
         """Roll back its changes, and those of the subtransactions inside it.
 
-        A Stream Abort is sent for each of them whose changes were streamed.
+        The server sends a Stream Abort for each subtransaction with streamed changes.
 
         Raises
         ------
         PgOutputError
-            It has ended before.
+            The subtransaction has ended already.
         """
         self._transaction._roll_back(self)
 
 
 def _numbered(changes: Iterable[MadeChange]) -> Iterator[MadeChange]:
-    """The changes with `seq`, the position of their first row in the transaction."""
+    """Number the changes: `seq` is the position of their first row in the transaction."""
     seq = 0
     for change in changes:
         yield change._replace(seq=seq) if change.tables else change

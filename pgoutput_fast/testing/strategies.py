@@ -1,7 +1,7 @@
 """Hypothesis strategies for tuples, tables, messages and whole streams.
 
-They need the extra ``pgoutput-fast[testing]``. What they draw is well-formed; names and values are
-of every kind that a server sends, their text in UTF-8.
+The strategies need the extra ``pgoutput-fast[testing]``. They draw well-formed data only. Names and
+values are of all kinds that a server sends, with text in UTF-8.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ _TYPES: dict[str | UserType, SearchStrategy[Any]] = {
     "date": st.dates().map(str),
     UserType(16400, "mood"): st.sampled_from(("sad", "ok", "happy")),
 }
-"""Types of columns that are drawn, and their values, some in text and in binary format."""
+"""The column types to draw, and their values, some in text and some in binary format."""
 
 
 def names() -> SearchStrategy[str]:
-    """Names of tables, columns, origins and so on: any text without NUL, at most 63 bytes long."""
+    """Draw names of tables, columns, origins and so on: text without NUL, at most 63 bytes long."""
     characters = _characters.filter(lambda character: character != "\0")
     return st.text(characters, min_size=1, max_size=63).filter(lambda name: len(name.encode()) < 64)
 
 
 def values(*, unchanged: bool = True) -> SearchStrategy[Any]:
-    """Values of columns as :func:`pgoutput_fast.testing.encode_tuple` takes them."""
+    """Draw values of columns as :func:`pgoutput_fast.testing.encode_tuple` takes them."""
     kinds: list[SearchStrategy[Any]] = [st.none(), st.text(_characters), st.binary()]
     kinds.append(st.tuples(st.sampled_from("tb"), st.binary()))
     return st.one_of(*kinds, *([st.just(UNCHANGED)] if unchanged else []))
@@ -81,14 +81,14 @@ def values(*, unchanged: bool = True) -> SearchStrategy[Any]:
 def tuples(
     width: int | SearchStrategy[int] | None = None, *, unchanged: bool = True
 ) -> SearchStrategy[list[Any]]:
-    """Tuples as :func:`pgoutput_fast.testing.encode_tuple` takes them.
+    """Draw tuples as :func:`pgoutput_fast.testing.encode_tuple` takes them.
 
     Parameters
     ----------
     width : int or strategy of int, optional
         The number of columns; by default 0 to 8.
     unchanged : bool
-        Whether unchanged TOAST values are among the columns, which old tuples never have.
+        Whether to draw unchanged TOAST values, which old tuples never have.
     """
     widths = st.integers(0, 8) if width is None else width
     if isinstance(widths, int):
@@ -97,7 +97,7 @@ def tuples(
 
 
 def columns() -> SearchStrategy[list[Column]]:
-    """The columns of a Relation, of any types."""
+    """Draw the columns of a Relation, of any types."""
     column = st.builds(
         Column, st.integers(0, 255), names(), _uint32, st.integers(-(2**31), 2**31 - 1)
     )
@@ -106,9 +106,9 @@ def columns() -> SearchStrategy[list[Column]]:
 
 @st.composite
 def tables(draw: DrawFn, relation_id: int | SearchStrategy[int] | None = None) -> Table:
-    """Tables of columns of some built-in types and of a user's enum, with every replica identity.
+    """Draw tables with columns of some built-in types and a user's enum, any replica identity.
 
-    `relation_id` is the table's OID, or a strategy for it; by default any from 16384 on.
+    `relation_id` is the table's OID, or a strategy for the OID; by default any OID from 16384 on.
     """
     oids = st.integers(16384, 0xFFFFFFFF) if relation_id is None else relation_id
     shape: dict[str, Any] = draw(
@@ -129,9 +129,9 @@ def tables(draw: DrawFn, relation_id: int | SearchStrategy[int] | None = None) -
 
 
 def rows(table: Table, *, unchanged: bool = False) -> SearchStrategy[list[Any]]:
-    """Rows of a table that :func:`tables` has drawn, whose values are of its columns' types.
+    """Draw rows of a table that :func:`tables` has drawn; values fit the columns' types.
 
-    `unchanged` says whether unchanged TOAST values are among them.
+    `unchanged` says whether to draw unchanged TOAST values.
     """
     by_oid = {Table("t", {"c": given}).columns[0].type_id: drawn for given, drawn in _TYPES.items()}
     kinds = [by_oid[column.type_id] for column in table.columns]
@@ -153,20 +153,20 @@ _FIELDS: dict[str, Callable[[], SearchStrategy[Any]]] = {
     "N": tuples,
     "K or O": lambda: tuples(unchanged=False),
 }
-"""Kind of a field in the wire layout → what is drawn for it."""
+"""For each kind of field in the wire layout, the strategy that draws it."""
 
 
 @st.composite
 def frames(draw: DrawFn, tags: str = TAGS, in_stream: bool = False) -> bytes:
-    """Frames of any message, with any value in each field.
+    """Draw frames of any message, with any value in each field.
 
     Parameters
     ----------
     tags : str
         The tags of the messages to choose from.
     in_stream : bool
-        Whether they have the form of frames inside a stream chunk. Messages that can't come there
-        are left out.
+        Whether to draw frames in the form inside a stream chunk. Messages that cannot be inside a
+        stream chunk are then left out.
     """
     tag = draw(st.sampled_from([tag for tag in tags if not in_stream or tag in IN_STREAM]))
     fields: dict[str, Any] = {}
@@ -185,20 +185,20 @@ def frames(draw: DrawFn, tags: str = TAGS, in_stream: bool = False) -> bytes:
 
 
 def messages(tags: str = TAGS, in_stream: bool = False) -> SearchStrategy[Any]:
-    """Decoded messages, of frames as :func:`frames` draws them."""
+    """Draw decoded messages, from frames that :func:`frames` draws."""
     return frames(tags, in_stream).map(lambda frame: implementation.decode(frame, in_stream))
 
 
 @st.composite
 def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> Server:
-    """Servers that have sent transactions, in all the ways in which these can interleave.
+    """Draw servers that have sent transactions, interleaved in all possible ways.
 
     Parameters
     ----------
     streaming : bool
-        Whether transactions are sent in chunks while they are open, subtransactions too.
+        Whether open transactions, with subtransactions, are sent in stream chunks.
     two_phase : bool
-        Whether some are prepared.
+        Whether some transactions are prepared.
     """
     server = Server(
         lsn=draw(st.integers(1, 2**63)),
@@ -221,7 +221,7 @@ def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> 
 
 
 class _DrawnHistory:
-    """What happens on a server, step by step."""
+    """Draws the events on a server, one by one."""
 
     def __init__(self, draw: DrawFn, server: Server, known: list[Table]) -> None:
         self.draw = draw
@@ -232,7 +232,7 @@ class _DrawnHistory:
         self.savepoints: dict[int, list[Savepoint]] = {}
 
     def one(self) -> MadeTransaction:
-        """One of the open transactions, or a new one if none is open."""
+        """Return one of the open transactions, or a new one if none is open."""
         if not self.open:
             self.begin()
         return self.draw(st.sampled_from(self.open))
@@ -266,7 +266,7 @@ class _DrawnHistory:
         self.savepoints[transaction.xid].append(transaction.savepoint())
 
     def end_savepoint(self) -> None:
-        """End a savepoint, and with it those that were begun inside of it."""
+        """End a savepoint, and with it the savepoints inside it."""
         held = self.savepoints[self.one().xid]
         if held:
             number = self.draw(st.integers(0, len(held) - 1))

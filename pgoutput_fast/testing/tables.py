@@ -1,4 +1,4 @@
-"""Describe the tables and types of test streams, and make rows of Python values."""
+"""Describe the tables and types of test streams, and make rows from Python values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..types import BUILTIN_TYPES
 _OIDS = {entry.name: entry.oid for entry in BUILTIN_TYPES}
 _WITH_MODIFIER = re.compile(r"(\w+)\((\d+)(?:, *(-?\d+))?\)")
 _HEADER = 4
-"""PostgreSQL adds the size of a header to the type modifiers of numeric and character types."""
+"""PostgreSQL adds a header's size to the type modifiers of numeric and character types."""
 
 Row = Sequence[Any] | Mapping[str, Any]
 
@@ -37,7 +37,7 @@ class UserType:
     namespace: str = "public"
 
     def frame(self, xid: int | None = None) -> bytes:
-        """The Type frame; with an xid as from inside a stream chunk."""
+        """Return the Type frame; with an xid in the form inside a stream chunk."""
         return encode_fields(
             "Y", xid=xid, type_id=self.oid, namespace=self.namespace, name=self.name
         )
@@ -56,22 +56,22 @@ class Table:
     ----------
     name : str
     columns : mapping of str to str, int, (str or int, int) or UserType
-        Names of columns → their types. A type is the name of a built-in type, which may have a
-        modifier (``"varchar(20)"``), an OID, a pair of either and the modifier (``atttypmod``), or
+        The type of each column, by name. A type is the name of a built-in type, with or without a
+        modifier (``"varchar(20)"``), an OID, a pair of name or OID and modifier (``atttypmod``), or
         a UserType.
     relation_id : int
         The table's OID.
     namespace : str
     key : iterable of str, optional
-        The columns of the replica identity. By default the first column; all columns for the
-        replica identity "f", none for "n".
+        The columns of the replica identity. The default is the first column; for the replica
+        identity "f" it is all columns, for "n" none.
     replica_identity : str
         "d" (the primary key), "i" (an index), "f" (whole rows) or "n" (nothing).
 
     Raises
     ------
     PgOutputError
-        There is no built-in type of that name, or `key` names no column.
+        There is no built-in type of that name, or `key` has a name that no column has.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Table:
         return f"Table({qualified(self)}: {shown})"
 
     def relation(self, xid: int | None = None) -> bytes:
-        """The Relation frame; with an xid as from inside a stream chunk."""
+        """Return the Relation frame; with an xid in the form inside a stream chunk."""
         return encode_fields(
             "R",
             xid=xid,
@@ -123,24 +123,24 @@ class Table:
         )
 
     def announcement(self, xid: int | None = None) -> list[bytes]:
-        """The frames that a server sends before the table's first row: Types, then the Relation.
+        """Return the frames that a server sends before the table's first row.
 
-        With an xid they are as from inside a stream chunk.
+        These are the Types, then the Relation; with an xid in the form inside a stream chunk.
         """
         return [*(type_.frame(xid) for type_ in self.types), self.relation(xid)]
 
     def row(self, values: Row) -> list[Any]:
         """Make a row for :func:`pgoutput_fast.testing.encode_tuple` from Python values.
 
-        `values` has a value for each column in order, or maps names of columns to values, where
-        columns that are left out are NULL. An int, float or bool becomes the text that the server
-        prints. A str is a value in text format, bytes are a value in binary format, and a pair of
-        "t" or "b" and a value sets the format. None is NULL, UNCHANGED an unchanged TOAST value.
+        `values` has a value for each column in order, or maps names of columns to values; a column
+        that the mapping lacks is NULL. An int, float or bool becomes the text that the server
+        prints. A str is a value in text format, bytes are a value in binary format. A pair of "t"
+        or "b" and a value sets the format. None is NULL, UNCHANGED is an unchanged TOAST value.
 
         Raises
         ------
         PgOutputError
-            There are more or fewer values than columns, or no column has a name that was given.
+            There are more or fewer values than columns, or a name belongs to no column.
         """
         if isinstance(values, Mapping):
             names = [column.name for column in self.columns]
@@ -157,7 +157,7 @@ class Table:
 
 
 def text_of(value: Any) -> Any:
-    """A bool, int or float as the server prints it; any other value itself."""
+    """Return a bool, int or float as the server prints it, and any other value unchanged."""
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, int):
@@ -170,7 +170,7 @@ def text_of(value: Any) -> Any:
 
 
 def _type_of(given: TypeSpec) -> tuple[int, int]:
-    """The OID and the modifier of a type."""
+    """Return the OID and the modifier of a type."""
     if isinstance(given, UserType):
         return given.oid, -1
     if isinstance(given, tuple):

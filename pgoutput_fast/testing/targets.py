@@ -1,4 +1,4 @@
-"""Test a target of your own: each change has to be there once, whenever a sync is killed."""
+"""Test a target of your own: it must have each change once, whenever a sync is killed."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ def check_target(
     read: Callable[[str], Iterable[Mapping[str, Any]]],
     reset: Callable[[], None],
 ) -> int:
-    """Sync a made change log into a target, killed before each of its calls.
+    """Sync a made-up change log into a target, and kill the sync before each call of the target.
 
-    The change log has inserts, updates that move keys and leave out values, deletes and truncates,
-    a column that is added, one whose type changes, a table that is renamed, and odd names.
+    The change log has inserts, deletes, a truncate, and an update that moves a key. It adds a
+    column, changes a column's type, renames a table, and has unusual names.
 
     Parameters
     ----------
     connect : callable
-        Returns the target, connected anew, as another process would do it.
+        Returns the target with a new connection, as another process would make it.
     read : callable
-        Returns the rows of a table by its name; none if it is not there. A row has `commit_lsn`,
-        `seq`, `op` and `after`, a mapping of columns to values or None. Values are compared as
-        texts.
+        Returns the rows of a table by its name; no rows if there is no such table. A row has
+        `commit_lsn`, `seq`, `op` and `after`, a mapping of columns to values or None. Values are
+        compared as texts.
     reset : callable
-        Empties the database. No target is connected then.
+        Empties the database. No target is connected at that time.
 
     Returns
     -------
     int
-        How often a sync was killed.
+        The number of times that a sync was killed.
 
     Raises
     ------
     AssertionError
-        A table has other changes than it should have.
+        A table has other changes than expected.
     """
     with tempfile.TemporaryDirectory() as directory:
         change_log = Path(directory, "log")
@@ -85,14 +85,14 @@ def check_target(
 
 
 class _KilledError(BaseException):
-    """The process is killed. Field: before (which call)."""
+    """Simulates the kill of the process. Field: before (the name of the call)."""
 
     def __init__(self, before: str) -> None:
         self.before = before
 
 
 class _Mortal(ChangeTarget):
-    """A target whose process is killed before a call of a number; None: it is not."""
+    """A target that simulates a kill before the call number `calls`; None: no kill."""
 
     def __init__(self, own: ChangeTarget, calls: int | None) -> None:
         self.name = own.name
@@ -136,11 +136,11 @@ class _Mortal(ChangeTarget):
             self._own.rollback()
 
     def close(self) -> None:
-        self._own.close()  # as the connection of a process that is killed
+        self._own.close()  # the connection of a killed process is closed, too
 
 
 class _Memory(ChangeTarget):
-    """Lists of rows."""
+    """A target in memory: lists of rows."""
 
     name = "memory"
 
@@ -178,7 +178,7 @@ class _Memory(ChangeTarget):
 def _run(
     place: Path, change_log: Path, connect: Callable[[], ChangeTarget], calls: int | None
 ) -> str | None:
-    """Sync a copy of a change log; before which call the sync was killed, or None."""
+    """Sync a copy of a change log; return the call before which the sync was killed, or None."""
     if not place.exists():
         shutil.copytree(change_log, place)
     try:
@@ -191,7 +191,7 @@ def _run(
 def _all(
     read: Callable[[str], Iterable[Mapping[str, Any]]],
 ) -> dict[str, list[tuple[Any, ...]]]:
-    """The changes of each table, in their order."""
+    """Return the changes of each table, in their order."""
     found = {}
     for name in (stored_table("public", "customers"), stored_table("Odd Schema", 'My "Ü".1')):
         rows = [row for version in _VERSIONS for row in read(name + version)]
