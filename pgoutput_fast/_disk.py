@@ -1,4 +1,4 @@
-"""Read, write and delete files: whole or not at all, ours alone, one writer in a directory."""
+"""Read, write and delete files: written whole or not at all, private, one writer a directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fsync_path(path: Path) -> None:
     Raises
     ------
     OSError
-        The disk refuses.
+        The operating system reports an error.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -40,12 +40,12 @@ def fsync_path(path: Path) -> None:
 
 
 def read_json_file(path: Path) -> bytes:
-    """Read a JSON file, whoever has put it there: a pipe or a device neither hangs nor floods.
+    """Read a JSON file safely: a pipe or a device in its place neither blocks nor fills memory.
 
     Raises
     ------
     OSError
-        The path is no regular file, the file has more than `MOST_JSON_BYTES`, or the disk refuses.
+        The path is no regular file, the file is larger than `MOST_JSON_BYTES`, or reading fails.
     """
     # Without O_NONBLOCK, opening a pipe waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -62,32 +62,32 @@ def read_json_file(path: Path) -> bytes:
 
 
 def create_file(path: Path, buffering: int = -1) -> BinaryIO:
-    """Make a file that is not there, to write and read bytes; a symbolic link is not followed.
+    """Create a new file to write and read bytes; a symbolic link is not followed.
 
     Raises
     ------
     OSError
-        There is something of this name, or the disk refuses.
+        The name exists already, or the operating system reports another error.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "w+b", buffering)
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a name for a file until it is whole, beside `path` and unknown to anybody else."""
+    """Return a random name beside `path` for a file that is not whole yet."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 @contextlib.contextmanager
 def becoming(path: Path, within: Path | None = None, *, replaces: bool = True) -> Iterator[Path]:
-    """Have a file under a temporary name in the block, then give it its name, or delete it.
+    """Provide a temporary name for a file; rename the file at the end, or delete it on an error.
 
     Parameters and exceptions are those of `write_whole`.
 
     Yields
     ------
     pathlib.Path
-        The temporary name, of which the block makes a file by `create_file`.
+        The temporary name, under which the block creates a file with `create_file`.
     """
     temporary = temporary_path(path if within is None else within / path.name)
     try:
@@ -106,9 +106,9 @@ def becoming(path: Path, within: Path | None = None, *, replaces: bool = True) -
 def write_whole(
     path: Path, parts: Iterable[str], within: Path | None = None, *, replaces: bool = True
 ) -> None:
-    """Write a text file so that it is there whole or not at all, whatever ends the process.
+    """Write a text file so that it is there whole or not at all, however the process ends.
 
-    It is on disk when this returns.
+    The file is on disk when this function returns.
 
     Parameters
     ----------
@@ -116,17 +116,17 @@ def write_whole(
     parts : iterable of str
         The parts of the text, in their order.
     within : pathlib.Path, optional
-        The directory, in the same file system, that has the file until the file is whole. By
-        default it is the file's own.
+        A directory in the same file system, where the file is written first. The default is the
+        directory of `path`.
     replaces : bool
-        Whether it replaces a file of its name. A symbolic link is replaced, not followed.
+        Whether to replace a file of that name. A symbolic link is replaced, not followed.
 
     Raises
     ------
     FileExistsError
-        There is one that it does not replace.
+        The name exists, and `replaces` is false.
     OSError
-        The disk refuses. The file is as it was before.
+        The operating system reports an error. An older file of that name is unchanged.
     """
     with (
         becoming(path, within, replaces=replaces) as temporary,
@@ -140,10 +140,10 @@ def write_whole(
 
 
 class Folder:
-    """A folder in which names of one form are this package's; only files of such names are deleted.
+    """A folder in which this package deletes only its own files, which it knows by their names.
 
-    Anything else that is there, such as ``.DS_Store`` or what a network file system makes, is left
-    alone.
+    All other files in the folder are left alone, such as ``.DS_Store`` or the files of a network
+    file system.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Folder:
     pattern : str
         A regular expression that matches the whole name of each file of this package.
     unfinished : str, optional
-        The same for the names that `temporary_path` was given, if there are others.
+        The same for the names of files that are not whole yet, if there are further ones.
 
     Attributes
     ----------
@@ -166,25 +166,25 @@ class Folder:
         self._unfinished = re.compile(f"(?:{pattern}){more}")
 
     def match(self, name: str) -> re.Match[str] | None:
-        """Match the name of a whole file; None if it is not this package's."""
+        """Match the name of a whole file; None if the file is not this package's."""
         return self._pattern.fullmatch(name)
 
     def unfinished(self, name: str) -> re.Match[str] | None:
-        """Match the name that a temporary file is to get; None if it is no such file."""
+        """Match the final name of a temporary file; None if the file is no such file."""
         temporary = _TEMPORARY.fullmatch(name)
         return temporary and self._unfinished.fullmatch(temporary[1])
 
     def is_own(self, name: str) -> bool:
-        """Whether a file of this name is this package's."""
+        """Return whether a file of this name belongs to this package."""
         return self.match(name) is not None or self.unfinished(name) is not None
 
     def path(self, directory: Path) -> Path:
-        """The folder in a directory.
+        """Return the folder's path in a directory.
 
         Raises
         ------
         PgOutputError
-            It is a symbolic link, so that files of somebody else may be behind it.
+            The folder is a symbolic link, so it may contain somebody else's files.
         """
         path = directory / self.name
         if self.name and path.is_symlink():
@@ -197,7 +197,7 @@ class Folder:
         return path
 
     def make(self, directory: Path) -> Path:
-        """Make the folder durably, if it is not there."""
+        """Create the folder durably if it does not exist."""
         path = self.path(directory)
         if not path.exists():
             path.mkdir(exist_ok=True)
@@ -205,14 +205,14 @@ class Folder:
         return path
 
     def listed(self, directory: Path) -> list[str]:
-        """All names in the folder, sorted; none if it is not there."""
+        """Return all names in the folder, sorted; an empty list if there is no folder."""
         try:
             return sorted(os.listdir(self.path(directory)))  # noqa: PTH208 - names are enough
         except FileNotFoundError:
             return []
 
     def names(self, directory: Path) -> list[str]:
-        """The names of this package's whole files, sorted."""
+        """Return the names of this package's whole files, sorted."""
         return [name for name in self.listed(directory) if self.match(name)]
 
     def delete(self, directory: Path, name: str, *, missing_ok: bool = False) -> None:
@@ -223,7 +223,7 @@ class Folder:
         PgOutputError
             A file of this name is not this package's, or the folder is a symbolic link.
         OSError
-            The disk refuses.
+            The operating system reports an error.
         """
         path = self.path(directory) / name
         if not self.is_own(name):
@@ -235,24 +235,24 @@ class Folder:
         path.unlink(missing_ok=missing_ok)
 
     def delete_unfinished(self, directory: Path, age: float = 0.0) -> None:
-        """Delete the files that a process has left which was ended before they were whole.
+        """Delete the files of processes that ended before their files were whole.
 
         Parameters
         ----------
         directory : pathlib.Path
         age : float
-            Seconds since the last write to such a file; 0 where nobody else writes.
+            The least number of seconds since the last write; 0 if nobody else writes.
         """
         for name in self.listed(directory):
             if self.unfinished(name):
-                with contextlib.suppress(FileNotFoundError):  # it has got its name
+                with contextlib.suppress(FileNotFoundError):  # it got its final name just now
                     path = self.path(directory) / name
                     if time.time() - path.lstat().st_mtime >= age:
                         self.delete(directory, name)
 
 
 def delete_below(top: Path, is_own: Callable[[str], bool]) -> None:
-    """Delete the files of this package below a folder, and the folders that are then empty.
+    """Delete this package's files below a folder, and the folders that are empty then.
 
     Symbolic links are not followed.
 
@@ -260,44 +260,44 @@ def delete_below(top: Path, is_own: Callable[[str], bool]) -> None:
     ----------
     top : pathlib.Path
     is_own : callable
-        Whether a file is this package's, by its path below `top`.
+        Returns whether a file belongs to this package, by its path below `top`.
 
     Raises
     ------
     PgOutputError
         The folder is a symbolic link.
     OSError
-        The disk refuses.
+        The operating system reports an error.
     """
     for path, _, names in os.walk(Folder(top.name, "").path(top.parent), topdown=False):
         for name in names:
             if is_own(os.path.relpath(f"{path}/{name}", top)):
                 (Path(path) / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # something else is there
+        with contextlib.suppress(OSError):  # the folder has other files
             Path(path).rmdir()
 
 
 def claim_directory(directory: Path, writer: str, contents: str, name: str | None = None) -> int:
-    """Make a directory if it is not there, and keep other writers out of it.
+    """Create a directory if it does not exist, and keep other writers out of it.
 
     Parameters
     ----------
     directory : pathlib.Path
     writer, contents : str
-        Words for errors: what writes into the directory, such as "capture", and what it holds, such
-        as "segments".
+        Words for errors: what writes into the directory, such as "capture", and what the directory
+        contains, such as "segments".
     name : str, optional
-        What errors call what is written, if the directory is only there to be claimed.
+        The name in errors of what is written, if the directory only serves as a lock.
 
     Returns
     -------
     int
-        A file descriptor that holds the lock. The lock ends when it is closed, or with the process.
+        The file descriptor of the lock. The lock ends when it is closed, or with the process.
 
     Raises
     ------
     PgOutputError
-        Another writer has the directory, or the operating system refuses.
+        Another writer has the directory, or the operating system reports an error.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -333,14 +333,14 @@ def claim_directory(directory: Path, writer: str, contents: str, name: str | Non
             path=str(directory),
         ) from error
     if not _is_at(descriptor, directory):
-        # Another writer was refused meanwhile, and deleted what it had made.
+        # Another writer was refused meanwhile, and deleted the directory that it had created.
         os.close(descriptor)
         return claim_directory(directory, writer, contents, name)
     return descriptor
 
 
 def _is_at(descriptor: int, directory: Path) -> bool:
-    """Whether an open directory is the one of this name."""
+    """Return whether an open directory is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), directory.stat())
     except FileNotFoundError:

@@ -10,23 +10,23 @@ from typing import Any
 
 from .errors import PgOutputError, printable
 
-# What reading a JSON file raises if its content has another form.
+# The errors of reading a JSON file whose content has an unexpected form.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, PgOutputError)
 
 
 def unreadable(
     path: object, error: Exception, what: str = "", hint: str = "Restore it"
 ) -> PgOutputError:
-    """Return the error for a JSON file that can't be read, or whose content has another form.
+    """Return the error for a JSON file that can't be read or has an unexpected form.
 
     Parameters
     ----------
     path : path-like
         The file.
     error : OSError or one of `MALFORMED`
-        Why it can't be read.
+        The reason.
     what : str, optional
-        What the file is for, as a clause: "which says …".
+        The purpose of the file, as a clause: "which says …".
     hint : str, optional
         What to do.
     """
@@ -43,31 +43,31 @@ def unreadable(
 
 
 _hints = functools.cache(typing.get_type_hints)
-"""The annotations of a class, found out once: a sync reads such files twice a second."""
+"""Returns the annotations of a class, cached: a sync reads such files twice a second."""
 
 
 def of_form(value: object, form: Any, place: str = "") -> Any:
-    """A value from JSON, as the type that an annotation names.
+    """Convert a value from JSON to the type of an annotation.
 
     Parameters
     ----------
     value : object
-        As `json.loads` gives it.
+        The value as `json.loads` returns it.
     form : type
         str, int, bool, None or a union of them; ``list[X]``, ``tuple[X, ...]``, ``dict[str, X]``;
-        a dataclass or a TypedDict of such; or Any.
+        a dataclass or a TypedDict of such types; or Any.
     place : str
-        Where the value lies in a larger one, for errors.
+        The position of the value within a larger value, for errors.
 
     Returns
     -------
     object
-        Arrays are made lists or tuples, and objects dictionaries or dataclasses, as `form` says.
+        Arrays become lists or tuples, and objects become dictionaries or dataclasses.
 
     Raises
     ------
     ValueError
-        The value is of another form; the message says where.
+        The value has another type; the message says where.
     """
     if form is Any:
         return value
@@ -97,7 +97,7 @@ def of_form(value: object, form: Any, place: str = "") -> Any:
 
 
 def _is_one(value: object, form: Any) -> bool:
-    """Whether a value is of a plain type; a bool is an int for Python, and not for JSON."""
+    """Return whether a value has a plain type; unlike in Python, a bool is no int in JSON."""
     plain = typing.get_origin(form) or (types.NoneType if form is None else form)
     plain = list if plain is tuple else plain
     if dataclasses.is_dataclass(plain) or typing.is_typeddict(plain):

@@ -19,7 +19,7 @@ _MODULES = {"cython": "pgoutput_fast.decoding._core", "python": "pgoutput_fast.d
 
 
 def _choose() -> tuple[ModuleType, str | None]:
-    """The module to use; and if it is the Python one without being asked for, the reason."""
+    """Return the module to use, and the reason if it is the Python one without a request."""
     forced = os.environ.get("PGOUTPUT_FAST_IMPL", "").strip().lower()
     if forced:
         if forced not in _MODULES:
@@ -47,20 +47,20 @@ def _choose() -> tuple[ModuleType, str | None]:
 
 
 def twin(name: str, implementation: str | None = None) -> ModuleType:
-    """Import one of the modules that exist twice.
+    """Import one of the modules that exist in both implementations.
 
     Parameters
     ----------
     name : str
-        Name of the compiled module below this package. The twin of ``columnar._engine`` is
+        The compiled module's name below this package. The Python twin of ``columnar._engine`` is
         ``columnar._pure_engine``.
     implementation : {"cython", "python"}, optional
-        By default the one that was chosen.
+        The implementation; by default the chosen one.
 
     Raises
     ------
     ImportError
-        The module is not there.
+        The module does not exist.
     """
     if (implementation or IMPLEMENTATION) == "python":
         package, _, module = name.rpartition("._")
@@ -70,7 +70,7 @@ def twin(name: str, implementation: str | None = None) -> ModuleType:
 
 __all__ = ["FALLBACK_REASON", "IMPLEMENTATION", "implementation", "twin"]
 
-if TYPE_CHECKING:  # type checkers read the twin
+if TYPE_CHECKING:  # type checkers read the Python implementation
     from .decoding import _pure as implementation
 
     FALLBACK_REASON: str | None

@@ -1,7 +1,7 @@
-"""The one exception family, and the one catalogue of what can be wrong with a frame.
+"""The exception family of this package, and the catalogue of what can be wrong with a frame.
 
-Both implementations raise through :func:`fail`, so that a bad frame gives the same class, code,
-offset and sentence whichever of them read it.
+Both implementations raise through :func:`fail`. So a bad frame gives the same class, code, offset
+and sentence, no matter which implementation decoded it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _ALONE = object()
 
 
 class Argument:
-    """An option that a hint names; Python, the command and Spark each write it in their own way.
+    """An option in a hint. Python, the command and Spark each write it in their own way.
 
     Parameters
     ----------
     name : str
         The keyword in Python.
     value : object, optional
-        By default the option is named without a value.
+        A value to show with the option; by default the option is shown without a value.
     """
 
     def __init__(self, name: str, value: object = _ALONE) -> None:
         self.name = name
-        # Text that was given for another option may be a DSN.
+        # A user may have passed a DSN for another option.
         self.value = without_passwords(value) if isinstance(value, str) else value
 
     @property
     def has_value(self) -> bool:
-        """Whether a value is named too."""
+        """Whether the option is shown with a value."""
         return self.value is not _ALONE
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ _shown: ContextVar[Callable[[Argument], str]] = ContextVar("_shown", default=str
 
 @contextlib.contextmanager
 def options_shown_as(shown: Callable[[Argument], str]) -> Iterator[None]:
-    """Have errors that become texts meanwhile write options as a front end does."""
+    """Within the block, write options in texts of errors as a front end writes them."""
     token = _shown.set(shown)
     try:
         yield
@@ -73,36 +73,37 @@ def options_shown_as(shown: Callable[[Argument], str]) -> Iterator[None]:
 
 
 class PgOutputError(Exception):
-    """Base class of the errors of this package, which bad input and bad options raise alike.
+    """Base class of the errors of this package, for bad input and bad options alike.
 
     Parameters
     ----------
     message : str
         What happened, with the table, the file or the position, and why. It names no option.
     code : str, optional
-        What kind of error it is, as listed in the reference; by default that of the class. Codes
+        The kind of the error, as listed in the reference; by default the code of the class. Codes
         are stable, texts may change.
     parameter : str, optional
         The option that is wrong.
     hint : str or sequence of (str or Argument), optional
         What to do, as a sentence without a full stop.
     table, path : str, optional
+        See the attributes.
 
     Attributes
     ----------
     code, parameter, hint
-        The parameters; the hint is a tuple. Each front end puts the text together, see
-        :meth:`text`. An error about a frame has the code of its :class:`DecodeError`.
+        The parameters; the hint is a tuple. Each front end assembles the text with :meth:`text`. An
+        error about a frame has the code of its :class:`DecodeError`.
     table : str or None
-        The table that the error is about, ``namespace.name``.
+        The table of the error, ``namespace.name``.
     path : str or None
-        The file that the error is about, or from which the refused frame comes.
+        The file of the error, or of the refused frame.
     offset, tag
-        Of the frame that was refused, as of :class:`DecodeError`.
+        As in :class:`DecodeError`, for the refused frame.
     frame : int or None
         Index of the frame in the batch of frames that was decoded.
     column : str or None
-        The name of the column, if one value of a frame is refused.
+        The name of the column whose value is refused.
     """
 
     parameter: str | None = None
@@ -143,13 +144,13 @@ class PgOutputError(Exception):
         return str(self.args[0]) if self.args else ""
 
     def text(self, shown: Callable[[Argument], str] | None = None) -> str:
-        """Put the error's text together.
+        """Assemble the error's text.
 
         Parameters
         ----------
         shown : callable, optional
-            How a front end writes an option; by default as of `options_shown_as`, or as Python's
-            keyword.
+            Writes an option for a front end. The default is the function of `options_shown_as`, or
+            else Python's keyword.
         """
         shown = shown or _shown.get()
         wrong = "" if self.parameter is None else shown(Argument(self.parameter))
@@ -163,7 +164,7 @@ class PgOutputError(Exception):
         return self.text()
 
     def locate(self, error: DecodeError, frame: int | None, path: str | None = None) -> Self:
-        """Take the attributes of a refused frame.
+        """Copy the attributes of a refused frame to this error.
 
         Parameters
         ----------
@@ -203,8 +204,8 @@ class RetryableError(ReplicationError):
     Attributes
     ----------
     retry_for : float or None
-        None if the error certainly passes. A number if it may be lasting: if it has not passed
-        after so many seconds, take it as final.
+        None if the error certainly passes. Otherwise the error may be lasting: take it as final if
+        it has not passed after this number of seconds.
     """
 
     retry_for: float | None = None
@@ -216,13 +217,13 @@ class DecodeError(PgOutputError, ValueError):
     Attributes
     ----------
     code : str
-        What is wrong, one of the keys of :data:`SENTENCES`.
+        What is wrong: one of the keys of :data:`SENTENCES`.
     offset : int
-        Position of the first byte of the field that is wrong, from 0 to the frame's length.
+        Position of the wrong field's first byte, from 0 to the frame's length.
     tag : str or None
         The frame's first byte as a character; None for an empty frame.
     frame : int or None
-        Index of the frame among those that one call decoded; None if it decoded a single frame.
+        Index of the frame among the frames of one call; None if the call decodes a single frame.
     """
 
     code: str
@@ -293,7 +294,7 @@ SENTENCES: dict[str, str] = {
     "out_of_range": "{column}: {found}",
     "no_text_form": "column {column}: {found}",
 }
-"""Error code → sentence. Each says what was expected, and what was found."""
+"""The sentence of each error code: what was expected, and what was there instead."""
 
 CODES: dict[str, str] = {
     "bad_option": "an option that is not allowed, or options that exclude each other",
@@ -342,17 +343,17 @@ CODES: dict[str, str] = {
     "not_comparable": "a table, column or value that verify cannot compare",
     "internal": "an unexpected error, which is a bug",
 }
-"""Error code → its meaning, for the errors that are not about a frame."""
+"""The meaning of each error code of the errors that are not about a frame."""
 
 VALUE_CODES = frozenset({"bad_encoding", "bad_value", "out_of_range", "no_text_form"})
-"""The codes of values that are refused in frames that are whole."""
+"""The codes of refused values in frames that are otherwise valid."""
 
 Hint = tuple[str | Argument, ...]
 
 _HINTS: dict[str, Hint] = {
     "trailing_bytes": ("A frame from inside a stream chunk needs ", Argument("in_stream", True))
 }
-"""Error code → what to do, where that does not depend on the frame."""
+"""What to do about an error code, if that does not depend on the frame."""
 UNKNOWN_HINT: Hint = (
     "Decode the frames from the start of the connection, or the table's Relation first",
 )
@@ -389,20 +390,20 @@ def fail(code: str, frame: bytes, offset: int, *, hint: Hint = (), **details: ob
 
 
 def printable(name: str) -> str:
-    """`name`, escaped if it has control characters or bytes that are no text in its encoding."""
+    """Return `name`, escaped if it has control characters or bytes that are no valid text."""
     return name if name.isprintable() else repr(name)[1:-1]
 
 
 def counted(number: int, one: str) -> str:
-    """``1 table``, ``2,000 tables``."""
+    """Return a number with a noun: ``1 table``, ``2,000 tables``."""
     return f"{number:,} {one}" + ("" if number == 1 else "s")
 
 
 def frame_bytes(frame: object) -> bytes:
-    """The frame as `bytes`: an object of exactly that class itself, any other buffer copied.
+    """Return the frame as `bytes`: a `bytes` object itself, or a copy of any other buffer.
 
-    Messages keep their frames. The bytes of a memoryview may change even if it is read-only, as its
-    owner may write to them, so only `bytes` are kept without a copy.
+    Messages keep their frames. The owner of a memoryview may change its bytes, even if the view is
+    read-only. So only objects of exactly the class `bytes` are kept without a copy.
 
     Raises
     ------
@@ -426,12 +427,12 @@ def frame_bytes(frame: object) -> bytes:
 
 
 MOST_SERVER_TEXT = 8192
-"""The most characters of a text of a server that are shown."""
+"""The largest number of characters of a server's text that are shown."""
 CUT = " …"
-"""What stands where a text was cut."""
+"""The mark where a text was cut."""
 
-# Each expression goes over a text once, whatever the text is: none of their repetitions can begin
-# again within what another one has taken.
+# Each expression takes linear time for any text: a repetition never starts again inside the match
+# of another repetition.
 _WORD = re.compile(r"\S+")
 _LAST_WORD = re.compile(r"(?<!\S)\S*\Z")
 _USER = re.compile(r"[A-Za-z0-9+.-]:/{1,3}[^/:@]*:")
@@ -446,10 +447,10 @@ _VALUE = re.compile(r"(?:[^\s\\]|\\.)+", re.DOTALL)
 
 
 def without_passwords(text: str) -> str:
-    """A text without what looks like the password of a URL or of a connection string.
+    """Replace in a text what looks like the password of a URL or of a connection string.
 
-    A command may be given one where it expects something else, and would repeat it in its error.
-    A quoted password without its end reaches to the end of the text.
+    A user may pass a connection string where a command expects something else, and the command's
+    error would repeat it. A quoted password without a closing quote reaches to the end of the text.
     """
     text = _WORD.sub(lambda word: _without_url_password(word[0]), text)
     parts, end = [], 0
@@ -459,7 +460,7 @@ def without_passwords(text: str) -> str:
         parts.append(text[end:start] + ("" if value is None else "***"))
         end = start if value is None else value.end()
         if value is not None and value.re is _VALUE:
-            end = start + len(value[0].rstrip("'\""))  # quotes around all of it
+            end = start + len(value[0].rstrip("'\""))  # quotes around the whole string
     return "".join(parts) + text[end:]
 
 
@@ -470,9 +471,9 @@ def _without_url_password(word: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text of a server, cut where it is too long, without what looks like a password.
+    """Return a server's text without passwords, cut if it is too long.
 
-    A password may have been cut with it, so that the last word goes as a whole.
+    The cut may fall into a password, so the whole last word is removed.
     """
     if len(text) > MOST_SERVER_TEXT:
         text = _LAST_WORD.sub("", text[:MOST_SERVER_TEXT]) + CUT

@@ -1,4 +1,4 @@
-"""The names of tables and columns: for errors, files and Arrow schemas, and as SQL has them."""
+"""Names of tables and columns in errors, files, Arrow schemas and SQL."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FOLDED = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxy
 
 
 class Named(Protocol):
-    """Anything with a name in a schema: a relation, a table of the catalogue, a type."""
+    """Anything with a name in a schema: a relation, a table of the catalogue, or a type."""
 
     @property
     def namespace(self) -> str:
-        """The schema's name."""
+        """The name of the schema."""
 
     @property
     def name(self) -> str:
@@ -28,12 +28,12 @@ class Named(Protocol):
 
 
 def qualified(thing: Named) -> str:
-    """``namespace.name``, neither quoted nor escaped."""
+    """Return ``namespace.name``, neither quoted nor escaped."""
     return f"{thing.namespace}.{thing.name}"
 
 
 class NamePart(NamedTuple):
-    """One identifier of a name, as it was given.
+    """One identifier of a name, as a user wrote it.
 
     Fields: text (without its quotes), is_quoted.
     """
@@ -43,17 +43,17 @@ class NamePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that SQL means by it: without quotes, ASCII letters become lower case."""
+        """The name in SQL: without quotes, ASCII letters become lower case."""
         return self.text if self.is_quoted else self.text.translate(_FOLDED)
 
 
 def name_parts(text: str) -> list[NamePart]:
-    """Split a name that is written as in SQL at its dots: ``public."My Table"``.
+    """Split a name at its dots, with the quotes of SQL: ``public."My Table"``.
 
     Raises
     ------
     PgOutputError
-        It is no name.
+        The text is not a valid name.
     """
     found: list[NamePart] = []
     position = 0
@@ -78,20 +78,20 @@ def name_parts(text: str) -> list[NamePart]:
 
 
 def parse_name(text: str, form: str) -> tuple[str, ...]:
-    """The parts of a name that is written as in SQL.
+    """Return the parts of a name that is written as in SQL.
 
     Parameters
     ----------
     text : str
-        As regclass takes it: ``public.orders``, ``public."My Table"``. Without quotes, ASCII
-        letters become lower case.
+        The name as regclass takes it: ``public.orders``, ``public."My Table"``. Without quotes,
+        ASCII letters become lower case.
     form : str
-        The parts that it has to have: ``"schema.table"``.
+        The expected parts: ``"schema.table"``.
 
     Raises
     ------
     PgOutputError
-        It is no name, or has more or fewer parts.
+        The text is not a valid name, or has more or fewer parts.
     """
     parts = name_parts(text)
     if len(parts) != len(form.split(".")):
@@ -100,35 +100,35 @@ def parse_name(text: str, form: str) -> tuple[str, ...]:
 
 
 def sql_name(*names: str) -> str:
-    """A name as `parse_name` takes it, with quotes where they are needed: ``public."My Table"``."""
+    """Return a name as `parse_name` takes it, quoted if necessary: ``public."My Table"``."""
     return ".".join(
         name if _UNQUOTED.fullmatch(name) else '"' + name.replace('"', '""') + '"' for name in names
     )
 
 
 def shown_name(name: str) -> str:
-    r"""A name as Unicode for Arrow: bytes that are no text in the encoding become ``\xNN``."""
+    r"""Return a name as Unicode for Arrow; bytes that are no valid text become ``\xNN``."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def shown_table(thing: Named) -> str:
-    """``namespace.name`` as Unicode, escaped as :func:`shown_name` does it."""
+    """Return ``namespace.name`` as Unicode, escaped as in :func:`shown_name`."""
     return shown_name(qualified(thing))
 
 
 def distinct_names(names: Iterable[str], reserved: Iterable[str] = ()) -> list[str]:
-    """Return names for the parts of a table or of a composite that every target tells apart.
+    """Return names for the parts of a table or of a composite that every target can distinguish.
 
-    No two of them are equal where letters' case is folded, as in DuckDB and Delta. None is the
-    beginning of another one before a dot, as Iceberg has one name, ``a.b``, for a column of that
-    name and for the attribute ``b`` of ``a``. A name that another one has gets ``_`` for its dots,
-    and behind it otherwise.
+    No two names are equal if case is ignored, as DuckDB and Delta do. No name equals another name's
+    part before a dot: in Iceberg, ``a.b`` is both a column of that name and the attribute ``b`` of
+    ``a``. A name in conflict with another gets ``_`` instead of its dots; if it has none, ``_`` is
+    appended.
 
     Parameters
     ----------
     names : iterable of str
     reserved : iterable of str
-        Names that others have already.
+        Names that are already in use.
     """
     taken = {name.casefold() for name in reserved}
     begun = {start for name in taken for start in _beginnings(name)}

@@ -1,7 +1,8 @@
-"""Options as data: a frozen class for each job, whose fields say what each option takes and does.
+"""Options as data: a frozen class for each job, with a field for each option.
 
-Keywords of Python's functions, the command's flags and its file, the options of Spark's source and
-the reference in the documentation are all made from these fields.
+A field says which values its option takes and what the option does. The keywords of Python's
+functions, the command's flags and file, the options of Spark's source, and the reference in the
+documentation are all made from these fields.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ _BYTES = re.compile(r"\s*(\d{1,19}(?:\.\d{0,19})?)\s*(|B|kB|MB|GB|TB)\s*", re.AS
 _TIME = re.compile(r"\s*(\d{1,19}(?:\.\d{0,19})?)\s*(ms|s|min|h|d)\s*", re.ASCII)
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "B": 0, "kB": 1, "MB": 2, "GB": 3, "TB": 4}
-_MOST = (1 << 63) - 1  # as of a file's size
+_MOST = (1 << 63) - 1  # the largest size of a file
 _WORDS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
 class OptionKind:
-    """What values an option takes.
+    """The values that an option takes.
 
     Attributes
     ----------
     types : tuple of type
-        The types that Python's callers may give.
+        The types that callers in Python may pass.
     expected : str
-        What an error calls a value of these types.
+        The words for these values in an error.
     read : callable
-        Makes a value of a text, and raises ValueError where the text is none.
+        Converts a text to a value, and raises ValueError if the text stands for no value.
     allows : callable
-        Whether a value of these types is allowed.
+        Returns whether a value of these types is allowed.
     metavar : str
-        What help calls a value.
+        The name of a value in help.
     choices : tuple of str
-        The values of an option that has few.
+        All values, if there are only a few.
     is_secret : bool
-        Whether no error may show a value.
+        Whether errors must not show the value.
     normal : callable
-        Makes the one form of an allowed value that has several.
+        Converts an allowed value that has several forms to one form.
     """
 
     types: tuple[type, ...]
@@ -62,16 +63,16 @@ class OptionKind:
     normal: Callable[[Any], Any] | None = None
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value.
+        """Refuse a value that is not allowed.
 
         Raises
         ------
         TypeError
-            It has another type.
+            The value has another type.
         PgOutputError
-            It is not allowed.
+            The value is not allowed.
         """
-        # In Python a bool is an int too, but none is meant here.
+        # In Python a bool is an int, too. Here it is one only if `types` has bool.
         if not isinstance(value, self.types) or (type(value) is bool and bool not in self.types):
             raise TypeError(f"{name} must be {self.expected}, not {type(value).__name__}")
         if not self.allows(value):
@@ -83,7 +84,7 @@ class OptionKind:
         Raises
         ------
         PgOutputError
-            It stands for none.
+            The text stands for no value.
         """
         try:
             value = self.read(text)
@@ -98,36 +99,42 @@ class OptionKind:
 
 
 def flag() -> OptionKind:
-    """True or false."""
+    """Return the kind of an option that is true or false."""
     return OptionKind((bool,), "a bool", _word, metavar="true|false")
 
 
 def choice(*names: str) -> OptionKind:
-    """One of some words."""
+    """Return the kind of an option that takes one of some words."""
     expected = f"one of {', '.join(map(repr, names))}"
     return OptionKind((str,), expected, str, names.__contains__, "|".join(names), names)
 
 
 def text() -> OptionKind:
-    """Any text but an empty one."""
+    """Return the kind of an option that takes any text, except an empty one."""
     return OptionKind((str,), "a non-empty text", str, bool)
 
 
 def count(least: int = 0, most: int | None = None) -> OptionKind:
-    """A number from `least` to `most`."""
+    """Return the kind of an option that takes a number from `least` to `most`."""
     expected = f"a number from {least} on" if most is None else f"a number from {least} to {most}"
     allows = lambda value: least <= value and (most is None or value <= most)  # noqa: E731
     return OptionKind((int,), expected, int, allows, "N")
 
 
 def byte_count(least: int = 0) -> OptionKind:
-    """A number of bytes; in text with PostgreSQL's units of 1024, such as 64kB, 16MB or 1.5GB."""
+    """Return the kind of an option that takes a number of bytes.
+
+    In text, the number may have PostgreSQL's units of 1024, such as 64kB, 16MB or 1.5GB.
+    """
     expected = f"a number of bytes from {least} on, such as 65536, 64kB, 16MB or 1.5GB"
     return OptionKind((int,), expected, _bytes, lambda value: least <= value <= _MOST, "BYTES")
 
 
 def seconds(*, zero: bool = False) -> OptionKind:
-    """A number of seconds; in text with PostgreSQL's units, such as 500ms, 10min, 12h or 7d."""
+    """Return the kind of an option that takes a number of seconds.
+
+    In text, the number may have PostgreSQL's units, such as 500ms, 10min, 12h or 7d.
+    """
     expected = "a number of seconds, such as 0.5, 500ms, 10min, 12h or 7d"
     if not zero:
         expected += ", above 0"
@@ -166,21 +173,21 @@ def option(
     shown_default: str | None = None,
     may_be_none: bool = False,
 ) -> Any:
-    """A field of a class of options.
+    """Declare a field of a class of options.
 
     Parameters
     ----------
     kind : OptionKind
     default : object
-        None: the option need not have a value.
+        None: the option may be without a value.
     help : str
         What the option does, as a sentence that stands alone.
     flag : bool
-        Whether the command has a flag for it; all can be in its file.
+        Whether the command has a flag for the option. The command's file may have every option.
     shown_default : str, optional
-        What the default is, where the value does not say it.
+        The text for the default in help, if the value alone does not explain it.
     may_be_none : bool
-        Whether None is allowed though the default is another value.
+        Whether None is allowed although the default is another value.
     """
     may_be_none = may_be_none or default is None
     metadata = {
@@ -191,7 +198,7 @@ def option(
 
 @dataclass(frozen=True)
 class OptionField:
-    """An option, as a front end shows it.
+    """An option, as front ends use it.
 
     Attributes
     ----------
@@ -218,7 +225,7 @@ _Options = TypeVar("_Options", bound="Options")
 
 @dataclass(frozen=True)
 class Options:
-    """The base of classes of options; each value is checked when one is made.
+    """Base of the classes of options. Making an object checks each value.
 
     Raises
     ------
@@ -250,14 +257,14 @@ class Options:
 
 
 def options_of(kind: type[_Options], given: _Options | None, keywords: dict[str, Any]) -> _Options:
-    """Return the options of a function that takes them as an object or as keywords, or both.
+    """Return a function's options; callers pass them as an object, as keywords, or both.
 
     Parameters
     ----------
     kind : type
     given : Options or None
     keywords : dict
-        Those that name an option leave it.
+        The function removes the keywords that name an option.
     """
     if given is not None and not isinstance(given, kind):
         raise TypeError(f"options must be a {kind.__name__}, not {type(given).__name__}")
@@ -267,13 +274,13 @@ def options_of(kind: type[_Options], given: _Options | None, keywords: dict[str,
 
 
 def arguments_of(function: Callable[..., Any], *kinds: type[Options]) -> set[str]:
-    """Return the names of a function's arguments, and of the options that are keywords of it."""
+    """Return the names of a function's arguments, and of the options that are its keywords."""
     own = inspect.signature(function).parameters.values()
     names = {one.name for one in own if one.kind is not one.VAR_KEYWORD}
     return names.union(*({one.name for one in kind.options()} for kind in kinds))
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return what an error says of a name that is none: which one may be meant."""
+    """Return an error's suggestion for an unknown name: the known name that is most similar."""
     found = difflib.get_close_matches(name, [*known], 1)
     return f"Did you mean {found[0]}?" if found else ""
