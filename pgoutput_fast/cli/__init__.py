@@ -4,8 +4,8 @@ Exit codes:
 
 - 0: success. `tail` also ends with 0 on Ctrl-C, its usual end. `capture` and `sync` also end with 0
   on SIGTERM or SIGHUP, because their work is on disk then.
-- 1: an error, or nothing matched; one line on standard error says which. `doctor`: the server has
-  an error.
+- 1: an error, or nothing matched; one line on standard error says which. `doctor` has found an
+  error.
 - 2: wrong usage.
 - 3: `sync --until` has ended, but some tables are paused or stale.
 - 75 (EX_TEMPFAIL): `capture` or `sync` met an error that may pass; theirs is 1 if it is lasting.

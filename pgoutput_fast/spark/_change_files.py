@@ -54,7 +54,7 @@ _ROW_GROUP = 16 << 20
 
 
 def _of_parquet(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the files: as given, but Spark cannot read times in nanoseconds."""
+    """Return a schema with times in microseconds, because Spark cannot read nanoseconds."""
     fields = [field.with_type(_micros(field.type)) for field in schema]
     return pa.schema(fields, metadata=schema.metadata)
 

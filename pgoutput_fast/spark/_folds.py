@@ -212,7 +212,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _rows(target: DeltaTarget, file: FoldedFile) -> Iterator[pa.RecordBatch]:
-    """Yield the changes of a file, with the types of the table's own files."""
+    """Yield the changes of a file with the columns and metadata that the table had then."""
     wanted = _schema(file.schema)
     with target.place.refusals(file.path):
         files = target.place.filesystem()
