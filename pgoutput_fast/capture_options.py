@@ -1,6 +1,7 @@
-"""The options of a stream of changes, and of a capture.
+"""The options of a stream, and of a capture.
 
-They are apart from what opens connections: a program that reads a directory needs no psycopg.
+This module opens no connection and does not import psycopg, so that a program that only reads a
+change log needs no psycopg.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _STREAMINGS = OptionKind(
 
 @dataclass(frozen=True)
 class StreamOptions(Options):
-    """How a slot's changes come: options of `connect` and `capture`."""
+    """How to read a slot: options of `connect` and `capture`."""
 
     protocol: Protocol = option(
         _PROTOCOLS, "auto",
@@ -88,7 +89,7 @@ class StreamOptions(Options):
 
 @dataclass(frozen=True)
 class CaptureOptions(StreamOptions):
-    """How a slot's changes are captured: options of `capture`, and of a sync that captures."""
+    """How to capture a slot: options of `capture`, and of a sync that captures."""
 
     snapshot: Literal["never", "initial", "only"] = option(
         choice("never", "initial", "only"), "never",
@@ -181,7 +182,7 @@ class CaptureOptions(StreamOptions):
                 hint=("Give ", Argument("silent_after"), " too"),
             )  # fmt: skip
         if self.upload is not None:
-            parse_place(self.upload, self.upload_endpoint)  # refuses a wrong one
+            parse_place(self.upload, self.upload_endpoint)  # raises an error for a malformed URL
         elif self.upload_endpoint is not None or self.upload_keep != "all":
             wrong = "upload_endpoint" if self.upload_endpoint is not None else "upload_keep"
             raise PgOutputError("it goes with upload alone", code="bad_option", parameter=wrong)

@@ -1,4 +1,4 @@
-"""The numbers that a running capture shows: how far behind it is, and how fast."""
+"""The numbers of a running capture: lag and rates."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ _EPOCH = EPOCH_UTC.timestamp()
 
 
 class Figures(NamedTuple):
-    """What a capture shows at one moment."""
+    """The numbers of a capture at one moment."""
 
     progress: CaptureProgress
     lag_bytes: int | None
-    """Bytes of the server's log behind what is captured; None while the server does not tell."""
+    """Bytes of the server's log that are not captured yet; None without a recent answer."""
     lag_seconds: float | None
-    """All that was committed so long ago is captured; 0.0 if all is. None if it is not known."""
+    """Lag in seconds: all older commits are captured. 0.0 if all are; None if it is not known."""
 
     @property
     def commit_timestamp(self) -> float | None:
-        """When the last durable transaction was committed, in seconds since 1970; None if none."""
+        """Commit time of the last durable transaction, in seconds since 1970; None if none."""
         commit_time = self.progress.commit_time
         return None if commit_time is None else _EPOCH + commit_time / 1e6
 
     @property
     def copy_seconds_left(self) -> float | None:
-        """About how long the copies of tables still take that are being made; None if none are."""
+        """Estimated seconds until the running snapshots are complete; None if none runs."""
         copying = self.progress.copying
         left = None if copying is None else copying.seconds_left
         return None if left is None else round(left, 1)
 
     @property
     def upload_lag_bytes(self) -> int | None:
-        """Bytes of the server's log that are durable and not in the copy; None if not known."""
+        """Bytes of log that are durable here, but not in object storage; None if not known."""
         progress = self.progress
         if not progress.uploaded_lsn:
             return None
         return max(0, progress.durable_lsn - progress.uploaded_lsn)
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by the names that docs/reference/log-records.md gives them."""
+        """Return the numbers by their names in docs/reference/log-records.md."""
         progress = self.progress
         seconds = self.lag_seconds
         return {
@@ -70,19 +70,19 @@ class Figures(NamedTuple):
 
 
 class Lag:
-    """How far a capture is behind the server."""
+    """Computes the lag behind the server."""
 
     def __init__(self) -> None:
-        # All that was committed before is captured, by the server's clock; None if no such time is
-        # known.
+        # Everything that was committed before this time, on the server's clock, is captured. None
+        # if no such time is known.
         self._since: float | None = None
 
     def figures(self, progress: CaptureProgress, position: ServerPosition | None) -> Figures:
-        """The numbers of this moment.
+        """Return the numbers of this moment.
 
-        The commit time of the last transaction alone does not tell the lag: it may be hours ago on
-        an idle server. But where everything was captured when the server told its position, nothing
-        is missing from before that.
+        The commit time of the last transaction alone does not give the lag: on an idle server, it
+        may be hours old. So the server's answers count too: if everything before the answered LSN
+        is captured, then everything that was committed before the answer is captured.
         """
         committed = Figures(progress, None, None).commit_timestamp
         return Figures(progress, *self.behind(progress.captured_lsn, committed, position))
@@ -90,16 +90,16 @@ class Lag:
     def behind(
         self, lsn: int, committed: float | None, position: ServerPosition | None
     ) -> tuple[int | None, float | None]:
-        """Bytes of the server's log behind an LSN, and seconds; None where they are not known.
+        """Return the lag behind the server, in bytes and in seconds; None if not known.
 
         Parameters
         ----------
         lsn : int
-            What was committed before is there.
+            Everything that was committed before this LSN has arrived.
         committed : float or None
-            When the last transaction was committed that is there, in seconds since 1970.
-        position : Position or None
-            Where the server was last.
+            Commit time of the last transaction that has arrived, in seconds since 1970.
+        position : ServerPosition or None
+            The server's last answer.
         """
         if committed is not None:
             self._note(committed)
@@ -118,7 +118,7 @@ class Lag:
 
 
 class Rates(NamedTuple):
-    """Changes, transactions and bytes of frames for each second."""
+    """Changes, transactions, and bytes of frames per second."""
 
     changes_per_second: float
     transactions_per_second: float
@@ -133,7 +133,7 @@ class Meter:
         self._counts = (0, 0, 0)
 
     def rates(self, progress: CaptureProgress) -> Rates:
-        """The rates since the last call, or since this object was made."""
+        """Return the rates since the last call, or since this object was made."""
         now = time.monotonic()
         counts = progress.changes, progress.transactions, progress.bytes
         seconds = max(now - self._time, 1e-3)

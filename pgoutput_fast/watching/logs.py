@@ -1,4 +1,4 @@
-"""What a long-running command logs: lines of text, or of JSON, on standard error."""
+"""Write the log of a long-running command to standard error, as lines of text or of JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LogFormat = Literal["text", "json"]
 
 
 class RecordFormatter(logging.Formatter):
-    """Makes one line of each record: what the command logs, and what the library does.
+    """Makes one line of each record of the command and of the library.
 
-    A record may have `event` (str), `numbers` (dict), and `details` (str, in place of a traceback),
-    as logging's ``extra=`` sets them.
+    A record may have the attributes `event` (str), `numbers` (dict), and `details` (str, instead of
+    a traceback). Set them with logging's ``extra=``.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ class RecordFormatter(logging.Formatter):
         super().__init__()
         self._kind = kind
         self.change: Callable[[str], str] = str
-        """Replaces what a text may not show, such as secrets."""
+        """Removes from a text what the log must not show, such as secrets."""
         self.name_option: Callable[[Argument], str] = str
-        """How options are written that a message or an error names."""
+        """Returns the name of an option as the user of this command writes it."""
 
     def shown(self, text: str) -> str:
-        """A text as the log has it."""
+        """Return a text without secrets and passwords."""
         return without_passwords(self.change(text))
 
     def _message(self, record: logging.LogRecord) -> str:
@@ -52,7 +52,7 @@ class RecordFormatter(logging.Formatter):
         return value.text(self.name_option) if isinstance(value, PgOutputError) else value
 
     def format(self, record: logging.LogRecord) -> str:
-        """Make the line, without its end."""
+        """Return the line of a record, without a line end."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         when = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         message = self.shown(self._message(record))
@@ -84,15 +84,15 @@ class RecordFormatter(logging.Formatter):
 
 
 class LineHandler(logging.Handler):
-    """Has `write` called with each record's line."""
+    """Calls `write` with the line of each record."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
         self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it."""
-        # A log that can't be written ends no capture.
+        """Format and write a record."""
+        # A log that can't be written must not end a capture.
         with contextlib.suppress(Exception):
             self._write(self.format(record))
 
@@ -106,9 +106,9 @@ def write_line(text: str) -> None:
 def logged(
     formatter: RecordFormatter, write: Callable[[str], None] = write_line, level: int = logging.INFO
 ) -> Iterator[None]:
-    """Have `write` called with a line for each record.
+    """Within the block, call `write` with a line for each record.
 
-    Those are this package's of a level or above, and others' of WARNING or above.
+    Records of this package count from `level` on, records of other packages from WARNING on.
     """
     handler = LineHandler(write)
     handler.setFormatter(formatter)

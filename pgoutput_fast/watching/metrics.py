@@ -1,4 +1,4 @@
-"""What Prometheus reads of a running capture, sync or query, over HTTP."""
+"""The Prometheus metrics of a running capture, sync or query, and the HTTP server for them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class MetricKind(NamedTuple):
-    """A metric: its name behind the prefix, its type, what it says, and its value.
+    """A metric: name without the prefix, type, help text, and a function that returns its value.
 
-    The value is None where it is not known; then the metric is left out. A dict has the values of
-    tables by their names.
+    If the value is None, it is not known, and the metric is left out. A dict has one value for each
+    table, by the table's name.
     """
 
     name: str
@@ -122,21 +122,21 @@ QUERY_METRICS = tuple(kind for kind in SYNC_METRICS if kind.name in {
     "up", "lag_bytes", "lag_seconds", "lsn", "last_commit_timestamp_seconds", "windows_total",
     "window_seconds", "changes_total", "table_changes_total",
 })  # fmt: skip
-"""The metrics of a query of Spark."""
+"""The metrics of a Spark query: those metrics of a sync that a query knows."""
 
 
 class Collector:
-    """Makes metrics when they are asked for.
+    """Makes the metrics of a capture or sync whenever Prometheus asks.
 
     Parameters
     ----------
     prefix : str
-        Of their names.
+        The prefix of the metrics' names.
     kinds : sequence of MetricKind
     figures : callable
-        The present numbers; None before there are any.
+        Returns the present numbers; None before there are any.
     info : callable
-        The labels of the metric ``info``, and its help before them; None while they are not known.
+        Returns the help text and the labels of the metric ``info``; None while they are not known.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Collector:
         self._begun = time.time()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics that are known."""
+        """Yield all metrics whose values are known."""
         found, info = self._figures(), self._info()
         if info is not None:
             text, labels = info
@@ -176,7 +176,7 @@ def _family(
     samples: Iterable[tuple[list[str], float]],
     begun: float,
 ) -> Metric:
-    """A metric with its values, each with those of its labels."""
+    """Make a metric from its samples: pairs of label values and a number."""
     if kind.type == "gauge":
         gauge = GaugeMetricFamily(name, kind.help, labels=labels)
         for of, value in samples:
@@ -189,7 +189,7 @@ def _family(
 
 
 class WatchedQuery(NamedTuple):
-    """A query of Spark. Fields: figures, is_running, labels (of its metric `info`)."""
+    """A Spark query. Fields: figures, is_running, labels (of its metric `info`)."""
 
     figures: SyncFigures
     is_running: bool
@@ -197,12 +197,14 @@ class WatchedQuery(NamedTuple):
 
 
 class QueryCollector:
-    """Makes the metrics of queries when they are asked for: those of a sync, by query.
+    """Makes the metrics of Spark queries whenever Prometheus asks.
+
+    The metrics are those of a sync, with the name of the query as a label.
 
     Parameters
     ----------
     queries : callable
-        The queries by their names.
+        Returns the queries by name.
     """
 
     def __init__(self, queries: Callable[[], Mapping[str, WatchedQuery]]) -> None:
@@ -210,7 +212,7 @@ class QueryCollector:
         self._begun = time.time()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics that are known."""
+        """Yield all metrics whose values are known."""
         queries = self._queries()
         info = InfoMetricFamily(
             SYNC_PREFIX.rstrip("_"), "What is kept up to date", labels=["query"]
@@ -234,14 +236,14 @@ class QueryCollector:
 def capture_collector(
     figures: Callable[[], Figures | None], position: Callable[[], ServerPosition | None], slot: str
 ) -> Collector:
-    """The metrics of a capture.
+    """Make the collector of a capture.
 
     Parameters
     ----------
     figures : callable
-        The present numbers; None before the stream has begun.
+        Returns the present numbers; None before the stream has begun.
     position : callable
-        Where the server was last; None while it has not told.
+        Returns the server's last answer; None before the first one.
     slot : str
     """
 
@@ -255,12 +257,12 @@ def capture_collector(
 
 
 def sync_collector(figures: Callable[[], SyncFigures | None], target: str) -> Collector:
-    """The metrics of a sync.
+    """Make the collector of a sync.
 
     Parameters
     ----------
     figures : callable
-        The present numbers; None before there are any.
+        Returns the present numbers; None before there are any.
     target : str
     """
     return Collector(
@@ -269,13 +271,13 @@ def sync_collector(figures: Callable[[], SyncFigures | None], target: str) -> Co
 
 
 class MetricsServer:
-    """Answers Prometheus, in threads of its own.
+    """An HTTP server for Prometheus, with threads of its own.
 
     Parameters
     ----------
     host : str
     port : int
-        0 takes one that is free.
+        0 chooses a free port.
     collectors : sequence of Collector or QueryCollector
 
     Attributes
@@ -285,7 +287,7 @@ class MetricsServer:
     Raises
     ------
     PgOutputError
-        Nothing can listen there.
+        The server can't listen on this host and port.
     """
 
     def __init__(
@@ -311,7 +313,7 @@ class MetricsServer:
         self.url = f"http://{shown}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""The numbers that a running sync shows: how far its tables are behind, and how fast they come."""
+"""The numbers of a running sync: the lag of its tables, and rates."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ _SHOWN = 10  # tables
 
 
 class SyncFigures(NamedTuple):
-    """What a sync shows at one moment."""
+    """The numbers of a sync at one moment."""
 
     progress: SyncProgress
     lag_bytes: int | None
-    """Bytes of the server's log, or of the directory's, behind what the tables have; None if that
-    is not known."""
+    """Bytes of log that the tables lack, up to the end of the server's log or, without a server, of
+    the change log. None if not known."""
     lag_seconds: float | None
-    """The tables have all that was committed so long ago; 0.0 if all there is. None if that is not
-    known."""
+    """Lag in seconds: the tables have all older commits. 0.0 if they have all. None: not known."""
     capture: Figures | None
-    """Those of the capture, if it is the command's own; None before it streams."""
+    """The numbers of the capture, if this sync runs one; None before it streams."""
 
     @property
     def commit_timestamp(self) -> float | None:
-        """When the newest change in the tables was committed, in seconds since 1970."""
+        """Commit time of the newest change in the tables, in seconds since 1970."""
         commit_time = self.progress.commit_time
         return None if commit_time is None else commit_time / 1e6
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by the names that docs/reference/log-records.md gives them."""
+        """Return the numbers by their names in docs/reference/log-records.md."""
         progress, capture = self.progress, self.capture
         numbers: dict[str, Any] = {
             "lag_bytes": self.lag_bytes,
@@ -65,7 +64,7 @@ class SyncFigures(NamedTuple):
 
 
 def _busiest(tables: Mapping[str, _Number]) -> dict[str, _Number]:
-    """The tables with the largest numbers: a line of the log is not as long as there are tables."""
+    """Return the tables with the largest numbers, so that a log line stays short."""
     return dict(heapq.nlargest(_SHOWN, tables.items(), key=lambda one: one[1]))
 
 
@@ -74,12 +73,12 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 class SyncLag:
-    """Finds out how far the tables are behind, from one progress to the next.
+    """Computes the lag of the tables from each progress of a sync.
 
     Parameters
     ----------
     asks_server : bool
-        Whether there is a server that says how far its log is; else the directory's end counts.
+        Whether a server says where its log ends. Otherwise the end of the change log counts.
     """
 
     def __init__(self, *, asks_server: bool) -> None:
@@ -87,7 +86,7 @@ class SyncLag:
         self._tables, self._capture = Lag(), Lag()
 
     def figures(self, progress: SyncProgress, position: ServerPosition | None) -> SyncFigures:
-        """The numbers of this moment."""
+        """Return the numbers of this moment."""
         found = SyncFigures(progress, None, None, None)
         committed, captured = found.commit_timestamp, progress.capture
         if not self._asks_server:
@@ -100,14 +99,15 @@ class SyncLag:
         if captured is not None:
             capture = self._capture.figures(captured, position)
             if lsn >= captured.durable_lsn:
-                # The tables have all that is in the directory, and more is there than that.
+                # The tables have the whole change log. Up to `captured_lsn`, the server has nothing
+                # more for the slot.
                 lsn = max(lsn, captured.captured_lsn)
         behind_server = self._tables.behind(lsn, committed, position)
         return SyncFigures(progress, *behind_server, capture)
 
 
 class SyncRates(NamedTuple):
-    """Changes for each second, of all tables and of each that has some."""
+    """Changes per second, of all tables and of each table that had changes."""
 
     all: float
     tables: dict[str, float]
@@ -121,7 +121,7 @@ class SyncMeter:
         self._counts: dict[str, int] = {}
 
     def rates(self, progress: SyncProgress) -> SyncRates:
-        """The rates since the last call, or since this object was made."""
+        """Return the rates since the last call, or since this object was made."""
         now = time.monotonic()
         seconds = max(now - self._time, 1e-3)
         tables = {
