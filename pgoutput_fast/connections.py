@@ -1,7 +1,7 @@
-"""Connect to a server: the settings of every session, and advice for what a server refuses.
+"""Connect to a server: the settings of every session, and hints for the server's errors.
 
-The catalogue and replication connect through this module. Errors never show a secret of the
-connection string.
+The catalogue, the doctor and replication connect through this module. Errors never show a secret of
+the connection string.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ SESSION_SETTINGS = {
 }
 """The settings that decide how values look as text. Every session sets all of them.
 
-Frames and copied rows come with the client_encoding that `frame_encoding` gives."""
+Frames and copied rows come in the client_encoding that `frame_encoding` returns."""
 
 _SECRETS = (
     "password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"
 )  # fmt: skip
 
-# With these, a peer that is gone without having closed the connection is noticed within a minute.
-# The operating system sends no keepalive probes while sent data are not confirmed, so
+# With these, the client notices within a minute that a server is gone without having closed the
+# connection. The operating system sends no keepalive probes while sent data are not confirmed, so
 # tcp_user_timeout is needed too.
 _LIVELINESS = {
     "connect_timeout": "10",  # seconds
@@ -58,8 +58,8 @@ _LIVELINESS = {
     "tcp_user_timeout": "60000",  # milliseconds
 }
 
-# A server that keeps the connection and does not answer is given up after so many seconds.
-# Keepalives do not notice a server that hangs, as its kernel answers them.
+# After so many seconds without an answer, a server counts as lost. Keepalives do not notice a
+# server that hangs, as its kernel answers them.
 _ANSWER_TIMEOUT = 60.0
 
 ADVICE = {
@@ -81,11 +81,11 @@ ADVICE = {
     ),
     "58P01": "Make a new slot, and copy the tables anew: WAL that the slot needs is gone",
 }
-"""Advice by SQLSTATE: the hint of an error that the server's own words describe."""
+"""Hints by SQLSTATE. The error itself has the server's own words."""
 
 
-# Advice by the setting that the server's message names. It is looked for because the name is the
-# same in every language, while the SQLSTATE has other causes too.
+# Hints by a setting that the server's message names. The name is the same in every language, and
+# the SQLSTATE alone has other causes too.
 _SETTINGS_ADVICE = {
     "wal_level": "Set wal_level to logical in the server's configuration, and restart it",
     "max_replication_slots": (
@@ -94,8 +94,8 @@ _SETTINGS_ADVICE = {
     ),
     "temp_file_limit": "Raise temp_file_limit for the role: ALTER ROLE … SET temp_file_limit",
 }
-# The same for the attribute that the role lacks. Servers before 16 have no word for it that is the
-# same in every language.
+# The same for a missing attribute REPLICATION of the role. Before PostgreSQL 16, the messages have
+# no such word that is the same in every language.
 _ROLE = re.compile(r"\bREPLICATION\b|replication role")
 _ROLE_ADVICE = "Give the role the attribute: ALTER ROLE … REPLICATION"
 
@@ -104,10 +104,10 @@ _POOLER_ADVICE = (
     "does not pass on replication connections"
 )
 IDENTIFY_ADVICE = ADVICE | {"42601": _POOLER_ADVICE}
-"""Advice by SQLSTATE for IDENTIFY_SYSTEM, which is a syntax error only outside of replication."""
+"""Hints by SQLSTATE for IDENTIFY_SYSTEM: a syntax error means that the mode is not replication."""
 
-# While a connection is made, libpq gives no SQLSTATE. Servers that speak another language than
-# English get no advice.
+# While libpq connects, it gives no SQLSTATE, so the English text of the message has to do. A server
+# with messages in another language gets no hint.
 _CONNECTING_ADVICE = (
     (re.compile(r"password authentication failed|no password supplied"), ADVICE["28P01"]),
     (re.compile(r'database "[^"\n]*" does not exist'), ADVICE["3D000"]),
@@ -119,7 +119,7 @@ _CONNECTING_ADVICE = (
             "pg_hba.conf that lets this user connect from here to this database"
         ),
     ),
-    # PgBouncer's words, which are the same in every language.
+    # PgBouncer's message, which is the same in every language.
     (re.compile(r"unsupported startup parameter"), _POOLER_ADVICE),
 )
 
@@ -127,11 +127,11 @@ PUBLICATION_ADVICE = (
     "Make the publication first, then a new slot, and copy the tables anew: a publication must "
     "have been there when the changes were written, and must not have been dropped since"
 )
-_SHOWN = 8  # publications that an error names
+_SHOWN = 8  # the most publications that an error names
 STREAM_ADVICE = ADVICE | {"42704": PUBLICATION_ADVICE}
-"""Advice by SQLSTATE for errors that end a stream. Its publications were there when it began."""
+"""Hints by SQLSTATE for errors that end a stream, whose publications existed when it began."""
 
-# The code of an error by its SQLSTATE, or by the first two characters of it.
+# The code of an error, by its SQLSTATE or the SQLSTATE's first two characters.
 _CODES = {
     "08": "connection_lost",
     "0A000": "not_supported",
@@ -157,14 +157,13 @@ STREAM_CODES = {"42704": "no_publication", "55000": "changes_missing"}
 """The same for errors that end a stream."""
 
 
-# SQLSTATEs, or their first two characters, of errors that pass: lost connections, lacking
-# resources, and a server that shuts down.
+# SQLSTATEs, or their first two characters, of errors that may pass by themselves: lost connections,
+# conflicts, lacking resources, and a server that shuts down.
 _RETRYABLE = frozenset({"08", "40", "53", "55006", "57P01", "57P02", "57P03", "57P05"})
-# Exceptions to these: 53400 means that all slots are in use, and their number is a setting.
+# Exceptions: 53400 means that all slots are in use, and their number is a setting.
 _FINAL = frozenset({"53400"})
-# While a connection is made, libpq gives no SQLSTATE. Such an error is taken to be about the
-# network, which passes, unless a line of its text has words of the first kind and none of the
-# second.
+# While libpq connects, it gives no SQLSTATE. Such an error counts as a network error, which may
+# pass by itself, unless a line of its text matches `_FINAL_TEXT` and not `_PASSING_TEXT`.
 _FINAL_TEXT = re.compile(
     r"password|authentication|pg_hba\.conf|does not exist|certificate|\balert\b|invalid|"
     r"not support|not permitted|permission denied|channel binding|GSSAPI|private key|"
@@ -177,14 +176,14 @@ _PASSING_TEXT = re.compile(
     r"connection slots are reserved|exceeds max_wal_senders|terminating connection",
     re.IGNORECASE,
 )
-# What names hosts, directories, users and databases in it, which may have any words.
+# Parts of a message that name hosts, directories, users or databases: they may have any words.
 _NAMED = re.compile(r"""\"[^"\n]*"|\bhost:? '[^'\n]*'""")
-# A line with the server's own words: behind the severity, which is in its language, are two spaces.
+# A line with the server's own words: in any language, two spaces follow the severity.
 _SERVERS_WORDS = re.compile(r"failed: [^:\n]{1,40}:  \S.*")
-# Seconds in which a refusal by a server that works passes, if its words are not known here.
+# How long to try again after a refusal whose words this module does not know, in seconds.
 _UNCLEAR_FOR = 60.0
-# The part of a statement that libpq quotes in an error, and the line below it that points into it.
-# The statements are this package's, and tell the user nothing.
+# The part of a statement that libpq quotes in an error, and the line with a ^ below it. The
+# statements belong to this package, and do not help the user.
 _EXCERPT = re.compile(r"\n[^\n]*\n *\^ *(?=\n|$)")
 _PING_TIMEOUT = 2  # seconds
 
@@ -197,17 +196,16 @@ def _is_retryable(text: str, sqlstate: str | None) -> bool:
 
 
 def _is_unclear(text: str, given: str) -> bool:
-    """Whether nothing tells if a failure to connect passes, which was taken to do so.
+    """Whether a failure to connect, which counts as retryable, may in fact be permanent.
 
-    Servers speak many languages before a session has settings. libpq can be asked whether a server
-    does not accept connections at the moment, as while it starts. If it does, and has refused this
-    one with words that are not known here, it may have no connection left, or want another
-    password.
+    Before a session has settings, servers write messages in many languages. libpq's ping says
+    whether a server accepts connections at the moment. If it does, but refused this connection in
+    unknown words, it may have no connection left, or the password may be wrong.
     """
     words = _SERVERS_WORDS.findall(_NAMED.sub("", text))
     if all(_PASSING_TEXT.search(one) for one in words):
         return False
-    # No other Python thread runs meanwhile, so it is not waited for long.
+    # No other Python thread runs during the ping, so it has a short timeout.
     asked = conninfo.make_conninfo(given, connect_timeout=_PING_TIMEOUT)
     return pq.PGconn.ping(asked.encode()) == pq.Ping.OK
 
@@ -232,22 +230,22 @@ def server_error(
     codes: Mapping[str, str] = MappingProxyType({}),
     table: str | None = None,
 ) -> ReplicationError:
-    """Make the error for something that the server refused, with advice as its hint.
+    """Make the error for something that the server refused, with a hint.
 
     Parameters
     ----------
     doing : str
-        What could not be done, such as "can't start …".
+        What failed, such as "can't start …".
     text : str
         The server's or libpq's message, without secrets.
     sqlstate : str or None
-        The error's code, if it has one.
+        The SQLSTATE, if the error has one.
     advice : mapping of str to str
-        Advice by SQLSTATE; by default the usual one.
+        Hints by SQLSTATE. The default is `ADVICE`.
     codes : mapping of str to str
-        Codes of this package by SQLSTATE, in addition to the usual ones.
+        Codes of this package by SQLSTATE, which override the usual ones.
     table : str, optional
-        The table that it is about, ``namespace.name``.
+        The table concerned, ``namespace.name``.
     """
     text = shortened(text)
     named = next((told for name, told in _SETTINGS_ADVICE.items() if name in text), None)
@@ -268,7 +266,7 @@ def server_error(
 
 
 def _in_one_line(text: str) -> str:
-    """The lines of a text, with semicolons where a line ends without a mark of its own."""
+    """Join the lines of a text, with a semicolon after a line without punctuation at its end."""
     said = ""
     for line in filter(None, (" ".join(one.split()) for one in text.splitlines())):
         said += ("; " if said[-1:].isalnum() or said[-1:] in tuple(")\"'") else " ") * bool(said)
@@ -283,7 +281,7 @@ def result_error(
     codes: Mapping[str, str] = MappingProxyType({}),
     table: str | None = None,
 ) -> ReplicationError:
-    """Make the error for a failed result; other arguments are those of `server_error`."""
+    """Make the error for a failed result; see `server_error` for the other arguments."""
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
     primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
     detail = result.error_field(pq.DiagnosticField.MESSAGE_DETAIL)
@@ -296,28 +294,29 @@ def result_error(
 
 @contextlib.contextmanager
 def answered(pgconn: pq.abc.PGconn, works: float = 0.0) -> Iterator[None]:
-    """End the connection if the server does not answer the command that is run within.
+    """Close the connection if the server does not answer a command in this block.
 
-    Neither libpq nor psycopg has a timeout for an answer, so a timer's thread ends the connection.
+    Neither libpq nor psycopg has a timeout for an answer, so a timer's thread shuts the socket
+    down.
 
     Parameters
     ----------
     pgconn : psycopg.pq.PGconn
     works : float
-        Seconds for which the server may work on the command before it answers.
+        Seconds for which the server may work on the command, in addition to the usual 60.
 
     Raises
     ------
     RetryableError
-        It has not answered.
+        The server did not answer in time.
     """
     silent = threading.Event()
-    # Of a duplicate of the descriptor, which is there as long as the thread.
+    # The timer uses a duplicate of the descriptor, which stays open until the timer has ended.
     with socket.socket(fileno=os.dup(pgconn.socket)) as duplicate:
 
         def give_up() -> None:
             silent.set()
-            with contextlib.suppress(OSError):  # the server has closed it at last
+            with contextlib.suppress(OSError):  # the server may just have closed it
                 duplicate.shutdown(socket.SHUT_RDWR)
 
         timer = threading.Timer(_ANSWER_TIMEOUT + works, give_up)
@@ -339,10 +338,10 @@ def answered(pgconn: pq.abc.PGconn, works: float = 0.0) -> Iterator[None]:
 
 
 def frame_encoding(pgconn: pq.abc.PGconn) -> str:
-    """The client_encoding with which a server has to send frames and copied rows.
+    """Return the client_encoding for frames and copied rows: UTF8, or SQL_ASCII.
 
-    It is UTF8, to which a server converts, except for a database of SQL_ASCII: its server has
-    nothing to convert from, and ends with an error at the first bytes that are not UTF-8.
+    A server converts to UTF8, except from a database in SQL_ASCII. There it knows no encoding to
+    convert from, and would fail at the first bytes that are not UTF-8.
     """
     of_database = pgconn.parameter_status(b"server_encoding")
     return "SQL_ASCII" if of_database == b"SQL_ASCII" else SESSION_SETTINGS["client_encoding"]
@@ -354,20 +353,20 @@ class ConnectionParameters:
     Parameters
     ----------
     dsn : str, optional
-        Connection string of libpq, or URL. What it leaves out is taken from libpq's variables
-        (PGHOST …), service files and password files.
+        Connection string of libpq, or URL. Missing parameters come from libpq's environment
+        variables (PGHOST …), service files and password files.
     keywords : mapping, optional
-        Parameters of libpq by name, over those of `dsn`; None leaves one out.
+        Parameters of libpq by name, which override those of `dsn`. None leaves a parameter out.
     arguments : iterable of str
-        Names of the caller's own arguments, which an unknown keyword may have meant.
+        Names of the caller's own arguments. The error for an unknown keyword may suggest one.
 
     Raises
     ------
     PgOutputError
-        The string can't be read. The message shows at most the name of a parameter that libpq does
-        not know, and no value.
+        The string can't be read, or a value looks as if it contained a password. The message shows
+        at most the name of a parameter that libpq does not know, and no value.
     TypeError
-        `dsn` is no str, or libpq knows no parameter of a name.
+        `dsn` is no str, or libpq has no parameter of that name.
     """
 
     @classmethod
@@ -377,10 +376,10 @@ class ConnectionParameters:
         keywords: Mapping[str, object],
         arguments: Iterable[str],
     ) -> ConnectionParameters:
-        """Return the parameters of a call, which may be given as such already."""
+        """Return `dsn` itself if it is a ConnectionParameters; otherwise make one."""
         if isinstance(dsn, ConnectionParameters) and not keywords:
             return dsn
-        return cls(dsn, keywords, arguments)  # type: ignore[arg-type] # which refuses others
+        return cls(dsn, keywords, arguments)  # type: ignore[arg-type] # refuses other types
 
     def __init__(
         self,
@@ -403,7 +402,8 @@ class ConnectionParameters:
         except psycopg.Error as error:
             why = _unknown_parameter(str(error), dsn or "", known)
         if parameters is None:
-            # Raised here, as libpq's error, which shows the string, would be its context else.
+            # Raised here, outside of `except`: libpq's error shows the string, and would be the
+            # context of this one.
             raise PgOutputError(
                 f"the connection string can't be read{why}",
                 code="bad_option",
@@ -412,15 +412,15 @@ class ConnectionParameters:
                 "characters in a URL as %XX",
             )
         _check_shown(dsn or "", parameters)
-        # Secrets are removed from messages. Very short ones are not, as they are parts of ordinary
-        # words.
+        # Remove these secrets from messages. Leave out very short ones, as ordinary words contain
+        # them.
         self._secrets = [
             str(parameters[name]) for name in _SECRETS if len(str(parameters.get(name, ""))) > 3
         ]
         parameters["client_encoding"] = "UTF8"
         parameters.pop("replication", None)
         parameters.setdefault("fallback_application_name", "pgoutput_fast")
-        # A service may have its own values, which these would override.
+        # With a service, set no defaults: they would override the values of the service file.
         if "service" not in parameters and "PGSERVICE" not in os.environ:
             for name, value in _LIVELINESS.items():
                 if name != "connect_timeout" or "PGCONNECT_TIMEOUT" not in os.environ:
@@ -438,16 +438,16 @@ class ConnectionParameters:
         return any(self._parameters.get(name) for name in _SECRETS)
 
     def without_secrets(self, text: str) -> str:
-        """A text in which these parameters' passwords are replaced."""
+        """Replace the secrets of these parameters in a text with ``***``."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
-            # Of one with spaces, a text that was cut may have the first words.
+            # A text that was cut may end with the first words of a secret that has spaces.
             for word in re.finditer(r"\s", secret):
                 text = text.replace(f"{secret[: word.start()]}{CUT}", f"***{CUT}")
         return text
 
     def of_server(self, host: bytes, address: bytes, port: bytes) -> ConnectionParameters:
-        """The same for one server: the one that libpq says a connection was made to."""
+        """Return these parameters for one server, given by libpq's host, address and port."""
         one: dict[str, object] = {
             **self._parameters,
             "host": host.decode(),
@@ -459,12 +459,12 @@ class ConnectionParameters:
         return ConnectionParameters(None, one)
 
     def open(self, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
-        """Connect, and set `SESSION_SETTINGS`. Each statement is a transaction of its own.
+        """Connect with autocommit, and set `SESSION_SETTINGS`.
 
         Parameters
         ----------
         replication : bool
-            Whether the connection is one of replication mode.
+            Whether to connect in replication mode.
 
         Raises
         ------
@@ -475,7 +475,7 @@ class ConnectionParameters:
         given = conninfo.make_conninfo("", **self._parameters, **mode)
         refused = None
         try:
-            # Statements are not prepared, as a walsender knows only the simple query protocol.
+            # Do not prepare statements: a walsender has only the simple query protocol.
             connection = psycopg.Connection.connect(
                 given,
                 autocommit=True,
@@ -493,9 +493,10 @@ class ConnectionParameters:
                 )
                 refused.retry_for = _UNCLEAR_FOR
         if refused is not None:
-            # Not above: psycopg's error, whose connection shows secrets, would be its context.
+            # Not inside `except`: psycopg's error, whose connection shows secrets, would be the
+            # context of this one.
             raise refused
-        # psycopg would keep them all until somebody asks for them.
+        # Without a handler, psycopg would keep all notifications in memory.
         connection.add_notify_handler(lambda _: None)
         try:
             with answered(connection.pgconn):
@@ -515,10 +516,10 @@ class ConnectionParameters:
 
 
 def _unknown_parameter(said: str, dsn: str, known: Collection[str]) -> str:
-    """The name in a string that libpq says it does not know, with the one that may be meant.
+    """Return text about an unknown parameter that libpq's message names, and a suggestion.
 
-    Nothing unless it resembles a known one and comes before any password: what a password has
-    behind a space or a special character, where it was not quoted or escaped, looks like a name.
+    Return no text unless the name resembles a known one and comes before any password. A password
+    that was not quoted or escaped may have a part that looks like a name.
     """
     match = re.search(r'"([a-z_]+)"', said)
     if match is None:
@@ -533,19 +534,18 @@ def _unknown_parameter(said: str, dsn: str, known: Collection[str]) -> str:
 
 
 def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
-    """Refuse values that contain more than they should, and so perhaps a password.
+    """Refuse a host, port, user or database that may contain a password.
 
-    libpq's messages, and the repr here, show the host, the port, the user and the database. A
-    password whose special characters were not escaped ends up there, or one in a string of other
-    drivers' form, ``host=…;password=…``.
+    libpq's messages, and `__repr__`, show these four. A password gets there if its special
+    characters were not escaped, or with another driver's syntax, ``host=…;password=…``.
 
     Raises
     ------
     PgOutputError
-        There is such a value, which the message does not show.
+        There is such a value. The message does not show it.
     """
     url = re.match(r"[a-z]+://([^?]*)", dsn)
-    # Nothing else has a raw @ in a URL than the end of its password.
+    # In a URL, only the end of the user and password may be a raw @.
     in_url = url is not None and (url[1].count("@") > 1 or "@" in url[1].partition("/")[2])
     hosts = f"{parameters.get('host') or ''},{parameters.get('hostaddr') or ''}".split(",")
     port = str(parameters.get("port") or "")
@@ -569,14 +569,14 @@ def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
 
 
 def check_publication_names(publications: object) -> None:
-    """Refuse what is no list of names.
+    """Check that `publications` is a list of names.
 
     Raises
     ------
     PgOutputError
-        It is empty, or a name can't be one.
+        The list is empty, or a name is not valid.
     TypeError
-        It, or a name, is of another type.
+        `publications` is no list or tuple, or a name is no str.
     """
     expected = "publications must be a list of names, such as ['shop']"
     if not isinstance(publications, (list, tuple)):
@@ -597,12 +597,13 @@ def check_publication_names(publications: object) -> None:
 def check_publications(
     connection: psycopg.Connection[tuple[object, ...]], publications: Sequence[str]
 ) -> None:
-    """Refuse publications that are not there: PostgreSQL 18 would silently pass over their changes.
+    """Check that all publications exist: PostgreSQL 18 sends only a warning for a missing one.
 
     Raises
     ------
     PgOutputError, TypeError
-        One is not there, the server can't be asked, or as of `check_publication_names`.
+        A publication does not exist, or the server can't be asked. See also
+        `check_publication_names`.
     """
     check_publication_names(publications)
     query = "SELECT pubname FROM pg_catalog.pg_publication ORDER BY pubname"
@@ -625,7 +626,7 @@ def check_publications(
 
 
 def _some(names: Sequence[str]) -> str:
-    """Some names for an error; a server may have many."""
+    """Join the first names for an error, and say how many more there are."""
     shown = [printable(name) for name in names[:_SHOWN]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "") if shown else "none"
