@@ -1,10 +1,11 @@
-"""The catalogue of published tables: what the server knows of them and the stream does not tell.
+"""The catalogue of published tables: facts about tables that the stream does not have.
 
-That is a table's primary key (the stream only flags the columns of the replica identity), the
+These are a table's primary key (the stream only flags the columns of the replica identity), the
 values of a column in rows that are older than the column, and a table's partitions. `read_catalog`
-asks the server once; `Catalog` is saved as JSON, so that readers of segments need no connection.
+asks the server once. A `Catalog` can be saved as JSON, so that readers of segments need no
+connection.
 
-The catalogue of *types* is another thing: `pgoutput_fast.TypeRegistry`.
+`pgoutput_fast.TypeRegistry` is the catalogue of types.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class CatalogColumn:
     type_id : int
         The type's OID.
     type_name : str
-        The type as PostgreSQL's ``format_type`` writes it: ``numeric(10,2)``.
+        The type as PostgreSQL's ``format_type`` writes it, such as ``numeric(10,2)``.
     type_modifier : int
         ``pg_attribute.atttypmod``; -1 for none.
     not_null : bool
@@ -50,13 +51,13 @@ class CatalogColumn:
     generated : str
         "s" stored, "v" virtual, "" not generated.
     has_missing : bool
-        Whether rows that are older than the column hold `missing`
+        Whether rows that are older than the column have the value `missing`
         (``pg_attribute.atthasmissing``).
     missing : str or None
         The value in those rows, as text under the session settings of the stream; None for NULL.
     number : int or None
-        ``pg_attribute.attnum``, which stays when the column is renamed; None in catalogues that
-        were stored without it.
+        ``pg_attribute.attnum``, which stays the same when the column is renamed. None in catalogues
+        that were stored without this field.
     is_published : bool
         Whether changes have the column. False if the publications' column lists lack it, or if it
         is generated and no publication publishes it. True in catalogues that were stored without
@@ -78,25 +79,26 @@ class CatalogColumn:
 
 @dataclasses.dataclass(frozen=True)
 class CatalogTable:
-    """One published table. It may be a partitioned one, whose partitions have the rows.
+    """One published table. For a partitioned table, its partitions store the rows.
 
     Attributes
     ----------
     relation_id : int
-        Its OID, by which Relation messages name it.
+        Its OID, which Relation messages have too.
     namespace, name : str
     kind : str
         ``pg_class.relkind``: "r" table, "p" partitioned table.
     replica_identity : str
         ``pg_class.relreplident``: "d" default, "n" nothing, "f" full, "i" index.
     root_id : int or None
-        OID of the topmost partitioned table to which it belongs; None if it is no partition.
+        OID of the topmost partitioned table above it; None if it is no partition.
     partition_ids : tuple of int
         OIDs of its leaf partitions.
     primary_key : tuple of str
-        The names of its columns, in the key's order; empty without one.
+        Names of the primary key's columns, in the key's order. Empty without a primary key.
     identity_index : tuple of str
-        Columns of the index that REPLICA IDENTITY USING INDEX names, in the index's order.
+        Names of the columns of the index that REPLICA IDENTITY USING INDEX names, in the index's
+        order. Empty without such an index.
     columns : tuple of CatalogColumn
         Its columns, in the table's order. For a partitioned table, `missing` is the value in rows
         of its partitions.
@@ -119,19 +121,19 @@ class CatalogTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that identify the row of a change; empty if only the whole row does.
+        """The columns that identify a row; empty if only the whole row identifies it.
 
-        They are those of the replica identity, or of the primary key if the identity is FULL or
-        NOTHING.
+        With REPLICA IDENTITY USING INDEX, these are the columns of the index. Otherwise these are
+        the columns of the primary key.
         """
         return self.identity_index if self.replica_identity == "i" else self.primary_key
 
     @property
     def added_values(self) -> dict[str, str | None]:
-        """Name of a column → its value in rows that are older than it: text, or None for NULL.
+        """By column name: the value in rows older than the column, as text, or None for NULL.
 
-        A column is left out if the catalogue does not know its value: its default was computed for
-        each row, or the table was rewritten since.
+        A column is missing here if the catalogue does not know the value: PostgreSQL computed a
+        default for each row, or the table was rewritten since.
         """
         return {
             column.name: column.missing
@@ -147,7 +149,7 @@ class Catalog:
     Attributes
     ----------
     system_identifier, database : str
-        The cluster and the database in which it was read.
+        The cluster and the database from which the catalogue was read.
     publications : tuple of str
     tables : tuple of CatalogTable
     """
@@ -158,7 +160,7 @@ class Catalog:
     tables: tuple[CatalogTable, ...]
 
     def table(self, name: str) -> CatalogTable:
-        """The table of a qualified name, ``public.accounts``.
+        """Return a table by its qualified name, such as ``public.accounts``.
 
         Raises
         ------
@@ -177,11 +179,11 @@ class Catalog:
         )
 
     def by_id(self) -> dict[int, CatalogTable]:
-        """All tables by their relation id."""
+        """Return all tables, by relation id."""
         return {table.relation_id: table for table in self.tables}
 
     def to_json(self) -> str:
-        """JSON that `from_json` reads."""
+        """Return JSON, which `from_json` reads."""
         return json.dumps({"format_version": FORMAT_VERSION, **vars(self)}, default=vars)
 
     @classmethod
@@ -210,7 +212,7 @@ class Catalog:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON to a file, which is there whole or not at all.
+        """Write JSON to a file, atomically: the file is complete or not there at all.
 
         Raises
         ------
@@ -232,7 +234,7 @@ class Catalog:
         Raises
         ------
         PgOutputError
-            The file can't be read, or has no catalogue.
+            The file can't be read, or is no catalogue.
         """
         try:
             content = read_json_file(Path(path))
@@ -250,7 +252,7 @@ class Catalog:
             ) from error
 
 
-# Deferrable keys are left out: within a transaction two rows may have the same key.
+# Without deferrable keys: within a transaction, two rows may have the same deferrable key.
 _INDEXES = """
 SELECT i.indrelid::bigint, i.indisprimary, i.indisreplident, array_agg(a.attname::text ORDER BY k.n)
 FROM pg_catalog.pg_index AS i
@@ -261,7 +263,7 @@ WHERE i.indrelid = ANY(%s::oid[]) AND (i.indisprimary OR i.indisreplident)
 GROUP BY i.indexrelid, 1, 2, 3
 """
 
-# attmissingval is an array of one element of the column's type; as text[] it can be read for any.
+# attmissingval is an array of one element of the column's type. A cast to text[] reads any type.
 _COLUMNS = """
 SELECT a.attrelid::bigint, a.attname, a.atttypid::bigint,
     pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypmod, a.attnotnull,
@@ -275,9 +277,9 @@ ORDER BY a.attrelid, a.attnum
 
 
 def read_catalog(dsn: str, publications: Sequence[str]) -> Catalog:
-    """Ask a server for the tables that publications publish.
+    """Read from a server the tables that publications publish.
 
-    The call reads everything in one snapshot. Values are text under the session settings of the
+    The call reads everything in one snapshot. Values are text under the session settings of a
     stream.
 
     Parameters
@@ -311,7 +313,7 @@ def catalog_of(
 ) -> Catalog:
     """Read the published tables on a connection, as its transaction sees the catalogue.
 
-    The call waits for no lock on a table.
+    The call locks no table, so it does not wait for other sessions.
 
     Parameters
     ----------
@@ -390,10 +392,10 @@ def catalog_of(
 def _with_missing(
     columns: Sequence[CatalogColumn], leaves: Sequence[Sequence[CatalogColumn]]
 ) -> tuple[CatalogColumn, ...]:
-    """A partitioned table's columns, with the values that older rows in its partitions hold.
+    """Return a partitioned table's columns, with the values in older rows of its partitions.
 
-    A change does not tell the partition of its row. So if partitions differ, the column counts as
-    one whose value the catalogue does not know.
+    A change does not have the partition of its row. So if the partitions' values differ, the
+    column's value counts as not known.
     """
     if not leaves:
         return tuple(columns)

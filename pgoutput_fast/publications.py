@@ -1,13 +1,16 @@
-"""What publications publish: tables, by which relation, columns, and whether a row filter applies.
+"""Decide, as pgoutput does, which tables, columns and rows publications publish.
 
-It is decided as pgoutput decides it, and here alone. All of it is read from the system catalogue's
-own tables, as the transaction sees them. The server's functions and views for this
-(``pg_publication_tables``, ``pg_partition_tree``, ``pg_get_expr``) look at the catalogue as it is
-now: a table that was renamed or dropped since the snapshot would be missing, and nothing would say
-so. And they lock the tables: they would wait behind an ALTER TABLE or TRUNCATE, and others behind
-them.
+No other module decides this. This module reads only tables of the system catalogue, as the
+transaction sees them. It does not use the server's functions and views for the purpose
+(``pg_publication_tables``, ``pg_partition_tree``, ``pg_get_expr``), for two reasons:
 
-PostgreSQL 10 to 18. No version of these has publications that leave out some tables of all.
+- They use the present catalogue. A table that was renamed or dropped since the snapshot would be
+  missing without an error.
+- They lock the tables. They would wait behind an ALTER TABLE or TRUNCATE, and others would wait
+  behind them.
+
+This holds for PostgreSQL 10 to 18. In these versions, a publication FOR ALL TABLES can't exclude a
+table.
 """
 
 from __future__ import annotations
@@ -43,12 +46,12 @@ __all__ = [
     "row_filters",
 ]
 
-# Tables of the system have smaller OIDs: FirstNormalObjectId of the server's source.
+# FirstNormalObjectId in the server's source. System tables have smaller OIDs.
 _FIRST_PUBLISHED = 16384
 
 
 class Attribute(NamedTuple):
-    """A column that is not dropped, as ``pg_attribute`` has it.
+    """A column of a table, from ``pg_attribute``, that is not dropped.
 
     Fields: number, name, type_id, modifier, generated ("s" stored, "v" virtual, "" not generated).
     """
@@ -63,8 +66,9 @@ class Attribute(NamedTuple):
 class Generated(NamedTuple):
     """A stored generated column.
 
-    Fields: number, name, expression (the OID of its row of ``pg_attrdef``: another one once it was
-    given another expression, by which the server writes all rows anew, also if it was given back).
+    Fields: number, name, expression (the OID of its row in ``pg_attrdef``). The OID changes when
+    the column gets another expression, even if it gets the old one back later. The server then
+    rewrites all rows.
     """
 
     number: int
@@ -73,11 +77,11 @@ class Generated(NamedTuple):
 
 
 class UniqueIndex(NamedTuple):
-    """A unique index whose uniqueness is not deferrable.
+    """A unique index that is not deferrable.
 
-    Fields: relation_id (of its table), name, is_primary, is_identity (whether ALTER TABLE … REPLICA
-    IDENTITY USING INDEX named it), is_suitable (whether it can be the replica identity), numbers
-    (of its columns).
+    Fields: relation_id (OID of the table), name, is_primary, is_identity (whether ALTER TABLE …
+    REPLICA IDENTITY USING INDEX names it), is_suitable (whether it can be the replica identity),
+    numbers (of the indexed columns).
     """
 
     relation_id: int
@@ -91,11 +95,11 @@ class UniqueIndex(NamedTuple):
 class Publication(NamedTuple):
     """A publication.
 
-    Fields: oid, name, all_tables, via_root (publish_via_partition_root), actions ("insert",
-    "update", "delete" and, where the server has it, "truncate" → whether it is published),
-    generated (pubgencols: "n" or "s"; None before PostgreSQL 18), version (the transaction that
-    wrote its row of ``pg_publication``, xmin: another one once it was altered, also if it was
-    altered back).
+    Fields: oid, name, all_tables, via_root (publish_via_partition_root), actions (whether "insert",
+    "update", "delete" and, from PostgreSQL 11 on, "truncate" are published), generated (pubgencols:
+    "n" or "s"; None before PostgreSQL 18), version (xmin, the transaction that wrote the row of
+    ``pg_publication``). The version changes when the publication is altered, even if it is altered
+    back later.
     """
 
     oid: int
@@ -113,10 +117,10 @@ class Publication(NamedTuple):
 
 
 class PublicationEntry(NamedTuple):
-    """A table that a publication names, as a row of ``pg_publication_rel`` has it.
+    """A table that a publication names: a row of ``pg_publication_rel``.
 
-    Fields: oid (of the row), columns (the numbers of its column list; None for all), has_filter,
-    filtered (the numbers of the columns in its row filter).
+    Fields: oid (of the row), columns (numbers of the columns in its column list; None without one),
+    has_filter, filtered (numbers of the columns in its row filter).
     """
 
     oid: int
@@ -126,13 +130,14 @@ class PublicationEntry(NamedTuple):
 
 
 class CatalogRelation(NamedTuple):
-    """A table, a partitioned one, or a foreign one that is a partition; of ``pg_class``.
+    """A table, a partitioned table, or a foreign table that is a partition, from ``pg_class``.
 
     Fields: oid, namespace_id, namespace, name, kind, persistence, replica_identity, filenode,
-    parent (the OID of the partitioned table of which it is a partition; None if of none), attached
-    (the transaction that made it a partition, xmin of its row of ``pg_inherits``: another one once
-    it was detached and attached again; None if it is none), placed (the transaction that put it
-    into its schema, likewise of its row of ``pg_depend``; None if that has none).
+    parent (OID of the partitioned table whose partition this is; None if it is no partition),
+    attached (xmin of its row in ``pg_inherits``; None if it is no partition), placed (xmin of its
+    row in ``pg_depend`` for the schema; None without such a row). `attached` changes when the
+    partition is detached and attached again. `placed` changes when the table moves to another
+    schema.
     """
 
     oid: int
@@ -149,11 +154,11 @@ class CatalogRelation(NamedTuple):
 
 
 class PublishedRelation(NamedTuple):
-    """A table by which changes are published: an ordinary one, or the root of partitions.
+    """A table under which changes are published: an ordinary table, or the root of partitions.
 
-    Fields: table, publications (those that publish it by this table, with its columns and filters),
-    leaves (the tables that have its rows), actions (which of "insert", "update", "delete" and
-    "truncate" are published of all of its leaves).
+    Fields: table, publications (those that publish rows under this table, with its column lists and
+    row filters), leaves (the tables that store the rows), actions (those of "insert", "update",
+    "delete" and "truncate" that are published for all leaves).
     """
 
     table: CatalogRelation
@@ -170,7 +175,7 @@ SELECT oid::bigint, pubname::text, puballtables, {via_root}, pubinsert, pubupdat
 FROM pg_catalog.pg_publication WHERE %s::text[] IS NULL OR pubname = ANY(%s) ORDER BY pubname
 """
 
-# No function tells which columns an expression has; its tree names their numbers.
+# No function returns the columns of an expression, so read their numbers from its node tree.
 _ENTRIES = """
 SELECT prpubid::bigint, prrelid::bigint, oid::bigint, {parts}
 FROM pg_catalog.pg_publication_rel WHERE prpubid = ANY(%s::oid[])
@@ -186,7 +191,7 @@ SELECT pnpubid::bigint, pnnspid::bigint, oid::bigint
 FROM pg_catalog.pg_publication_namespace WHERE pnpubid = ANY(%s::oid[])
 """
 
-# A partition that is being detached has two parents at most in name: inhdetachpending.
+# A partition has one row in pg_inherits, even while it is being detached (inhdetachpending).
 _TABLES = """
 SELECT c.oid::bigint, n.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text,
     c.relpersistence::text, c.relreplident::text, c.relfilenode::bigint,
@@ -243,21 +248,21 @@ class Publications:
     Parameters
     ----------
     connection : psycopg.Connection
-        In a transaction of one snapshot, if all has to be of one moment.
+        For a consistent result, a connection in a REPEATABLE READ transaction.
     names : list or tuple of str, optional
-        By default all publications of the database.
+        Names of publications. By default all publications of the database.
 
     Attributes
     ----------
     publications : list of Publication
         In the order of their names.
-    tables : dict of int to Table
+    tables : dict of int to CatalogRelation
         All tables of the database by OID, in the order of their names.
 
     Raises
     ------
     PgOutputError
-        A publication is not there.
+        A publication does not exist.
     psycopg.Error
         The server refuses, or the connection is lost.
     """
@@ -303,7 +308,7 @@ class Publications:
     # --- tables ----------------------------------------------------------------------------------
 
     def published(self) -> list[PublishedRelation]:
-        """The tables by which something is published, in the order of their names."""
+        """Return the tables under which changes are published, in the order of their names."""
         found: dict[int, PublishedRelation] = {}
         for leaf in self.tables.values():
             if leaf.kind == "r" and leaf.persistence == "p":
@@ -313,7 +318,7 @@ class Publications:
                     one = found.setdefault(oid, new)
                     one.leaves.append(leaf)
                     one.actions.intersection_update(actions)
-        # A root without partitions has no rows; it is published all the same.
+        # A root without partitions has no rows, but it is published too.
         for root in self.tables.values():
             if root.kind == "p" and root.persistence == "p" and root.oid not in found:
                 oid, publications, actions = self._publishing(root)
@@ -323,10 +328,11 @@ class Publications:
         return sorted(found.values(), key=lambda one: (one.table.namespace, one.table.name))
 
     def _publishing(self, table: CatalogRelation) -> tuple[int, list[Publication], set[str]]:
-        """By which table the rows of one are published, the publications that do so, and actions.
+        """Return the OID under which a table's rows are published, by which publications; actions.
 
-        It is the topmost ancestor of all publications, as of get_rel_sync_entry in pgoutput.c; the
-        actions are those of all publications that have the table.
+        Several publications may publish the table under different ancestors. The topmost one wins,
+        as in get_rel_sync_entry of pgoutput.c. The actions are those of all publications that have
+        the table.
         """
         oid, level = table.oid, 0
         found: list[Publication] = []
@@ -345,26 +351,27 @@ class Publications:
         return oid, found, actions
 
     def has(self, publication: Publication, table: CatalogRelation) -> bool:
-        """Whether a publication has a table, or a partitioned table to which it belongs.
+        """Whether a publication has a table, or a partitioned table above it.
 
-        The rows of tables that are not permanent, and of foreign ones, are not sent all the same.
+        The server sends no rows of temporary, unlogged and foreign tables, even if a publication
+        has them.
         """
         return any(self._names(publication, one) for one in (table, *self.ancestors(table)))
 
     def top(self, publication: Publication, table: CatalogRelation) -> CatalogRelation:
-        """The topmost table that a publication has, of which `table` is a partition; or it."""
+        """Return the topmost table above `table` that a publication names; or `table` itself."""
         return self._topmost(publication, table)[0]
 
     def _topmost(
         self, publication: Publication, table: CatalogRelation
     ) -> tuple[CatalogRelation, int]:
-        """That table, and how many levels above `table` it is."""
+        """Return the result of `top`, and how many levels above `table` it is."""
         levels = enumerate([table, *self.ancestors(table)])
         named = [(one, level) for level, one in levels if self._names(publication, one)]
         return max(named, key=lambda one: one[1], default=(table, 0))
 
     def ancestors(self, table: CatalogRelation) -> list[CatalogRelation]:
-        """The partitioned tables above a partition, from its parent on."""
+        """Return the partitioned tables above a partition, its parent first."""
         found: list[CatalogRelation] = []
         while table.parent in self.tables and len(found) < len(self.tables):
             table = self.tables[table.parent]
@@ -372,7 +379,7 @@ class Publications:
         return found
 
     def partitions(self) -> dict[int, list[CatalogRelation]]:
-        """OID of each partitioned table → all tables below it that are not partitioned."""
+        """Return the leaf partitions of each partitioned table, by its OID."""
         found: dict[int, list[CatalogRelation]] = defaultdict(list)
         for table in self.tables.values():
             if table.kind != "p":
@@ -381,22 +388,26 @@ class Publications:
         return found
 
     def _names(self, publication: Publication, table: CatalogRelation) -> bool:
-        """Whether a publication names a table itself, its schema, or all tables."""
+        """Whether a publication names the table itself or its schema, or is FOR ALL TABLES."""
         return (publication.oid, table.oid) in self._entries or self._is_whole(publication, table)
 
     def _is_whole(self, publication: Publication, table: CatalogRelation) -> bool:
-        """Whether a publication has a table without a list of columns and a row filter."""
+        """Whether a publication has the whole table, by its schema or by FOR ALL TABLES."""
         schema = (publication.oid, table.namespace_id) in self._schemas
         return table.kind != "f" and (publication.all_tables or schema)
 
     def rows(self, table: CatalogRelation) -> tuple[int, ...]:
-        """What of the catalogue has a table in the publications, as numbers, sorted.
+        """Return sorted numbers that change when a table leaves the publications and returns.
 
-        OIDs of the rows of pg_publication_rel and pg_publication_namespace that name it, or a
-        partitioned table that it belongs to, and of the publications of all tables. Where it is
-        published as a partition alone, the transactions that attached it too, and where its schema
-        is, the one that put it there: while it is detached, or in another schema, its changes are
-        not sent.
+        The numbers are:
+
+        - OIDs of the publications FOR ALL TABLES
+        - OIDs of the rows of pg_publication_rel and pg_publication_namespace that name the table,
+          or a partitioned table above it
+        - `attached`, if only a partitioned table above it is named: while the table is detached,
+          the server sends none of its changes
+        - `placed`, if only its schema is named: while the table is in another schema, the server
+          sends none of its changes
         """
         found = set()
         lineage = [table, *self.ancestors(table)]
@@ -416,12 +427,13 @@ class Publications:
         return tuple(sorted(found))
 
     def sources(self, published: PublishedRelation) -> dict[str, list[str]]:
-        """By what each action of a table is published, as texts that later ones are compared with.
+        """Return for each action the texts that show later whether it was published without a gap.
 
-        While there is one text of an action at both times, the action went on all the while, of the
-        same rows and by the same table. A text names publications, each with its version. For an
-        ordinary table it is one publication, as another one takes nothing away. Where row filters
-        or partitions are concerned it is all of them, as each can change what the others mean.
+        If an action has one text in common at two times, the server sent this action in between
+        without a gap, for the same rows and under the same table. A text names publications with
+        their versions. For an ordinary table, each text names one publication, as any other one
+        takes nothing away from it. With row filters or partitions, one text names all publications,
+        as each one can change what the others publish.
         """
         table, leaves = published.table, published.leaves
         is_simple = table.kind == "r" and table.parent is None
@@ -445,19 +457,19 @@ class Publications:
     def expressions(
         self, published: PublishedRelation, columns: Mapping[int, Sequence[Generated]]
     ) -> dict[str, int]:
-        """By which expressions the server makes the published generated columns of a table.
+        """Return the expressions of a table's published generated columns.
 
         Parameters
         ----------
         published : PublishedRelation
         columns : mapping of int to sequence of Generated
-            As of `read_generated`.
+            The result of `read_generated`.
 
         Returns
         -------
         dict of str to int
-            For the table and each of its leaves, as a partition can have another expression than
-            its root: OID and number of the column, as a text → `Generated.expression`.
+            `Generated.expression` by "OID/number" of a column, for the table and each of its
+            leaves: a partition's expression may differ from the root's.
         """
         table = published.table
         sent = [self.sent(one, table) for one in published.publications]
@@ -476,17 +488,20 @@ class Publications:
     # --- columns and row filters -----------------------------------------------------------------
 
     def entry(self, publication: Publication, table: CatalogRelation) -> PublicationEntry | None:
-        """How a publication names a table; None if it does not, or has all of it."""
+        """Return a publication's entry for a table; None without one, or if it has no effect.
+
+        An entry has no effect if the publication also has the whole table: see `_is_whole`.
+        """
         return None if self._is_whole(publication, table) else self.named(publication, table)
 
     def named(self, publication: Publication, table: CatalogRelation) -> PublicationEntry | None:
-        """The same, also if the publication has all of the table's schema and so all of it."""
+        """Return a publication's entry for a table, even if the entry has no effect."""
         return self._entries.get((publication.oid, table.oid))
 
     def filters(self, published: PublishedRelation) -> tuple[int, ...]:
-        """OIDs of the publications whose row filters choose the rows of a table.
+        """Return the OIDs of the publications whose row filters choose the rows of a table.
 
-        Those rows are published that one of them lets pass. Empty if all are.
+        A row is published if one of the filters is true. Empty if all rows are published.
         """
         filtered = [
             one.oid
@@ -498,7 +513,7 @@ class Publications:
     def sent(
         self, publication: Publication, table: CatalogRelation
     ) -> Callable[[int | None, str], bool]:
-        """What tells of a column, by its number and whether it is generated, if it is sent."""
+        """Return a function that takes a column's number and `generated`: whether it is sent."""
         entry = self.entry(publication, table)
         listed = None if entry is None else entry.columns
         if listed is not None:
@@ -508,12 +523,12 @@ class Publications:
     def columns(
         self, published: PublishedRelation, columns: Sequence[Attribute]
     ) -> list[Attribute]:
-        """The columns of a table that are published, of those that it has.
+        """Return those of a table's columns that are published.
 
         Raises
         ------
         PgOutputError
-            The publications publish different ones, at which the server ends the stream.
+            The publications publish different columns: the server would end the stream.
         """
         table = published.table
         chosen: dict[tuple[int, ...], str] = {}
@@ -537,7 +552,7 @@ class Publications:
 def read_attributes(
     connection: Connection, relation_ids: Sequence[int]
 ) -> dict[int, list[Attribute]]:
-    """The columns of tables by the tables' OIDs, in the tables' order.
+    """Return the columns of tables, by the tables' OIDs, in the order of each table.
 
     Raises
     ------
@@ -553,7 +568,9 @@ def read_attributes(
 
 
 def read_unique_indexes(connection: Connection, relation_ids: Sequence[int]) -> list[UniqueIndex]:
-    """The unique indexes of tables, by the tables' OIDs; those of fewer columns first.
+    """Return the unique indexes of tables, in the order of the tables' OIDs.
+
+    Of one table, those with fewer columns come first.
 
     Raises
     ------
@@ -570,17 +587,17 @@ def read_unidentified(
 ) -> list[tuple[CatalogRelation, str]]:
     """Return the tables whose published updates and deletes the server refuses.
 
-    Partitions are among them by themselves, as each has a replica identity of its own.
+    The list has partitions, not their roots, as each partition has its own replica identity.
 
     Returns
     -------
-    list of (Table, str)
-        Each table, with the replica identity to give it, as ALTER TABLE has it.
+    list of (CatalogRelation, str)
+        Each table, with the replica identity to give it, in the syntax of ALTER TABLE.
 
     Raises
     ------
     PgOutputError
-        A publication is not there.
+        A publication does not exist.
     psycopg.Error
         The server refuses, or the connection is lost.
     """
@@ -608,9 +625,9 @@ def read_unidentified(
 
 
 def read_generated(connection: Connection) -> dict[int, list[Generated]]:
-    """The stored generated columns of a database by their tables' OIDs.
+    """Return the stored generated columns of a database, by their tables' OIDs.
 
-    None of servers before PostgreSQL 18, which can't publish them.
+    Empty for a server before PostgreSQL 18, which can't publish generated columns.
 
     Raises
     ------
@@ -627,9 +644,10 @@ def read_generated(connection: Connection) -> dict[int, list[Generated]]:
 def row_filters(
     connection: Connection, relation_id: int, publications: Sequence[int]
 ) -> Iterator[str]:
-    """The row filters that publications, by their OIDs, have for a table, as SQL.
+    """Yield the row filters of publications, given by OID, for a table, as SQL.
 
-    The server locks the table for that (ACCESS SHARE), and qualifies names as the search_path asks.
+    The server locks the table for this (ACCESS SHARE). It qualifies names that are not in the
+    search_path.
 
     Raises
     ------
@@ -641,7 +659,7 @@ def row_filters(
 
 
 def _set(actions: Sequence[bool | None]) -> dict[str, bool]:
-    """Whether each action is published; those are left out that the server does not have."""
+    """Return whether each action is published, without actions that the server does not have."""
     return {
         action: is_set
         for action, is_set in zip(ACTIONS, actions, strict=True)
