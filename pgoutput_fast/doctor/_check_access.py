@@ -1,4 +1,4 @@
-"""Checks of the role: whether the server lets it stream, and copy the tables for a snapshot."""
+"""Checks of the role: whether it may stream, and copy the tables for a snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._examined import Examined
     from ._published_tables import ExaminedPublications
 
-# Roles of managed servers whose members may stream without the attribute.
+# Roles of managed servers whose members may stream without the attribute REPLICATION.
 _MANAGED = ("rds_replication",)
 
 _MANAGED_ROLES = """
@@ -28,9 +28,9 @@ FROM pg_catalog.pg_roles WHERE rolname = ANY(%s)
 def replication(
     server: Examined, parameters: ConnectionParameters, before: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """Try a connection in replication mode; `before` is what other checks have found.
+    """Try a connection in replication mode: only this shows what pg_hba.conf allows.
 
-    Only that shows what pg_hba.conf lets through.
+    `before` has the findings of earlier checks.
     """
     try:
         ReplicationConnection(parameters).close()
@@ -57,7 +57,7 @@ def replication(
 
 
 def history(server: Examined) -> Iterator[Finding]:
-    """Whether the role could keep a history of DDL."""
+    """Check whether the role could make the event triggers for an exact schema history."""
     if not server.role.superuser:
         yield Finding(
             "ddl-history", f"role {printable(server.role.current)} is no superuser",
@@ -66,7 +66,7 @@ def history(server: Examined) -> Iterator[Finding]:
 
 
 def privileges(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
-    """Whether the role may read the published tables, and all of their rows."""
+    """Check whether the role may read the published tables, and all of their rows."""
     role = server.role.current
     tables = published.read()
     schemas = sorted({table.namespace for table in tables if not table.usage})

@@ -1,4 +1,4 @@
-"""Checks of publications: that they are there, and what they publish."""
+"""Checks of publications: whether they exist, and what they publish."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ._examined import Examined
     from ._published_tables import ExaminedPublication, ExaminedPublications, ExaminedTable
 
-_MOST_TABLES = 50  # of a statement that makes a publication
-_NEW_NAME = "changes"  # of a publication, where none was named
+_MOST_TABLES = 50  # the most tables in a statement that makes or alters a publication
+_NEW_NAME = "changes"  # the name for a new publication, if the caller gave none
 
-# Tables that can be published without harm, as they have a primary key. Those of extensions are
-# left out. Partitioned tables are published from PostgreSQL 13 on, before that their partitions.
+# Tables that can be published without harm, as they have a primary key. Tables of extensions are
+# left out. From PostgreSQL 13 on, a partitioned table can be published; before, its partitions.
 _SUITABLE = """
 SELECT n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -34,7 +34,7 @@ ORDER BY 1, 2
 
 
 def existence(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
-    """Whether there are publications: those that were named, or any."""
+    """Check whether the given publications exist; or, if none was given, any publication."""
     there = {one.name for one in published.publications}
     if server.given is None and not there:
         yield _missing(
@@ -75,12 +75,12 @@ def _missing(server: Examined, kind: str, name: str, found: str) -> Finding:
 
 
 def _suitable(server: Examined) -> list[str]:
-    """Names of tables that can be published."""
+    """Return the names of tables that can be published without harm."""
     return [quoted(*names) for names in server.rows(_SUITABLE, server.version >= 130000)]
 
 
 def contents(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
-    """What each publication publishes."""
+    """Check what each publication publishes."""
     for one in published.publications:
         name, objects = printable(one.name), (quoted(one.name),)
         if one.all_tables:
@@ -125,7 +125,7 @@ def contents(server: Examined, published: ExaminedPublications) -> Iterator[Find
 def _roots(
     published: ExaminedPublications, publication: ExaminedPublication
 ) -> list[ExaminedTable]:
-    """The partitioned tables of a publication of which partitions have rows that are sent."""
+    """Return the partitioned tables of a publication whose partitions send rows."""
     found = {
         root.oid: root
         for table in published.sent(publication)
@@ -139,7 +139,7 @@ def _set_via_root(publication: ExaminedPublication) -> str:
 
 
 def together(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
-    """Whether a stream can read the publications that were named together."""
+    """Check whether one stream can read all given publications together."""
     several = published.publications
     if server.given is None or len(several) < 2:
         return
@@ -150,7 +150,7 @@ def together(server: Examined, published: ExaminedPublications) -> Iterator[Find
     listing: dict[tuple[str, int], tuple[ExaminedPublication, ExaminedTable]] = {}
     for table in published.all_sent():
         of = [one for one in several if table.oid in one.members]
-        # Where a publication sends the root, those that send the partition itself do not count.
+        # If a publication sends the root, publications that send the partition itself do not count.
         by_root = [one for one in of if one.via_root and published.root(one, table) is not table]
         if len({_list_of(published, one, table) for one in by_root or of}) > 1:
             lists.append(table)
@@ -193,7 +193,7 @@ def together(server: Examined, published: ExaminedPublications) -> Iterator[Find
 def _list_of(
     published: ExaminedPublications, publication: ExaminedPublication, table: ExaminedTable
 ) -> frozenset[str] | None:
-    """A column list as the server compares it: one with all columns is none."""
+    """Return a column list as the server compares it: a list of all columns counts as none."""
     columns = published.entry(publication, table).columns
     every = {column.name for column in table.columns}
     return None if columns is None or columns >= every else columns
@@ -205,11 +205,12 @@ def with_columns(
     table: ExaminedTable,
     columns: Iterable[str] | None,
 ) -> tuple[str, ...]:
-    """The statements that give a table of a publication another column list; None for all columns.
+    """Return the statements that give a table another column list; None publishes all columns.
 
-    Nothing else of a publication can change the list of one table. There are none if others have
-    the table locked, behind whom its row filter would have to be waited for, or if that has control
-    characters, which a terminal would obey.
+    Only DROP TABLE and ADD TABLE can change the column list of one table. They need the table's row
+    filter. Return no statements if another session has locked the table, as the filter can't be
+    read without waiting. Return none either if the filter has control characters, which a terminal
+    would obey.
     """
     name, row_filter = quoted(publication.name), None
     if publication.entries[table.oid].has_filter:

@@ -1,4 +1,4 @@
-"""Checks of the server: settings, limits, standbys, and transactions that are in the way."""
+"""Checks of the server: settings, limits, standbys, and long transactions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESTART = "restart the server after that"
 
 
 def version(server: Examined) -> Iterator[Finding]:
-    """The server's version, and the protocol that comes with it."""
+    """Report the newest protocol version; check the database's encoding."""
     number = server.version
     found = f"{number // 10000}.{number % 10000}"
     yield Finding(
@@ -48,7 +48,7 @@ def _needed(server: Examined, name: str) -> Setting:
 
 
 def log_level(server: Examined) -> Iterator[Finding]:
-    """Whether wal_level is logical."""
+    """Check whether wal_level is logical."""
     found = _needed(server, "wal_level")
     if found.value != "logical":
         yield Finding(
@@ -61,7 +61,7 @@ def log_level(server: Examined) -> Iterator[Finding]:
 
 
 def limits(server: Examined) -> Iterator[Finding]:
-    """How many walsenders and slots are left."""
+    """Check how many walsenders and slots are left."""
     for name, used_by, exhausted, few, what in (
         (
             "max_wal_senders",
@@ -79,7 +79,7 @@ def limits(server: Examined) -> Iterator[Finding]:
         ),
     ):
         if what == "slot" and server.slot is not None and _has_slot(server, server.slot):
-            continue  # the stream needs no further one
+            continue  # the slot exists, so the stream needs no new one
         most, used = int(_needed(server, name).value), used_by[0][0]
         if most - used > 1:
             continue
@@ -98,7 +98,7 @@ def _has_slot(server: Examined, name: str) -> bool:
 
 
 def kept_log(server: Examined) -> Iterator[Finding]:
-    """How much log slots may keep."""
+    """Check how much log slots may keep."""
     found = server.setting("max_slot_wal_keep_size")
     name = "max_slot_wal_keep_size"
     if found is None:
@@ -126,7 +126,7 @@ def kept_log(server: Examined) -> Iterator[Finding]:
 
 
 def timeouts(server: Examined) -> Iterator[Finding]:
-    """Timeouts of streams and slots."""
+    """Check the timeouts of streams and slots."""
     sender = _needed(server, "wal_sender_timeout")
     if sender.seconds < SHORT_TIMEOUT:
         yield Finding(
@@ -147,7 +147,7 @@ def timeouts(server: Examined) -> Iterator[Finding]:
 
 
 def memory(server: Examined) -> Iterator[Finding]:
-    """The memory of decoding."""
+    """Check the memory for decoding."""
     found = server.setting("logical_decoding_work_mem")
     if found is not None and found.size < SMALL_MEMORY:
         yield Finding(
@@ -160,7 +160,7 @@ def memory(server: Examined) -> Iterator[Finding]:
 
 
 def session_timeouts(server: Examined) -> Iterator[Finding]:
-    """Timeouts that end the session of a snapshot."""
+    """Check timeouts that could end the session of a snapshot."""
     for name in (
         "statement_timeout",
         "transaction_timeout",
@@ -180,7 +180,7 @@ def session_timeouts(server: Examined) -> Iterator[Finding]:
 
 
 def standby(server: Examined) -> Iterator[Finding]:
-    """What a standby needs for slots of its own."""
+    """Check what a standby needs for its own slots."""
     if not server.role.in_recovery:
         return
     yield Finding(
@@ -230,7 +230,7 @@ ORDER BY a.xact_start NULLS LAST
 
 
 def transactions(server: Examined) -> Iterator[Finding]:
-    """Transactions that have been writing for long."""
+    """Find transactions that have written and been open for long."""
     hidden = 0
     for pid, database, role, seconds in server.rows(_WRITING):
         if seconds is None:
@@ -261,7 +261,7 @@ FROM pg_catalog.pg_prepared_xacts ORDER BY prepared, gid
 
 
 def prepared_transactions(server: Examined) -> Iterator[Finding]:
-    """Prepared transactions that nobody has ended."""
+    """Find transactions that were prepared long ago and not ended."""
     for gid, database, owner, seconds in server.rows(_PREPARED):
         if seconds < LONG_TRANSACTION:
             continue

@@ -1,4 +1,4 @@
-"""Checks of replication slots: the one that was named, and all that hold the server's log."""
+"""Checks of replication slots: the given slot, and all slots that keep the server's log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FROM pg_catalog.pg_replication_slots AS s ORDER BY s.slot_name
 
 
 def slots(server: Examined) -> Iterator[Finding]:
-    """All slots of the server."""
+    """Check all slots of the server."""
     found = server.objects(_SLOTS)
     for slot in found:
         if slot["slot_name"] == server.slot:
@@ -47,7 +47,7 @@ def _lost(slot: dict[str, Any]) -> bool:
 
 
 def _named(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
-    """The slot that was named."""
+    """Check the given slot."""
     name = slot["slot_name"]
     objects = (name,)
     if slot["plugin"] != "pgoutput":
@@ -85,9 +85,9 @@ def _named(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _other(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
-    """A slot that was not named, and may be forgotten."""
+    """Check another slot, which somebody may have forgotten."""
     if slot.get("synced") and server.role.in_recovery:
-        return  # the standby keeps it by itself
+        return  # the standby itself maintains it
     if _lost(slot):
         ours = slot["plugin"] == "pgoutput" and slot["database"] == server.role.database
         unnamed = server.slot is None
@@ -95,7 +95,7 @@ def _other(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
         yield _invalidated(slot, kind)
     elif not slot["active"] and slot["restart_lsn"] is not None:
         name, retained = slot["slot_name"], shown_size(int(slot["retained"]))
-        # Since when, servers tell from 17 on.
+        # inactive_since exists from PostgreSQL 17 on.
         reader = (
             f"has had no reader since {slot['inactive_since']}"
             if slot.get("inactive_since")
@@ -129,7 +129,7 @@ def _invalidated(slot: dict[str, Any], kind: str) -> Finding:
 
 
 def _held(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
-    """The log that a slot keeps, against the server's limits."""
+    """Compare the log that a slot keeps with the server's limits."""
     if slot["restart_lsn"] is None or _lost(slot):
         return
     name, retained, left = slot["slot_name"], int(slot["retained"]), slot.get("safe_wal_size")
@@ -161,7 +161,7 @@ FROM pg_catalog.pg_stat_replication_slots WHERE spill_bytes > 0 ORDER BY slot_na
 
 
 def spills(server: Examined) -> Iterator[Finding]:
-    """What decoding has written to the server's disk."""
+    """Check how much decoding has written to the server's disk."""
     if server.version < 140000:
         return
     memory = server.setting("logical_decoding_work_mem")

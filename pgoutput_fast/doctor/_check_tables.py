@@ -1,4 +1,4 @@
-"""Checks of published tables: replica identities, and what of them is not sent."""
+"""Checks of published tables: replica identities, and rows and columns that are not sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _finding(
     advice: str | None = None,
     what: str = "table",
 ) -> Finding:
-    """A finding about tables, whose names follow the text."""
+    """Make a finding about tables, whose names follow the text."""
     return Finding(
         kind,
         f"{counted(len(tables), what)} {found}: {listed([table.shown for table in tables])}",
@@ -40,14 +40,14 @@ def _set_identity(table: ExaminedTable, identity: str) -> str:
 
 
 def _key_of(table: ExaminedTable) -> str | None:
-    """The replica identity that a table's indexes offer; None without a suitable one."""
+    """Return the replica identity that a table's indexes allow; None without such an index."""
     if table.primary_key:
         return "DEFAULT"
     return f"USING INDEX {quoted(table.candidate)}" if table.candidate else None
 
 
 def identities(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:  # noqa: ARG001
-    """Replica identities, of which each table has its own, partitions too."""
+    """Check replica identities; each partition has its own."""
     need = {
         table.oid
         for one in published.publications
@@ -103,7 +103,7 @@ def identities(server: Examined, published: ExaminedPublications) -> Iterator[Fi
 
 
 def partitions(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:  # noqa: ARG001
-    """Partitions whose identity is another than that of the root by whose name they come."""
+    """Find partitions whose replica identity differs from the root that publishes them."""
     pairs = {
         (table.oid, root.oid): (table, root)
         for one in published.publications
@@ -131,7 +131,7 @@ def partitions(server: Examined, published: ExaminedPublications) -> Iterator[Fi
 
 
 def generated(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
-    """Generated columns, which come from PostgreSQL 18 on if the publication says so."""
+    """Check generated columns. From PostgreSQL 18 on, a publication can publish stored ones."""
     unsent: dict[int, ExaminedTable] = {}
     virtual: dict[int, ExaminedTable] = {}
     refused: dict[int, ExaminedTable] = {}
@@ -150,7 +150,7 @@ def generated(server: Examined, published: ExaminedPublications) -> Iterator[Fin
             if missing and entry.columns is None:
                 unsent[table.oid] = table
                 sql[publish] = None
-            # Before PostgreSQL 18 the old row of REPLICA IDENTITY FULL goes without them.
+            # Before PostgreSQL 18, REPLICA IDENTITY FULL sends old rows without generated columns.
             in_key = (
                 (missing | computed) & table.key
                 if server.version >= 180000 or table.identity != "f"
@@ -186,7 +186,7 @@ def generated(server: Examined, published: ExaminedPublications) -> Iterator[Fin
 
 
 def not_sent(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:  # noqa: ARG001
-    """Tables of publications whose changes are not sent."""
+    """Find tables in publications whose changes are not sent."""
     tables = published.not_sent()
     unlogged = [table for table in tables if table.persistence == "u"]
     if unlogged:
@@ -213,7 +213,7 @@ def not_sent(server: Examined, published: ExaminedPublications) -> Iterator[Find
 
 
 def numerics(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
-    """Numeric columns without precision."""
+    """Find numeric columns without precision."""
     readable = [table.oid for table in published.all_sent() if table.select and table.usage]
     found = read_numerics(server.rows, readable)
     if found:
@@ -224,7 +224,7 @@ def numerics(server: Examined, published: ExaminedPublications) -> Iterator[Find
 
 
 def lists_and_filters(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
-    """Column lists and row filters, and whether they fit the replica identities."""
+    """Check column lists and row filters, and whether they fit the replica identities."""
     lists = []
     filters = []
     for one in published.publications:
@@ -267,7 +267,7 @@ def _uncovered(server: Examined, published: ExaminedPublications) -> Iterator[Fi
         for table in published.sent(one):
             entry = published.entry(one, table)
             if table.lacks_identity:
-                continue  # another finding says so
+                continue  # `identities` reports it
             if not entry.filtered <= table.key:
                 filtered[table.oid] = table
             if entry.columns is None:

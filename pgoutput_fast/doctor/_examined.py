@@ -1,4 +1,4 @@
-"""The server that is examined: how checks ask it, and how the SQL that repairs it is written."""
+"""The examined server: queries for the checks, and SQL text for the findings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from ..publications import Attribute, UniqueIndex
 
-_SHOWN = 8  # names that a finding's text has
+_SHOWN = 8  # the most names in a finding's text
 
-# The doctor's own statements: they change nothing, and neither wait for others nor run for ever.
+# Settings of the doctor's session: its statements change nothing, and no wait is endless.
 _SESSION = (
     "SET search_path = ''",
     "SET default_transaction_read_only = on",
@@ -45,8 +45,8 @@ WHERE r.rolname = session_user AND d.datname = current_database()
 class Setting(NamedTuple):
     """A setting of the server, as a session of the role has it by default.
 
-    Fields: name, value (as the server has it, without unit), unit (None for none), source and
-    context (as pg_settings has them).
+    Fields: name, value (without unit), unit (None without one), source, context. All are columns of
+    pg_settings.
     """
 
     name: str
@@ -57,26 +57,26 @@ class Setting(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The value with its unit, as a person reads it."""
+        """The value with its unit, for a text."""
         return f"{self.value} {self.unit}" if self.unit else self.value
 
     @property
     def seconds(self) -> float:
-        """The value of a time."""
+        """The value of a setting that is a time, in seconds."""
         return float(self.value) * {"ms": 0.001, "s": 1, "min": 60}[self.unit or "s"]
 
     @property
     def size(self) -> int:
-        """The value of a size, in bytes; negative where there is no limit."""
+        """The value of a setting that is a size, in bytes; negative for no limit."""
         return int(self.value) * {"B": 1, "kB": 1 << 10, "MB": 1 << 20}[self.unit or "B"]
 
 
 class Role(NamedTuple):
     """The role and its database.
 
-    Fields: name (that of the session, which has to have REPLICATION), current (whose privileges
-    count), database, in_recovery (whether the server is a standby), superuser, replication,
-    can_create (publications in the database), encoding (of the database).
+    Fields: name (session_user, which needs the attribute REPLICATION), current (current_user, whose
+    privileges count), database, in_recovery (whether the server is a standby), superuser,
+    replication, can_create (whether the role may make publications), encoding (of the database).
     """
 
     name: str
@@ -90,21 +90,24 @@ class Role(NamedTuple):
 
 
 class Examined:
-    """A server, and what was named of it.
+    """A server, with the publications and the slot that the caller gave.
 
     Parameters
     ----------
     connection : psycopg.Connection
-        An ordinary connection.
+        A connection that is not in replication mode.
     publications : sequence of str or None
-        The names of publications that were given.
+        The names of the given publications.
     slot : str or None
-        The name of a slot that was given.
+        The name of the given slot.
 
     Attributes
     ----------
+    given : tuple of str or None
+        The names of the given publications.
+    slot : str or None
     version : int
-        The server's version as libpq has it.
+        The server's version as libpq gives it.
     role : Role
 
     Raises
@@ -124,7 +127,7 @@ class Examined:
         self.slot = slot
         self.version = connection.info.server_version
         try:
-            # Before the session's own settings, which would hide those of the role.
+            # Before `_SESSION`, which would hide the settings of the role.
             rows = self.rows(_SETTINGS, list(_EXAMINED))
             self._settings = {row[0]: Setting(*row) for row in rows}
             for command in _SESSION:
@@ -134,24 +137,24 @@ class Examined:
             raise server_error("can't ask the server", str(error), error.sqlstate) from error
 
     def rows(self, query: LiteralString, *parameters: object) -> list[Any]:
-        """Run a query.
+        """Run a query, and return its rows.
 
         Raises
         ------
         psycopg.Error
-            The server refuses it, as it may do for lack of a privilege.
+            The server refuses the query, for example because the role lacks a privilege.
         """
         with answered(self._connection.pgconn):
             cursor = self._connection.execute(query, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
     def unique_indexes(self, oids: Sequence[int]) -> list[UniqueIndex]:
-        """The unique indexes of tables; raises what `rows` raises."""
+        """Return the unique indexes of tables; the errors are those of `rows`."""
         with answered(self._connection.pgconn):
             return read_unique_indexes(self._connection, oids)
 
     def objects(self, query: LiteralString, *parameters: object) -> list[dict[str, Any]]:
-        """Run a query of one jsonb column: it has the columns that the server's version has.
+        """Run a query whose rows are one jsonb each, with the columns that this server has.
 
         Raises
         ------
@@ -161,7 +164,7 @@ class Examined:
         return [row[0] for row in self.rows(query, *parameters)]
 
     def publications(self) -> Publications:
-        """All publications of the database, and what they publish.
+        """Read all publications of the database, and what they publish.
 
         Raises
         ------
@@ -172,7 +175,7 @@ class Examined:
             return Publications(self._connection)
 
     def attributes(self, tables: Sequence[int]) -> dict[int, list[Attribute]]:
-        """The columns of tables, by the tables' OIDs.
+        """Read the columns of tables, by the tables' OIDs.
 
         Raises
         ------
@@ -183,7 +186,7 @@ class Examined:
             return read_attributes(self._connection, tables)
 
     def row_filter(self, publication: int, table: int) -> str | None:
-        """The row filter of a table as SQL; None if others have locked the table.
+        """Read the row filter of a table as SQL; None if another session has locked the table.
 
         Raises
         ------
@@ -191,7 +194,7 @@ class Examined:
             As of `rows`.
         """
         with answered(self._connection.pgconn):
-            # Without it only the SQL of a finding lacks, which is not worth a wait.
+            # Do not wait long: without the filter, only the SQL of a finding is missing.
             self._connection.execute("SET lock_timeout = 100")
             try:
                 return "".join(row_filters(self._connection, table, [publication]))
@@ -201,19 +204,19 @@ class Examined:
                 self._connection.execute("SET lock_timeout = '5s'")
 
     def setting(self, name: str) -> Setting | None:
-        """A setting; None if the server's version has none of the name.
+        """Return a setting; None if the server's version does not have it.
 
         Raises
         ------
         PgOutputError
-            The role may not read it.
+            The role may not read the setting.
         """
         if name not in self._settings and self.version >= _EXAMINED[name]:
             raise PgOutputError(f"the role may not read the setting {name}", code="no_rights")
         return self._settings.get(name)
 
     def set_setting(self, name: str, value: str) -> tuple[str, ...]:
-        """The statements that change a setting where it was set; empty if SQL can't do so."""
+        """Return the statements that change a setting where it was set; empty if SQL can't."""
         found = self._settings[name]
         told = f"SET {name} = {quoted_literal(value)};"
         role, database = quoted(self.role.name), quoted(self.role.database)
@@ -235,7 +238,7 @@ class Examined:
         )
 
     def set_for_role(self, name: str, value: str) -> tuple[str, ...]:
-        """The statement that changes a setting for the role in the database."""
+        """Return the statement that changes a setting for the role in the database."""
         if self._settings[name].source == "client":
             return ()
         role, database = quoted(self.role.name), quoted(self.role.database)
@@ -243,11 +246,11 @@ class Examined:
         return (f"ALTER ROLE {role} IN DATABASE {database} {told}",)
 
     def grant(self, granted: str) -> tuple[str, ...]:
-        """The statement that makes the role a member of a role of the server."""
+        """Return the statement that makes the role a member of a role of the server."""
         return (f"GRANT {granted} TO {quoted(self.role.name)};",)
 
 
-# The settings that checks look at, and the first server version that has each.
+# The settings that checks use, each with the first server version that has it.
 _EXAMINED = {
     "wal_level": 100000,
     "max_wal_senders": 100000,
@@ -265,15 +268,15 @@ _EXAMINED = {
 
 
 def quoted(*names: str) -> str:
-    r"""Names as SQL has them, with dots between: ``public."Odd name"``.
+    r"""Quote names for SQL, with dots between them: ``"public"."Odd name"``.
 
-    Control characters, which a terminal would obey, are written as ``U&"\001B"``.
+    Control characters, which a terminal would obey, become escapes such as ``U&"\001B"``.
     """
     return ".".join(_escaped(name, '"') for name in names)
 
 
 def quoted_literal(value: str) -> str:
-    """A string as SQL has it, with any setting of standard_conforming_strings."""
+    """Quote a string for SQL, for both values of standard_conforming_strings."""
     if value.isprintable():
         return sql.Literal(value).as_string(None).strip()
     return _escaped(value, "'")
@@ -296,14 +299,14 @@ def _escaped(text: str, quote: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names for a sentence: the first ones, and how many more there are."""
+    """Join the first names for a sentence, and say how many more there are."""
     shown = ", ".join(map(printable, names[:_SHOWN]))
     more = len(names) - _SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def shown_size(size: int) -> str:
-    """Bytes as a person reads them: ``1.5 GiB``."""
+    """Format a number of bytes for a text, such as ``1.5 GiB``."""
     shown = float(size)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(shown) < 1024:
@@ -313,7 +316,7 @@ def shown_size(size: int) -> str:
 
 
 def shown_seconds(seconds: float) -> str:
-    """Seconds as a person reads them: ``3 h 20 min``."""
+    """Format a time in seconds for a text, such as ``3 h 20 min``."""
     if seconds < 120:
         return f"{seconds:g} s"
     minutes = int(seconds // 60)

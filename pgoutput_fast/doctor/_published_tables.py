@@ -1,4 +1,4 @@
-"""The publications that are examined, and their tables, as the catalogue has them."""
+"""The examined publications and their tables, read from the system catalogue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class ExaminedTable:
-    """A table that is published, or that one might take to be.
+    """A table of a publication, even if its rows are not sent.
 
     Attributes
     ----------
@@ -26,8 +26,8 @@ class ExaminedTable:
     kind, persistence, identity : str
         relkind, relpersistence and relreplident of pg_class.
     toast, row_security, select, usage : bool
-        Whether it may have values out of line; whether row-level security applies to the role;
-        whether the role may read it; and use its schema.
+        Whether the table may store values out of line; whether row-level security applies to the
+        role; whether the role may read the table; whether the role may use its schema.
     columns : tuple of Attribute
     primary_key : bool
     key : frozenset of str
@@ -53,17 +53,17 @@ class ExaminedTable:
 
     @property
     def sql(self) -> str:
-        """Its name as SQL has it."""
+        """The qualified name, quoted for SQL."""
         return quoted(self.namespace, self.name)
 
     @property
     def shown(self) -> str:
-        """Its name as a person reads it."""
+        """The qualified name, for a text."""
         return printable(qualified(self))
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows of it are sent."""
+        """Whether the server sends its rows."""
         return self.kind == "r" and self.persistence == "p"
 
     @property
@@ -72,7 +72,7 @@ class ExaminedTable:
         return self.identity != "f" and not self.key
 
     def names(self, numbers: Any) -> frozenset[str]:
-        """The names of columns by their numbers."""
+        """Return the names of columns, given by number."""
         wanted = set(numbers)
         return frozenset(column.name for column in self.columns if column.number in wanted)
 
@@ -80,8 +80,8 @@ class ExaminedTable:
 class ExaminedEntry(NamedTuple):
     """A table that a publication names.
 
-    Fields: columns (its column list; None for all), has_filter (whether it has a row filter),
-    filtered (the columns in it).
+    Fields: columns (its column list; None without one), has_filter (whether it has a row filter),
+    filtered (the columns in the row filter).
     """
 
     columns: frozenset[str] | None
@@ -99,14 +99,14 @@ class ExaminedPublication:
     name : str
     all_tables, via_root : bool
     actions : dict of str to bool
-        "insert", "update", "delete" and, where the server has it, "truncate" → whether published.
+        Whether "insert", "update", "delete" and, from PostgreSQL 11 on, "truncate" are published.
     generated : str or None
         pubgencols: "n" or "s"; None before PostgreSQL 18.
-    entries : dict of int to PublicationEntry
-        OID of each table that it names → how it publishes it.
+    entries : dict of int to ExaminedEntry
+        The entries of the tables that it names, by OID.
     members : set of int
-        OIDs of all its tables: partitions of its tables too, and those that are not sent, as they
-        are unlogged or foreign.
+        OIDs of all its tables, with partitions. It also has tables whose rows are not sent, as they
+        are temporary, unlogged or foreign.
     """
 
     oid: int
@@ -125,7 +125,7 @@ class ExaminedPublication:
 
 
 class ExaminedPublications:
-    """The publications that are examined, and all tables that they concern.
+    """The examined publications, and all their tables.
 
     Parameters
     ----------
@@ -133,9 +133,10 @@ class ExaminedPublications:
 
     Attributes
     ----------
-    publications : tuple of Publication
-        Those that were named, or all.
-    tables : dict of int to Table
+    publications : tuple of ExaminedPublication
+        The given publications, or all of the database.
+    tables : dict of int to ExaminedTable
+        By OID.
 
     Raises
     ------
@@ -169,32 +170,33 @@ class ExaminedPublications:
                     )
 
     def sent(self, publication: ExaminedPublication) -> list[ExaminedTable]:
-        """The tables whose rows a publication sends, partitions by themselves."""
+        """Return the tables whose rows a publication sends: partitions, not their roots."""
         return [table for table in self.members(publication) if table.has_rows]
 
     def members(self, publication: ExaminedPublication) -> list[ExaminedTable]:
-        """All tables that a publication has."""
-        # One that was dropped since is not among the tables.
+        """Return all tables of a publication."""
+        # A table that was dropped meanwhile is not in `tables`.
         return self._sorted(self.tables[oid] for oid in publication.members if oid in self.tables)
 
     def _sorted(self, tables: Any) -> list[ExaminedTable]:
         return sorted(tables, key=qualified)
 
     def all_sent(self) -> list[ExaminedTable]:
-        """The tables whose rows any of the publications sends."""
+        """Return the tables whose rows any of the publications sends."""
         oids = {table.oid for one in self.publications for table in self.sent(one)}
         return self._sorted(self.tables[oid] for oid in oids)
 
     def not_sent(self) -> list[ExaminedTable]:
-        """Tables without partitions that are members, and whose rows are not sent."""
+        """Return member tables whose rows are not sent, without partitioned tables."""
         oids = {table.oid for one in self.publications for table in self.members(one)}
         found = (self.tables[oid] for oid in oids)
         return self._sorted(one for one in found if not one.has_rows and one.kind != "p")
 
     def read(self) -> list[ExaminedTable]:
-        """The tables that a snapshot reads: partitions themselves, also if their root is sent.
+        """Return the tables that a snapshot reads or locks.
 
-        The root is then among them, as a snapshot locks it like a table that it reads.
+        A snapshot reads partitions, even if they are published by their root. It then also locks
+        the root, for which the role needs the same privileges.
         """
         oids = {table.oid for one in self.publications for table in self.sent(one)}
         oids |= {
@@ -207,15 +209,15 @@ class ExaminedPublications:
         return self._sorted(self.tables[oid] for oid in oids)
 
     def root(self, publication: ExaminedPublication, table: ExaminedTable) -> ExaminedTable:
-        """The topmost table that the publication has, of which `table` is a partition; or it."""
+        """Return the topmost table above `table` that the publication names; or `table`."""
         top = self._all.top(self._of(publication), self._all.tables[table.oid])
-        return self.tables.get(top.oid, table)  # unless it was dropped since
+        return self.tables.get(top.oid, table)  # `table` if the root was dropped meanwhile
 
     def _of(self, publication: ExaminedPublication) -> publications.Publication:
         return next(one for one in self._all.publications if one.oid == publication.oid)
 
     def entry(self, publication: ExaminedPublication, table: ExaminedTable) -> ExaminedEntry:
-        """How a publication sends a table: that of its root where it goes by the root."""
+        """Return the entry that applies to a table: with via_root, the root's entry."""
         of = self.root(publication, table) if publication.via_root else table
         return publication.entries.get(of.oid, ExaminedEntry(None, False, frozenset()))
 

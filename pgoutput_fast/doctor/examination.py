@@ -1,4 +1,4 @@
-"""Examine a server: run all checks, and put their findings in order."""
+"""Run all checks of a server, and sort their findings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _OLDEST = 100000
 _NO_PRIVILEGE = "42501"  # SQLSTATE insufficient_privilege
 
-# What could not be checked is named by these texts.
+# The checks, each with the text that the finding "could-not-check" shows.
 _OF_SERVER = (
     ("the version", server_checks.version),
     ("wal_level", server_checks.log_level),
@@ -61,24 +61,26 @@ def examine(
 ) -> DoctorReport:
     """Check whether a server and its tables are ready for a capture.
 
-    The check changes nothing, and makes no slot. If the role may not read something, that is a
-    finding too.
+    The check changes nothing, and makes no slot. If the role may not read something, the report has
+    a finding that says so.
 
     Parameters
     ----------
     dsn : str, optional
-        Connection string of libpq, or URL. What it leaves out is taken from libpq's variables.
+        Connection string of libpq, or URL. Missing parameters come from libpq's environment
+        variables.
     publications : list or tuple of str, optional
         The publications that one stream will read. By default, each publication of the database is
-        examined by itself.
+        examined on its own.
     slot : str, optional
-        The slot that the stream will read. Without it, all slots are examined as slots of others.
+        The slot that the stream will read. Without a slot, all slots are examined as other
+        readers' slots.
 
     Raises
     ------
     PgOutputError
         The connection string can't be read, the server can't be reached or refuses the connection,
-        or a name can't be one. No message has the password.
+        or a name is not valid. No message has the password.
     TypeError
         An argument has a wrong type.
     """
@@ -124,7 +126,7 @@ def _checked(
     run: Callable[..., Iterable[Finding]],
     *arguments: object,
 ) -> list[Finding]:
-    """The findings of a check; with one that says so if the server does not tell.
+    """Run a check, and return its findings; an error of the server becomes a finding.
 
     Raises
     ------
@@ -133,7 +135,7 @@ def _checked(
     """
     found: list[Finding] = []
     try:
-        # One by one, so that those before an error are kept.
+        # One by one, to keep the findings before an error.
         for finding in run(*arguments):
             found.append(finding)  # noqa: PERF402
     except (psycopg.Error, PgOutputError) as error:

@@ -1,4 +1,4 @@
-"""What an examination found, as objects and as JSON."""
+"""The findings of an examination, as objects and as JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 from .kinds import KINDS, Level
 
 FORMAT_VERSION = 1
-"""The version of the JSON form. It changes if a field changes its meaning or goes away."""
+"""The version of the JSON format. It changes if a field changes its meaning or is removed."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
-"""The levels, worst first."""
+"""The levels of findings, the worst first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Finding:
     Attributes
     ----------
     id : str
-        A key of `KINDS`, which has its level and meaning.
+        A key of `KINDS`, which has the level and the meaning.
     found : str
         What was found, with numbers and the first names.
     sql : tuple of str
         Statements that fix it, to run one by one, in this order, in the examined database. Empty if
         SQL can't fix it.
     advice : str or None
-        What else you have to do or decide.
+        What else you have to do or decide; None if there is nothing.
     objects : tuple of str
         Names of all objects concerned: tables as SQL writes them, slots, publications, settings.
     """
@@ -52,19 +52,19 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class DoctorReport:
-    """What an examination found.
+    """The result of an examination.
 
     Attributes
     ----------
     server_version : int
-        As libpq has it: 180004 is 18.4.
+        As libpq gives it: 180004 is 18.4.
     database, role : str
     publications : tuple of str
         The examined publications.
     slot : str or None
         The examined slot.
     findings : tuple of Finding
-        Errors first, then warnings, then what is only worth knowing.
+        Errors first, then warnings, then findings of level "info".
     """
 
     server_version: int
@@ -76,15 +76,15 @@ class DoctorReport:
 
     @property
     def ready(self) -> bool:
-        """Whether nothing is an error."""
+        """Whether no finding is an error."""
         return not self.of_level("error")
 
     def of_level(self, level: Level) -> tuple[Finding, ...]:
-        """The findings of a level, in their order."""
+        """Return the findings of a level, in their order."""
         return tuple(finding for finding in self.findings if finding.level == level)
 
     def to_json(self) -> str:
-        """One JSON object, whose form docs/reference/doctor.md describes."""
+        """Return one JSON object in the format of docs/reference/doctor.md."""
         return json.dumps(
             {
                 "format_version": FORMAT_VERSION,

@@ -1,4 +1,4 @@
-"""Everything that an examination can find: ids, levels, and what each finding means."""
+"""All kinds of findings: their ids, levels and meanings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 Level = Literal["error", "warning", "info"]
 
-# From where on something is found. The meanings below say so.
+# Limits from which a check reports something. The meanings below name them.
 SMALL_KEEP = 1 << 30  # bytes of max_slot_wal_keep_size
 SMALL_MEMORY = 64 << 20  # bytes of logical_decoding_work_mem, as PostgreSQL's default is
 SHORT_TIMEOUT = 10  # seconds of wal_sender_timeout
@@ -15,7 +15,7 @@ MUCH_LOG = 1 << 30  # bytes that a slot keeps
 
 
 class Kind(NamedTuple):
-    """What can be found.
+    """A kind of finding.
 
     Attributes
     ----------
@@ -228,4 +228,4 @@ KINDS: dict[str, Kind] = {
     # The examination.
     "could-not-check": Kind("warning", "This check failed, so its findings are unknown."),
 }
-"""Id of a finding → its kind."""
+"""The kinds of findings, by id."""
