@@ -545,7 +545,7 @@ def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
         There is such a value. The message does not show it.
     """
     url = re.match(r"[a-z]+://([^?]*)", dsn)
-    # In a URL, only the end of the user and password may be a raw @.
+    # In a URL, a raw @ may only end the user and password.
     in_url = url is not None and (url[1].count("@") > 1 or "@" in url[1].partition("/")[2])
     hosts = f"{parameters.get('host') or ''},{parameters.get('hostaddr') or ''}".split(",")
     port = str(parameters.get("port") or "")

@@ -76,7 +76,7 @@ class _Intention:
         return found == self._fields
 
     def give_up(self) -> None:
-        """Remove the file, and a directory that it made: the slot was refused, or dropped again."""
+        """Remove the file, and a new directory: the slot was refused, or is dropped again."""
         self.remove()
         if self._is_new_directory:
             with contextlib.suppress(OSError):  # another program may have written into it

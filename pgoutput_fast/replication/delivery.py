@@ -79,7 +79,7 @@ class Delivery:
         self._on_idle, self._on_loss = on_idle, on_loss
         self._waiting: deque[Transaction | TransactionGroup] = deque()
         # The end LSN of the last transaction that came. After a reconnect, the server sends again
-        # all transactions that were not acknowledged.
+        # all transactions that were not acknowledged; the assembler drops those up to this LSN.
         self._came = position
         self._error: PgOutputError | None = None
 

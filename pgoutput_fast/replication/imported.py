@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 _FRAMES_BYTES = 2 << 20  # bytes of COPY data that become one buffer of frames
 _MOST_ROWS = 1 << 32  # a row's number in its range is the lower half of an int64, `seq`
 
-# The settings of a connection that copies. No timeout may end its commands. The planner may only
-# choose a TID range scan, whatever the statistics say. An empty search_path qualifies all names.
+# The settings of a connection that copies. No timeout may end its commands. The planner has to read
+# a range of blocks by a TID range scan, whatever the statistics say. With an empty search_path, the
+# server qualifies all names.
 _COPY_SETTINGS = {
     "row_security": "off",
     "search_path": "",

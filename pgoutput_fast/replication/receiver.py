@@ -404,7 +404,7 @@ class Receiver:
                     if not self._ended:
                         self._send_status_if_due(min(_AWAY_INTERVAL, self._status_interval))
                 except psycopg.Error:
-                    pass  # the next receive() finds the connection lost
+                    pass  # the next receive() reports the lost connection
                 finally:
                     self._lock.release()
 

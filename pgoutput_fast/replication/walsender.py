@@ -47,8 +47,8 @@ _IN_RECOVERY = "SELECT pg_catalog.pg_is_in_recovery()"
 # After so many seconds, log which transactions CREATE_REPLICATION_SLOT waits for; then again.
 _TELL_AFTER = 2.0
 _TELL_AGAIN = 10.0
-# The transactions for whose end a process waits while it makes a slot: another process runs each
-# one, or it is prepared.
+# The transactions whose end a process awaits while it makes a slot. Another process runs such a
+# transaction, or the transaction is prepared.
 _WAITED_FOR = """
 SELECT w.transactionid::text, h.pid, a.usename::text, p.gid
 FROM pg_catalog.pg_locks AS w
