@@ -1,4 +1,4 @@
-"""Whether a directory goes on where a target is, or lacks changes that the target has not."""
+"""Check that a change log goes on where a target is, and lacks no changes in between."""
 
 from __future__ import annotations
 
@@ -31,20 +31,29 @@ if TYPE_CHECKING:
 def check_position(
     log: ChangeLog, name: str, stored: Stored, position: Position, uncopied: Uncopied
 ) -> list[int]:
-    """Refuse a directory that lacks changes which the target has not.
-
-    Of tables that are not published any more nobody can make a copy: those are returned.
+    """Refuse a change log that lacks changes which the target needs next.
 
     Parameters
     ----------
     log : ChangeLog
     name : str
-        What errors call the target.
+        The target's name in errors.
     stored : Stored
-        What the target has.
+        The target state.
     position : Position
-        Where the directory goes on for it.
+        The position from which the change log is read for this target.
     uncopied : {"error", "empty", "changes"}
+
+    Returns
+    -------
+    list of int
+        Relation ids of tables that lack changes, but are not published any more. They can't get a
+        snapshot, so they are no error.
+
+    Raises
+    ------
+    PgOutputError
+        Other tables lack changes, or `uncopied` is "empty" and the first segments are deleted.
     """
     directory = log.directory
     if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
@@ -74,7 +83,7 @@ def check_position(
 
 
 def _behind(states: Mapping[int, TableState], stored: Stored, position: Position) -> list[int]:
-    """Tables that the directory goes on with beyond what the target has, by relation id."""
+    """Return the tables whose position is beyond the target's LSN; not if a snapshot comes."""
     found = []
     for relation_id, held in stored.tables.items():
         at = position.of(relation_id)
@@ -89,9 +98,9 @@ def _behind(states: Mapping[int, TableState], stored: Stored, position: Position
 
 
 def lost_tables(log: ChangeLog, stored: Stored, consumer: str) -> list[int]:
-    """Tables of which the directory lacks changes that the target has not, by relation id.
+    """Return the relation ids of tables with changes that neither change log nor target has.
 
-    They have to be copied again before a sync can begin.
+    These tables need a new snapshot before a sync can begin.
     """
     view = log.view()
     known = {one.name: one.position for one in consumers(log.directory)} if stored.lsn else {}
@@ -107,19 +116,19 @@ def lost_tables(log: ChangeLog, stored: Stored, consumer: str) -> list[int]:
 
 
 def origin_of(view: View) -> TargetOrigin:
-    """The database from which a directory's changes come."""
+    """Return the database whose changes a change log has."""
     return TargetOrigin(view.metadata.system_identifier, view.metadata.database)
 
 
 def copied_name(directory: Path, copy: Copy) -> str:
-    """The name of a table that is copied; its relation id, if that is all that is known."""
+    """Return the name of a snapshot's table; or its relation id, if the name is not known."""
     try:
         known: Any = Tables(directory).fields(copy).get("table")
-    except PgOutputError:  # the copy was finished meanwhile, and has another file
+    except PgOutputError:  # the snapshot's state has changed, and with it the file's name
         known = None
     return ".".join(known) if known else str(copy.relation_id)
 
 
 def consumer_name(target: str) -> str:
-    """The name under which a sync into a target reads a directory."""
+    """Return the default name of the consumer that reads a change log for a target."""
     return f"sync_{hashlib.sha256(target.encode()).hexdigest()[:12]}"

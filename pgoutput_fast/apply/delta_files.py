@@ -1,4 +1,4 @@
-"""Parquet files of a Delta table, as they are written: nobody sees them before a commit."""
+"""Write the Parquet files of a Delta table. Readers ignore them until a commit adds them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from .delta_place import DeltaPlace
 
 _FILE_BYTES = 64 << 20
-"""Of a file, about. A changed row has its whole file written anew."""
+"""About the size of a file. A changed row costs a rewrite of its whole file."""
 _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 32 << 20
-"""Of a group of rows in a file: so much of it is in memory."""
+"""Bytes in memory after which a row group is written."""
 _SPECIAL = re.compile(r"""[\x00-\x1f"#%'*/:=?\\{}\[\]^\x7f]""")
-"""Characters that Hive escapes in the names of partitions' directories."""
+"""Characters that Hive escapes in the directory names of partitions."""
 _LONGEST = 255
-"""Bytes of such a name and its slash, at most."""
+"""Maximum length of such a name with its slash, in bytes."""
 _OPEN_PARTITIONS = 32
-"""So many partitions have an open file."""
+"""Maximum number of partitions with an open file."""
 
 
 class Directory(Protocol):
-    """Where a table's files are."""
+    """The directory of a table; see `LakeTable`."""
 
     place: DeltaPlace
     directory: str
@@ -44,11 +44,11 @@ class Directory(Protocol):
 
     @property
     def filesystem(self) -> Any:
-        """Its files."""
+        """The file system of the directory."""
 
 
 class AddedFile(NamedTuple):
-    """A file that was written, and what the log gets of it."""
+    """A new file, with the facts that a commit writes to the log."""
 
     path: str
     size: int
@@ -60,12 +60,12 @@ Written = list[AddedFile]
 
 
 def is_small(size: int) -> bool:
-    """Whether a file of so many bytes is one that others may be joined with."""
+    """Whether a file with a size in bytes may be joined with other files."""
     return size < _FILE_BYTES // 2
 
 
 class DeltaFileWriter:
-    """Writes rows into new files of a table; nobody sees them before a commit.
+    """Writes rows to new files of a table, which readers ignore until a commit adds them.
 
     Parameters
     ----------
@@ -73,12 +73,12 @@ class DeltaFileWriter:
     schema : pyarrow.Schema
     partition_by : sequence of str
     prefix : str
-        Of the files' names.
+        Beginning of the files' names.
 
     Raises
     ------
     PgOutputError
-        There is no column by which the table is partitioned.
+        The schema lacks a partition column.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class DeltaFileWriter:
         Parameters
         ----------
         parts
-            Batches of rows, which are few, or parts of a group.
+            Batches of rows.
         size : int, optional
-            Their bytes together, if that is known.
+            Total bytes of the batches, if known; saves the time to measure slices.
         """
         self._pending += [one for one in parts if one.num_rows]
         self._pending_rows += sum(one.num_rows for one in parts)
@@ -128,7 +128,7 @@ class DeltaFileWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept in memory."""
+        """Write the rows in memory to files."""
         if not self._pending:
             return
         rows = pa.Table.from_batches(self._pending, self.schema)
@@ -149,7 +149,7 @@ class DeltaFileWriter:
                 self._written.append(self._open.pop(partition).close())
 
     def _parts(self, rows: pa.Table) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-        """The rows of each partition, without its columns."""
+        """Split rows by partition, without the partition columns."""
         names = self.partition_by
         if not names:
             yield (), rows
@@ -162,14 +162,14 @@ class DeltaFileWriter:
             yield values, rest.take(groups.column("#_list")[group].values)
 
     def finish(self) -> Written:
-        """Close all files; what they are, for a commit."""
+        """Close all files, and return them for a commit."""
         self.flush()
         self._close_all()
         self._finished = True
         return self._written
 
     def end_of_file(self) -> None:
-        """What is written next may go into another file, if this one is large enough."""
+        """Begin new files for the next rows, if an open file is large enough."""
         if any(not is_small(one.bytes) for one in self._open.values()):
             self.flush()
             self._close_all()
@@ -179,7 +179,7 @@ class DeltaFileWriter:
             self._written.append(self._open.popitem()[1].close())
 
     def discard(self) -> None:
-        """Delete what was written, as far as that is possible."""
+        """Delete all files; errors are ignored."""
         self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
         paths = [one.path for one in self._written]
         for opened in self._open.values():
@@ -234,12 +234,12 @@ class _Open:
 
     @property
     def bytes(self) -> int:
-        """Bytes that it has already."""
+        """Bytes that were written to the file so far."""
         return int(self._sink.tell())
 
     def close(self) -> AddedFile:
         if self._writer is None:
-            # It is made for its first ones.
+            # Unreachable: a file is opened only for its first rows.
             raise PgOutputError(f"{self.path} has no rows", code="unfit_input")
         self._writer.close()
         size = self.bytes
@@ -251,14 +251,14 @@ class _Open:
 
 
 def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
-    """Values of partitions as the log has them."""
+    """Return partition values in the text form of the log."""
     return {name: _partition_text(name, value) for name, value in partition.items()}
 
 
 def partition_directory(partition: Mapping[str, Any]) -> str:
-    """Where files of a partition lie: ``day=2024-05-01/``, as Hive and Spark have it.
+    """Return the directory of a partition, such as ``day=2024-05-01/``, as Hive and Spark name it.
 
-    The log says the same of a file, but there are readers, such as polars, that look here.
+    The log has the same values, but some readers, such as polars, take them from this path.
     """
     parts = []
     for name, text in partition_texts(partition).items():
@@ -270,7 +270,7 @@ def partition_directory(partition: Mapping[str, Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A text of which Hive's special characters are ``%XX``; others readers may not decode."""
+    """Escape Hive's special characters as ``%XX``. Readers may not decode other escapes."""
     return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 

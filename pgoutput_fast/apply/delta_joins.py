@@ -1,7 +1,7 @@
-"""What is done beside the windows, which go on meanwhile: small files of change tables are joined.
+"""Join small files of change tables in a thread, while sync writes windows.
 
-Change tables are only added to, so a join and an addition do not exclude each other. Rows of state
-tables change, so their files are joined between two windows.
+Sync only appends to change tables, so a join and an append do not conflict. Merges replace files of
+state tables, so sync joins these between two windows.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Joins:
-    """Joins files of one table at a time, in a thread."""
+    """A thread that joins the files of one table at a time."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._job: Future[None] | None = None
 
     def begin(self, join: Callable[[], None]) -> bool:
-        """Begin with a table; False: another one is not done.
+        """Begin to join a table's files; False if the join before is still running.
 
         Raises
         ------
         PgOutputError
-            As the one before had it.
+            The join before has failed.
         """
         if self._job is not None:
             if not self._job.done():
@@ -39,19 +39,19 @@ class Joins:
         return True
 
     def wait(self) -> None:
-        """Wait for the one that has begun.
+        """Wait for the running join.
 
         Raises
         ------
         PgOutputError
-            As it had it.
+            The join has failed.
         """
         job, self._job = self._job, None
         if job is not None:
             job.result()
 
     def close(self) -> None:
-        """Wait for the one that has begun, and begin no other. An error of it is not told."""
+        """Wait for the running join, ignore its error, and end the thread."""
         with contextlib.suppress(Exception):
             self.wait()
         if self._thread is not None:

@@ -1,7 +1,7 @@
-"""What other programs did to a Delta table since our last commit, by the table's log.
+"""Find out from a Delta table's log what other programs did since our last commit.
 
-Each commit that moves a table's position has the app's transaction, and stands on the very version
-that it was computed from. So all commits of others behind our last one are at the log's end.
+Each of our commits that moves the table's position has a transaction of the app. It was computed
+from the version right before it. So only commits after our last one can have unknown changes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _FILE_ACTIONS = ("add", "remove", "cdc")
 
 
 class Since(NamedTuple):
-    """What the newest commits of a log are.
+    """The newest commits of a log, back to our last one.
 
     Attributes
     ----------
     has_ours : bool
-        Whether a commit of ours is among them.
+        Whether our last commit is among them.
     has_foreign : bool
-        Whether commits without the app's transaction are among them.
+        Whether commits without a transaction of the app are among them.
     changed : str or None
-        What another program changed behind our last commit; None: no rows.
+        How another program has changed rows since our last commit; None if none has.
     """
 
     has_ours: bool
@@ -35,7 +35,7 @@ class Since(NamedTuple):
 
 
 class _LogCommit(NamedTuple):
-    """A commit. Fields: is_ours, changes (whether rows are others by it), operation."""
+    """A commit. Fields: is_ours, changes (whether it changes rows), operation (its name)."""
 
     is_ours: bool
     changes: bool
@@ -43,7 +43,7 @@ class _LogCommit(NamedTuple):
 
 
 def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
-    """Look at the commits of a log, from the newest one back to our last one.
+    """Read the commits of a log, from the newest one back to our last one.
 
     Parameters
     ----------
@@ -52,9 +52,9 @@ def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
     newest : int
         The version of the newest commit.
     known : int
-        The version up to which they were looked at; -1: none was.
+        The version up to which the log was read before; -1 if it was not.
     app : str
-        Begins the names of our transactions.
+        The application id of our transactions; those with ``/`` and a suffix are ours, too.
     """
     has_ours = has_foreign = False
     changed = None
@@ -73,7 +73,7 @@ def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
 
 
 def _commit(filesystem: Any, version: int, app: str) -> _LogCommit | None:
-    """Read a commit; None: the log does not list it any more."""
+    """Read a commit; None if the log does not have it any more."""
     info: dict[str, Any] = {}
     is_ours = changes = False
     try:

@@ -1,4 +1,4 @@
-"""Where Delta tables are: a directory or object storage, and what either can't do."""
+"""The place of Delta tables: a local directory or object storage, with the errors of both."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .targets import ConflictError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_LONGEST = 600  # characters of an error of the storage
+_LONGEST = 600  # characters to which an error text of the storage is cut
 _PAINT = re.compile(r"\x1b\[[0-9;]*m|\\u\{1b\}\[[0-9;]*m")
-# How errors of a storage read that may answer later.
+# Texts of errors after which a retry may succeed.
 _PASSES = re.compile(
     r"error sending request|connection (refused|reset|closed)|connect error|dns error|timed? ?out|"
     r"broken pipe|slow ?down|too many requests|internal ?error|service ?unavailable|"
@@ -34,12 +34,12 @@ _SECRET = re.compile(r"secret|token|password|key|credential|sas|signature", re.I
 
 
 def require_deltalake() -> Any:
-    """The module deltalake.
+    """Return the module deltalake.
 
     Raises
     ------
     PgOutputError
-        It is not installed.
+        The package deltalake is not installed.
     """
     try:
         import deltalake
@@ -53,29 +53,29 @@ def require_deltalake() -> Any:
 
 
 def may_pass(text: str) -> bool:
-    """Whether an error of a storage reads as if it might answer later."""
+    """Whether an error text of a storage suggests that a retry may succeed."""
     return _PASSES.search(text) is not None
 
 
 class DeltaPlace:
-    """Where tables are.
+    """A directory, local or in object storage, that holds the tables of a target.
 
     Parameters
     ----------
     uri : str
         A path, or a URL such as ``s3://bucket/lake``.
     options : mapping of str to str, optional
-        What delta-rs has to know of the storage. No error shows secrets among them.
+        Storage options of delta-rs. Errors do not show secrets among them.
 
     Raises
     ------
     PgOutputError
-        The URL or an endpoint has a secret, or delta-rs can't keep tables in such a place.
+        The URL or an endpoint has a secret, or the path has a character that delta-rs can't handle.
 
     Attributes
     ----------
     path : pathlib.Path or None
-        None: it is not in this file system.
+        None if the place is not in the local file system.
     """
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
@@ -100,7 +100,7 @@ class DeltaPlace:
         return f"Place({self.uri!r})"
 
     def filesystem(self, directory: str = "") -> Any:
-        """The files of a directory in it."""
+        """Return the file system of a directory in this place."""
         if self.path is not None:
             return fs.SubTreeFileSystem(str(self.path / directory), fs.LocalFileSystem())
         from deltalake.fs import DeltaStorageHandler
@@ -109,7 +109,7 @@ class DeltaPlace:
         return fs.PyFileSystem(DeltaStorageHandler(uri, self.options))
 
     def move(self, before: str, after: str) -> None:
-        """Move a table's directory, which object storage can't do."""
+        """Move a table's directory; only a local place can do that."""
         if self.path is None:
             raise PgOutputError(f"nothing can be moved in {self.uri}", code="not_supported")
         with self.refusals(before):
@@ -126,14 +126,14 @@ class DeltaPlace:
             fsync_path((self.path / after).parent)
 
     def has_files(self, directory: str) -> bool:
-        """Whether there is anything in a directory."""
+        """Whether a directory has any files."""
         with self.refusals(directory):
             chosen = fs.FileSelector(directory, allow_not_found=True)
             return bool(self.filesystem().get_file_info(chosen))
 
     @contextlib.contextmanager
     def refusals(self, what: str) -> Iterator[None]:
-        """Raise errors of delta-rs and of the storage as this package's, without secrets."""
+        """Translate errors of delta-rs and the storage to `PgOutputError`, without secrets."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         try:
@@ -141,7 +141,7 @@ class DeltaPlace:
         except CommitFailedError as error:
             raise self.conflict(what, f" ({self.shown(error)})") from None
         except Exception as error:
-            # delta-rs raises plain exceptions too.
+            # delta-rs also raises bare `Exception`s.
             known = isinstance(error, (DeltaError, OSError, pa.ArrowException))
             if not known and type(error) is not Exception:
                 raise
@@ -159,14 +159,14 @@ class DeltaPlace:
             raise PgOutputError(text, code=code) from None
 
     def conflict(self, what: str, shown: str = "") -> ConflictError:
-        """The error that another program has written something first, with what was said of it."""
+        """Return the error that another program has committed first; `shown` is its details."""
         return ConflictError(
             f"another program has written {what} in {self.uri} at the same time{shown}. One sync "
             "at a time can write a target"
         )
 
     def shown(self, error: BaseException) -> str:
-        """The text of an error in one line, without the secrets that are known."""
+        """Return the text of an error in one line, without known secrets."""
         text = " ".join(_PAINT.sub(" ", str(error).replace("\\n", " ")).split())
         known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         for name, value in (*self.options.items(), *known.items()):
@@ -176,9 +176,9 @@ class DeltaPlace:
 
 
 def directory_of(name: str) -> str:
-    """The directory of a table of this name.
+    """Return the directory for a table's name, with special characters as ``@XX``.
 
-    delta-rs 1.6 takes ``%XX`` in a path for the character, and fails on some others; polars 2.1
-    does on spaces and what is not ASCII. So they are ``@XX``, and ``@`` itself too.
+    delta-rs 1.6 decodes ``%XX`` in a path, and fails on some characters. polars 2.1 fails on spaces
+    and characters beyond ASCII.
     """
     return quote(name, safe="%").replace("%", "@")

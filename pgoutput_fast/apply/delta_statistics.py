@@ -1,15 +1,15 @@
-"""Statistics of files: the bounds by which readers and merges pass over files of a Delta table.
+"""Statistics of files: the bounds by which readers and merges skip files of a Delta table.
 
-A bound is written where it holds for every reader, or it is not written. Readers differ:
+A bound is written only if it is right for every reader. Readers differ:
 
-- delta-rs 1.6 takes a column without bounds, in a file that has bounds of others, for a column
-  without values: a filter of its pyarrow dataset finds no rows there.
-- JSON has no NaN, and floats compare in several ways.
+- delta-rs 1.6 takes a column without bounds, in a file with bounds of other columns, for a column
+  without values. A filter of its pyarrow dataset then finds no rows.
+- JSON has no NaN, and readers compare floats in several ways.
 - Spark cuts timestamps to milliseconds, and delta-rs can't read a date beyond the year 9999.
 
-So the table itself names the columns that have bounds, by the property that Delta has for that.
-Readers use no bounds of other columns, and other writers, such as Spark's MERGE and OPTIMIZE, write
-no others. The named columns are integers and texts, whose bounds hold whoever reads them.
+So a property of the table names the columns that have bounds. Readers ignore bounds of other
+columns, and other writers, such as Spark's MERGE and OPTIMIZE, write none. The named columns are
+integers and texts, whose bounds are right for every reader.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 BOUNDED_COLUMNS = "delta.dataSkippingStatsColumns"
-"""The property of a table that names the columns which have bounds in all of its files."""
+"""The table property that names the columns with bounds in all files."""
 _MOST_BOUNDED = 32
 _SHOWN_CHARACTERS = 32
-"""Characters of a text in a bound."""
+"""Length in characters to which a bound of a text is cut."""
 _LAST_CHARACTER = "\U0010ffff"
 _QUOTED = re.compile("`((?:[^`]|``)*)`")
 _SAMPLED = 4096
-"""Rows by which the encoding of a column is chosen."""
+"""Number of rows from which the encoding of a column is chosen."""
 
 
 def bounded_columns(schema: pa.Schema, partition_by: Collection[str] = ()) -> list[str]:
@@ -41,9 +41,9 @@ def bounded_columns(schema: pa.Schema, partition_by: Collection[str] = ()) -> li
     Parameters
     ----------
     schema : pyarrow.Schema
-        Of the table, or of the file.
+        The schema of the table or of the file.
     partition_by : collection of str
-        Columns that files lack.
+        The partition columns, which files lack.
     """
     names = [
         field.name
@@ -65,12 +65,12 @@ def names_in(text: str) -> list[str]:
 
 
 class FileStatistics:
-    """The statistics of a file, while its rows are written.
+    """The statistics of a file, computed while its rows are written.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        Of the file.
+        The schema of the file.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -80,7 +80,7 @@ class FileStatistics:
         self._greatest: dict[str, Any] = {}
 
     def add(self, rows: pa.Table) -> None:
-        """Take rows that are written."""
+        """Add rows that were written."""
         self._rows += rows.num_rows
         for name in self._nulls:
             column = rows.column(name)
@@ -93,7 +93,7 @@ class FileStatistics:
             self._greatest[name] = max(self._greatest.get(name, high), high)
 
     def __str__(self) -> str:
-        """What the log has of the file."""
+        """Return the statistics as JSON for the log."""
         found = {
             "numRecords": self._rows,
             "minValues": self._least,
@@ -111,8 +111,8 @@ def _least_of(value: Any) -> Any:
 def _greatest_of(value: Any) -> Any:
     if not isinstance(value, str) or len(value) <= _SHOWN_CHARACTERS:
         return value
-    # No text with this beginning is greater than the beginning and the last character of all, but
-    # for one that has that character itself there.
+    # Cut the text and append U+10FFFF: no text with the same beginning is greater, unless it has
+    # U+10FFFF itself at this point. So first go on behind all U+10FFFF.
     shown = _SHOWN_CHARACTERS
     while value[shown : shown + 1] == _LAST_CHARACTER:
         shown += 1
@@ -122,15 +122,15 @@ def _greatest_of(value: Any) -> Any:
 def bounded_leaves(schema: pa.Schema) -> list[str]:
     """Return the columns of a Parquet file that have bounds in its footer: all but floats.
 
-    Bounds leave NaN out. So readers would pass over rows with NaN, which is not equal to, or for
-    some readers greater than, what lies between the bounds.
+    Bounds ignore NaN. So readers would skip rows with NaN, although NaN may match a condition that
+    no value between the bounds does, such as "not equal" or, for some readers, "greater".
     """
     leaves = [leaf for field in schema for leaf in _leaves(field)]
     return [name for name, type_ in leaves if not pa.types.is_floating(type_)]
 
 
 def _leaves(field: pa.Field, name: str | None = None) -> list[tuple[str, pa.DataType]]:
-    """The names and types of a field's columns in a Parquet file."""
+    """Return the names and types of a field's leaf columns in a Parquet file."""
     name, type_ = name or field.name, field.type
     if pa.types.is_map(type_):
         parts = {"key_value.key": type_.key_field, "key_value.value": type_.item_field}
@@ -144,7 +144,7 @@ def _leaves(field: pa.Field, name: str | None = None) -> list[tuple[str, pa.Data
 
 
 def repeating(rows: pa.Table) -> list[str]:
-    """The columns whose first values repeat, which files hold once; the rest is faster plain."""
+    """Return the columns whose first values repeat: a dictionary pays only for these."""
     names: list[str] = []
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         names += _repeating_in(name, column.slice(0, _SAMPLED).combine_chunks())

@@ -1,7 +1,7 @@
-"""The columns of Delta tables: which of Arrow's types Delta has, and what the others become.
+"""Convert Arrow columns to the types of Delta tables.
 
-The decoder's target "spark" gives columns of which almost all are Delta's too. Delta has no time:
-it is the server's text there. What functions that users registered give may be of any other type.
+The decoder's target "spark" gives almost only types that Delta has. Delta has no type for times:
+they become the server's text. Functions that users have registered may give any Arrow type.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..errors import PgOutputError
 from ..names import distinct_names
 
 DECODED_FOR = "spark"
-"""Of the decoder's targets the one whose columns fit."""
+"""The target for which `ColumnarDecoder` decodes."""
 
 _MICROSECONDS = pa.timestamp("us")
 _DIGITS = 38
-"""Of the longest decimal."""
+"""Maximum precision of a decimal."""
 _PLAIN = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -45,12 +45,12 @@ _SAME = {
 
 
 def stored_type(type_: pa.DataType) -> pa.DataType:
-    """The type that a column has in a Delta table.
+    """Return the type that a column has in a Delta table.
 
     Raises
     ------
     PgOutputError
-        Delta has none that holds the values.
+        Delta has no type for these values.
     """
     types = pa.types
     if isinstance(type_, pa.BaseExtensionType):
@@ -80,44 +80,44 @@ def stored_type(type_: pa.DataType) -> pa.DataType:
 
 
 def stored_field(field: pa.Field) -> pa.Field:
-    """A column of a Delta table; any may be null."""
+    """Return a field with its type in a Delta table; all fields are nullable."""
     return pa.field(field.name, stored_type(field.type))
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns of a Delta table for such rows."""
+    """Return the schema of a Delta table for rows of a schema."""
     return pa.schema([stored_field(field) for field in schema])
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """Columns as a text, for a log."""
+    """Return a schema as a text for a log."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
 def schema_of(text: str) -> pa.Schema:
-    """The columns that `schema_text` has made a text of.
+    """Return the schema from a text of `schema_text`.
 
     Raises
     ------
     ValueError
-        It is no such text.
+        The text is not valid.
     """
     return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(text, validate=True)))
 
 
 def stored_array(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    """A column as a Delta table has it.
+    """Convert a column to the type of a Delta table's column.
 
     Parameters
     ----------
     column : pyarrow.Array
     type_ : pyarrow.DataType
-        That of the table's column. Fields of structs that the column lacks are null.
+        The type of the table's column. Struct fields that `column` lacks become null.
 
     Raises
     ------
     PgOutputError
-        It has values that the type has not.
+        A value does not fit the type.
     """
     if column.type == type_:
         return column
@@ -171,20 +171,20 @@ def _struct(column: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
 
 
 def _nulls_of(column: pa.Array, made: pa.Array) -> pa.Array:
-    """Lists or maps that are null where the column is."""
+    """Return lists or maps that are null where `column` is."""
     if not column.null_count:
         return made
     return pc.if_else(column.is_valid(), made, pa.scalar(None, made.type))
 
 
 def _times(column: pa.Array) -> pa.Array:
-    """Times as the server prints them, without zeros behind the last digit of a second."""
+    """Return times as the server prints them, without trailing zeros in fractions of a second."""
     text = column.cast(pa.time64("us")).cast(pa.string())
     return pc.replace_substring_regex(text, r"\.?0{0,6}$", "")
 
 
 def conformed(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows with all columns of a table, null where they have none of the name."""
+    """Return rows with all columns of a table; columns that the rows lack are null."""
     if isinstance(rows, pa.Table):
         rows = rows.combine_chunks()
         (rows,) = rows.to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
@@ -200,11 +200,10 @@ def conformed(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBa
 
 
 def merged_schema(there: pa.Schema, more: pa.Schema) -> pa.Schema | None:
-    """The columns of both, where those of one name have one type.
+    """Return the columns of two schemas together, and merge the fields of structs at any depth.
 
-    None: a type differs, or names are not distinct to every reader.
-
-    Fields that are added to structs are taken, at any depth of structs.
+    Returns None if two columns of the same name have different types, or if names are not distinct
+    for every reader.
     """
     fields = _merged(list(there), list(more))
     return None if fields is None else pa.schema(fields)
@@ -230,7 +229,7 @@ def _merged(there: list[pa.Field], more: list[pa.Field]) -> list[pa.Field] | Non
 
 
 def has_type(schema: pa.Schema, is_so: Callable[[pa.DataType], bool]) -> bool:
-    """Whether any column, or a part of one, is of such a type."""
+    """Whether `is_so` holds for the type of any column, or of any nested part."""
     return any(_has(field.type, is_so) for field in schema)
 
 

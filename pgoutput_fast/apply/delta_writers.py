@@ -1,7 +1,4 @@
-"""What writes a table's change table and its state table in a window, as Delta tables.
-
-See `ChangeWriter` and `StateWriter`.
-"""
+"""The writers of Delta change tables and state tables: see `ChangeWriter` and `StateWriter`."""
 
 from __future__ import annotations
 
@@ -45,12 +42,12 @@ _SOME_BITS = (1 << 63) - 1
 
 
 def local_steps() -> AbstractContextManager[MergeSteps]:
-    """Have this process do the steps of a merge."""
+    """Return a context in which this process does the steps of a merge."""
     return nullcontext(LocalSteps())
 
 
 class Positioned:
-    """A writer of a table, which knows how far that is."""
+    """A writer that has the position of its table."""
 
     own: tuple[int, int]
 
@@ -66,7 +63,7 @@ class Positioned:
 
 
 class DeltaChanges(Positioned):
-    """See `ChangeWriter`."""
+    """A `ChangeWriter` of a Delta table."""
 
     kind = "changes"
 
@@ -82,7 +79,7 @@ class DeltaChanges(Positioned):
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that are kept in memory."""
+        """Bytes of changes in memory, which no file has yet."""
         return self._writers[-1].pending_bytes if self._writers else 0
 
     @property
@@ -123,16 +120,16 @@ class DeltaChanges(Positioned):
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The columns that the table has; None: it has none yet."""
+        """The table's columns after this window's commit; None before the first changes."""
         return self._schema
 
     def add_files(self, schema: pa.Schema, files: Written) -> None:
-        """Have files of changes that were written elsewhere, in the table's directory.
+        """Take files of changes that other processes wrote into the table's directory.
 
         Raises
         ------
         NotForeseenError
-            They have not all columns that the table has.
+            The files lack columns that the table has, or have other types.
         """
         merged = schema if self._schema is None else merged_schema(self._schema, schema)
         if merged != schema:
@@ -141,7 +138,7 @@ class DeltaChanges(Positioned):
         self._files += files
 
     def flush(self) -> None:
-        """Write what is kept in memory into its file."""
+        """Write the changes in memory to their file."""
         if self._writers:
             with self.table.refusals():
                 self._writers[-1].flush()
@@ -152,7 +149,7 @@ class DeltaChanges(Positioned):
         with table.refusals():
             files = [file for writer in self._writers for file in writer.finish()]
         files += self._files
-        # They are not deleted from here on: nobody knows whether a commit that fails stands.
+        # From here on, do not delete the files: a commit that fails may have succeeded.
         self._writers, self._files = [], []
         if not files and (self._schema is None or held.copy_lsn <= self.copy_lsn):
             return
@@ -178,7 +175,7 @@ class DeltaChanges(Positioned):
         self.own = table.position
 
     def discard(self) -> None:
-        """Delete what was written and does not stand."""
+        """Delete the files that no commit has."""
         for writer in self._writers:
             writer.discard()
         self.table.delete_files(self._files)
@@ -186,12 +183,12 @@ class DeltaChanges(Positioned):
 
 
 class DeltaState(Positioned):
-    """See `StateWriter`.
+    """A `StateWriter` of a Delta table.
 
     Attributes
     ----------
     steps : callable
-        Gives what does the steps of a merge, for as long as that takes.
+        Returns a context manager, whose value does the steps of a merge.
     """
 
     kind = "state"
@@ -203,16 +200,16 @@ class DeltaState(Positioned):
         self.held = held
         self.marker = marker
         self.own = table.position
-        # At a copy it has that alone, and so its columns.
+        # At the LSN of a snapshot, the table has the columns of that snapshot for certain.
         self.is_ahead = self.lsn > held.lsn and self.lsn != self.copy_lsn
-        """Of a call before that was cut short: alterations may come that it has."""
+        """Whether an interrupted call has written the table, which may have alterations already."""
         self.is_elsewhere = False
-        """Whether another process writes it in this window."""
+        """Whether another process writes the table in this window."""
         self.steps: Callable[[], AbstractContextManager[MergeSteps]] = local_steps
         self._wanted = list(partition_by)
         self._partition_by = table.partition_by if table.exists else self._wanted
         stored = {one.name: one.stored for one in held.columns}
-        # Columns that are gone don't count; and a new snapshot is partitioned as is wanted.
+        # Dropped columns don't count. A stale table may differ: a new snapshot gets these columns.
         wanted = [stored.get(name, name) for name in partition_by if not stored or name in stored]
         is_kept = held.stale is None and table.exists
         if wanted and wanted != self._partition_by and is_kept:
@@ -233,24 +230,24 @@ class DeltaState(Positioned):
 
     @property
     def partition_by(self) -> list[str]:
-        """The columns by which it is partitioned."""
+        """The partition columns of the table."""
         return self._partition_by
 
     def create(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
-        # One that is there already was made before a crash, and may have rows since.
+        # An existing table was created before a crash, and may have rows already.
         if not self.table.exists:
             schema = self._stored(schema)
             self.table.create(schema, (0, 0), self._partitions(schema))
 
     def _stored(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the table for rows of the server's."""
+        """Return the table's schema for the server's columns."""
         if self.marker is not None:
             schema = schema.append(pa.field(self.marker, DELETED_AT))
         return stored_schema(schema)
 
     def _partitions(self, schema: pa.Schema) -> list[str]:
-        """By which columns the table is partitioned when all of its rows come."""
+        """Choose the partition columns of a table that gets all of its rows."""
         stored = {column.name: column.stored for column in self.held.columns}
         names = [stored.get(name, name) for name in self._wanted] or self._partition_by
         if self.table.exists:
@@ -291,12 +288,12 @@ class DeltaState(Positioned):
             self._writer.write(conformed(rows, self._writer.schema))
 
     def add_files(self, schema: pa.Schema, partition_by: Sequence[str], files: Written) -> None:
-        """Have files of the snapshot's rows that were written elsewhere, in its directory.
+        """Take files of the snapshot's rows that other processes wrote into the table's directory.
 
         Raises
         ------
         NotForeseenError
-            They have other columns or partitions than the table is to have.
+            The files have other columns or partitions than the table will have.
         """
         if self._writer is None:
             raise PgOutputError("load() was not called", code="unfit_input")
@@ -400,14 +397,14 @@ class DeltaState(Positioned):
             )
 
     def check_rows(self) -> None:
-        """Refuse a table that has other rows than a sync has written.
+        """Refuse a table whose rows are not those that this sync has written.
 
         Raises
         ------
         IncompleteError
             Another program has changed rows.
         ConflictError
-            Another sync has.
+            Another sync has moved the position.
         """
         self.table.check_position(self.own)
         if self.table.changed is not None:
@@ -417,7 +414,7 @@ class DeltaState(Positioned):
             )
 
     def discard(self) -> None:
-        """Delete what was written and does not stand."""
+        """Delete the files that no commit has."""
         if self._writer is not None:
             self._writer.discard()
             self._writer = None
@@ -426,14 +423,14 @@ class DeltaState(Positioned):
 
 
 def _can_partition(type_: pa.DataType) -> bool:
-    """Whether partitions can have such values; delta-rs 1.6 can't read negative decimals there."""
+    """Whether partition values can have a type. delta-rs 1.6 can't read negative decimals there."""
     types = pa.types
     plain = types.is_integer(type_) or types.is_string(type_) or types.is_boolean(type_)
     return bool(plain or types.is_date(type_) or types.is_timestamp(type_))
 
 
 def _number(alterations: Sequence[Alteration]) -> int:
-    """A number for the log by which alterations are known again; 0 if there is none."""
+    """Return a checksum by which the log says that it has these alterations; 0 for none."""
     if not alterations:
         return 0
     text = repr(

@@ -1,4 +1,4 @@
-"""What the newest catalogue says of a sync's tables: which have left, and which never came."""
+"""Compare a sync's tables with the newest catalogue: find departed tables and wrong patterns."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _WILDCARDS = frozenset("*?[")
-_PAUSE = 1.0  # seconds between two looks at the history, at least
+_PAUSE = 1.0  # least seconds between two reads of the schema history
 
 
 def departed(history: History | None, relation_ids: list[int]) -> list[int]:
-    """Those of tables that the newest catalogue does not have."""
+    """Return the tables that the newest catalogue does not have."""
     if history is None:
         return []
     published = history.newest_tables.by_id()
@@ -38,12 +38,12 @@ def departed(history: History | None, relation_ids: list[int]) -> list[int]:
 
 
 def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
-    """Tell of each pattern that matches no published table, or that there is none at all.
+    """Yield a warning for each pattern that matches no published table, or if there is no table.
 
     Parameters
     ----------
     patterns : iterable of str
-        Those of the tables that are wanted.
+        The patterns of the selected tables.
     shown : collection of str
         The published tables, as patterns match them.
     """
@@ -52,7 +52,7 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
         return
     patterns = [*patterns]
     for one in dict.fromkeys(one.removeprefix("*.") for one in patterns):
-        # Of a name with a dot the command makes two patterns, as it may lack its schema.
+        # For a name with a dot, the command gives two patterns: the dot may be part of the name.
         same = [other for other in patterns if other.removeprefix("*.") == one]
         if not any(fnmatchcase(name, other) for name in shown for other in same):
             hint = "" if _WILDCARDS.intersection(one) else did_you_mean(one, shown)
@@ -62,23 +62,23 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
 def check_tables(
     patterns: Sequence[str] | None, published: Collection[str], directory: Path
 ) -> None:
-    """Refuse patterns that match nothing, as a slot would be kept for a target without tables.
+    """Refuse a selection that matches no table: it would keep a slot for an empty target.
 
-    Where nothing is published at all, no pattern can be told to be wrong.
+    If nothing is published at all, no pattern counts as wrong.
 
     Parameters
     ----------
     patterns : sequence of str or None
-        Those of the tables that are wanted; None: all.
+        The patterns of the selected tables; None selects all.
     published : collection of str
         The published tables, as patterns match them.
     directory : pathlib.Path
-        May have changes of others, if a capture has begun there.
+        The change log. If a capture has begun there, it may have further tables.
 
     Raises
     ------
     PgOutputError
-        None matches.
+        No pattern matches a table.
     """
     if patterns is None or not published:
         return
@@ -93,7 +93,7 @@ def check_tables(
 
 
 def did_you_mean(name: str, published: Iterable[str]) -> str:
-    """What is said behind a name, with its schema or not, if a published table has one like it."""
+    """Return a hint with the published table whose name is most similar, or an empty text."""
     known = {full.partition(".")[2]: full for full in published} if "." not in name else {}
     near = difflib.get_close_matches(name, known or published, 1)
     return f"; did you mean {known.get(near[0], near[0])}?" if near else ""
@@ -104,22 +104,27 @@ def check_partitions(
     tables: Iterable[CatalogTable],
     held: Iterable[Held],
 ) -> None:
-    """Refuse partitions by what is not there, as tables are made by them once and for all.
+    """Refuse partition columns that do not exist, before tables are created with them.
 
     Parameters
     ----------
     partition_by : mapping of str to sequence of str
         Columns by table, ``namespace.name``.
     tables : iterable of CatalogTable
-        Those that are published.
+        The published tables.
     held : iterable of Held
-        What the target has, whose tables may have left.
+        The target's tables, some of which may not be published any more.
+
+    Raises
+    ------
+    PgOutputError
+        A table is not published, or has no such column.
     """
     published = {qualified(one): one for one in tables}
     known = {qualified(one) for one in held}
     for name, columns in partition_by.items():
         if name in known:
-            continue  # the target says what it is partitioned by
+            continue  # the target checks the partitions of its tables itself
         table = published.get(name)
         if table is None:
             raise PgOutputError(
@@ -141,21 +146,20 @@ def check_partitions(
 
 
 class Departures:
-    """Tells once what a user should know of tables that are published, or are not.
+    """Warns once of tables that departed, and of patterns that match no table.
 
     Parameters
     ----------
     log : ChangeLog
     patterns : iterable of str
-        Those of the tables that are wanted.
+        The patterns of the selected tables.
     shown : callable
-        Gives the name under which people find a table in the target, as of `Target`.
+        `Target.shown`: returns the name under which users find a table in the target.
 
     Attributes
     ----------
     left : tuple of str
-        Tables that are dropped, or not published any more, by their names in the target, as people
-        find them there.
+        Tables that are dropped or not published any more, by their names in the target.
     """
 
     def __init__(
@@ -169,12 +173,12 @@ class Departures:
         self.left: tuple[str, ...] = ()
 
     def look(self, tables: Mapping[int, Held], *, at_once: bool = False) -> None:
-        """Compare with the newest catalogue, if it is time or at once.
+        """Compare tables with the newest catalogue, at most once a second unless `at_once`.
 
         Parameters
         ----------
         tables : mapping of int to Held
-            What the target has, by relation id.
+            The table states by relation id.
         """
         now = time.monotonic()
         if now < self._next and not at_once:
@@ -185,7 +189,7 @@ class Departures:
             return
         catalog = history.newest_tables
         there = catalog.by_id()
-        # A table may have come since the catalogue was read; its snapshot tells when.
+        # A table may be newer than this read of the catalogue: compare with its snapshot's LSN.
         gone = {
             relation_id: held for relation_id, held in tables.items()
             if relation_id not in there and 0 < held.copy_lsn < history.newest_start
@@ -195,7 +199,7 @@ class Departures:
             held = gone[relation_id]
             name, stored = qualified(held), held.stored
             if name in names and stored == stored_table(held.namespace, held.name):
-                # Another table has come since under this name, and will get it in the target too.
+                # A new table has this name, and will get it in the target, too.
                 _log.warning(
                     "%s was dropped, and another one has its name; what it had stays under another "
                     "name", name,
@@ -212,4 +216,4 @@ class Departures:
         if self._patterns is not None:
             for warning in mistaken(self._patterns, shown):
                 _log.warning("%s", warning)
-        self._patterns = None  # it is told once
+        self._patterns = None  # warn only once

@@ -1,4 +1,4 @@
-"""What a sync would do: found out without writing anything, neither a slot nor a file."""
+"""Plan what a sync would do, and write nothing: neither a slot nor a file."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ if TYPE_CHECKING:
 
 
 class TablePlan(NamedTuple):
-    """What would be done with a table.
+    """What a sync would do with a table.
 
     Attributes
     ----------
     relation_id : int
     name : str
     held : Held or None
-        What the target has of it; None if it is new there.
+        The table state in the target; None if the table is new there.
     lsn : int
-        It is read from here on; 0 if the directory has nothing of it yet.
+        Sync would read the table's changes from this LSN on; 0 without a change log.
     copy_lsn : int or None
-        The LSN of the newest snapshot that would be written; None: none would.
+        LSN of the newest snapshot that sync would write; None if it would write none.
     rows, changes : int
-        Rows of snapshots, and changes, that are there for it.
+        Rows of snapshots, and changes, that the change log has for the target.
     waits : bool
-        Whether it waits for a copy.
+        Whether the table waits for a snapshot.
     has_snapshot : bool
-        Whether the directory has one of it, so that its rows are known.
+        Whether the change log has a complete snapshot of the table.
     is_published : bool or None
-        Whether a publication has it; None: no server was asked.
+        Whether a publication has the table; None if no server was asked.
     is_lost : bool
-        Whether it would be copied again first, as the directory lacks changes of it.
+        Whether the table needs a new snapshot first, because the change log lacks changes of it.
     refused : str or None
-        Why it would be paused, as values of it are refused: nothing of it is counted from there on.
+        Why the table would be paused: a value is refused. Rows and changes from there on are not
+        counted.
     """
 
     relation_id: int
@@ -70,16 +71,16 @@ class TablePlan(NamedTuple):
 
 
 class SlotPlan(NamedTuple):
-    """A slot that would be captured.
+    """The slot that a sync would capture.
 
     Attributes
     ----------
     name : str
     exists : bool
     confirmed_lsn : int or None
-        It goes on here, if it exists.
+        The LSN from which on the slot sends changes; None if it does not exist.
     server_lsn : int
-        Where the server's log ends.
+        The end of the server's log.
     """
 
     name: str
@@ -94,17 +95,17 @@ class SyncPlan(NamedTuple):
     Attributes
     ----------
     directory : pathlib.Path
-        The segments.
+        The change log.
     has_begun : bool
         Whether a capture has begun there.
     slot : SlotPlan or None
-        None: the directory is another capture's.
+        None if the change log is that of another capture.
     lsn, end_lsn : int
-        Where the directory would be read from, and where it ends; 0 if there is none.
+        The position from which sync would read the change log, and the log's end; 0 without a log.
     tables : list of TablePlan
-        By name.
+        Sorted by name.
     mistaken : list of str
-        Warnings of tables that are asked for and not published, where a server was asked.
+        Warnings of patterns that match no published table; empty if no server was asked.
     """
 
     directory: Path
@@ -117,7 +118,7 @@ class SyncPlan(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a server says. Fields: origin, slot, published (names by relation id)."""
+    """The answer of a server. Fields: origin, slot, published (names by relation id)."""
 
     origin: TargetOrigin
     slot: SlotPlan
@@ -128,13 +129,13 @@ def ask_server(
     parameters: ConnectionParameters, slot: str, publications: Sequence[str], directory: Path,
     *, adopt_slot: bool,
 ) -> Asked:  # fmt: skip
-    """Ask what a slot is, and which tables are published.
+    """Ask the server for the state of a slot and for the published tables.
 
     Raises
     ------
     PgOutputError
-        The server can't be reached or refuses, a publication is not there, or slot and directory
-        do not go together.
+        The server can't be reached or refuses, a publication does not exist, or the slot does not
+        belong to the directory.
     """
     from ..replication.beginning import check_beginning
     from ..replication.membership import read_members
@@ -162,19 +163,19 @@ def plan_sync(
     consumer: str,
     asked: Asked | None,
 ) -> SyncPlan:
-    """Find out what a sync would do now.
+    """Plan what a sync would do now.
 
     Parameters
     ----------
     target, name, decode_for, directory, options, consumer
-        As of `Syncing`.
+        See `Syncing`.
     asked : Asked or None
-        What the server says, if its slot is to be captured.
+        The server's answer, if the sync would capture a slot.
 
     Raises
     ------
     PgOutputError
-        It could not begin, for the reason that the sync would give.
+        The sync could not begin, for the same reason.
     """
     slot = None if asked is None else asked.slot
     published = {} if asked is None else asked.published
@@ -204,7 +205,7 @@ def plan_sync(
         position = first_position(view.states, view.begin)
     else:
         position = view.first_position()
-    if lost:  # nothing is read of them until they are copied
+    if lost:  # these tables are not read before their snapshots
         ends = dict.fromkeys(lost, view.end)
         position = Position(position.lsn, {**position.tables, **ends})
     else:
@@ -261,7 +262,7 @@ def _sorted(tables: dict[int, TablePlan], options: SyncOptions) -> list[TablePla
 
 
 def _copied_names(directory: Path, view: View) -> dict[int, str]:
-    """The names of tables that have a snapshot or wait for one."""
+    """Return the names of tables that have a snapshot or wait for one."""
     return {
         relation_id: copied_name(directory, state.copies[-1])
         for relation_id, state in view.states.items()
@@ -278,7 +279,7 @@ def _count(
     policies: Policies,
     stored: Stored,
 ) -> dict[int, TablePlan]:
-    """What is there for each table: everything is decoded, as a sync would decode it."""
+    """Count rows and changes of each table. This decodes everything, as a sync would."""
     plan = view.plan(position)
     found: dict[int, TablePlan] = {}
     if plan is None:

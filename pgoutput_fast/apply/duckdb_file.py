@@ -1,4 +1,4 @@
-"""Open a DuckDB file for which other processes may have to be waited for, within some memory."""
+"""Open a DuckDB file with a memory limit, and wait while another process has it open."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 SUFFIXES = (".duckdb", ".db", ".ddb")
-"""A target whose name ends so is meant as a DuckDB file, also if no file is there yet."""
+"""Suffixes of a target's name that suggest a DuckDB file, even if the file does not exist."""
 LEAST_MEMORY = 64 << 20
-"""With less DuckDB can't write a window of the usual size."""
+"""Smallest memory with which DuckDB can write a window of the usual size, in bytes."""
 _LEAST_DEFAULT = 384 << 20
 _MOST_MEMORY = 4 << 30
 _PART = 4
-"""A part of the memory of the machine, or of the container, that is DuckDB's by default."""
+"""By default, DuckDB gets one of this many parts of the machine's or container's memory."""
 _PAUSE = 0.05
 """Seconds between two attempts to open the file."""
 _SAID_AFTER = 1.0
@@ -33,12 +33,12 @@ _NO_MEMORY = ("failed to pin block", "failed to allocate")
 
 
 def default_memory() -> int:
-    """Return how many bytes DuckDB may take: a quarter of what there is, 384 MB to 4 GB."""
+    """Return the default memory limit in bytes: a quarter of all memory, from 384 MB to 4 GB."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in _CGROUPS:
         try:
             total = min(total, int(Path(name).read_text(encoding="ascii")))
-        except (OSError, ValueError):  # there is no such group, or it has no limit
+        except (OSError, ValueError):  # no such control group, or no limit
             continue
     return min(max(total // _PART, _LEAST_DEFAULT), _MOST_MEMORY)
 
@@ -56,32 +56,32 @@ def check_memory(memory: int | None) -> None:
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether the file is open elsewhere: in another process, or in this one."""
+    """Whether opening the file failed because it is open already, here or in another process."""
     return any(sign in str(error) for sign in _BUSY)
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether a statement failed as DuckDB has no more memory; a commit has no class for that."""
+    """Whether DuckDB ran out of memory; in a commit, only the error's text says so."""
     return type(error).__name__ == "OutOfMemoryException" or any(
         sign in str(error) for sign in _NO_MEMORY
     )
 
 
 class DuckdbFile:
-    """A DuckDB file that other processes open too.
+    """A DuckDB file that other processes open, too.
 
     Parameters
     ----------
     path : pathlib.Path
     memory : int, optional
-        The bytes that DuckDB may take; by default `default_memory`.
+        DuckDB's memory limit in bytes; by default `default_memory`.
     lock_timeout : float, optional
-        Seconds to wait for another process that has the file open. By default there is no end.
+        Seconds to wait while another process has the file open. By default without limit.
 
     Attributes
     ----------
     on_wait : callable
-        Called again and again while another process is waited for. An exception ends the waiting.
+        Called every 0.05 seconds during the wait. It ends the wait by an exception.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class DuckdbFile:
         self.on_wait: Callable[[], None] = lambda: None
 
     def connect(self, duckdb: Any, *, read_only: bool = False) -> Any:
-        """Open the file, as soon as no other process has it open.
+        """Open the file as soon as no other process has it open.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Names and conditions in DuckDB's SQL."""
+"""SQL for DuckDB: names, conditions, and the tables of a target's own."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CREATE TABLE _source (
 
 
 def quoted(*names: str) -> str:
-    """A name as SQL has it."""
+    """Return a quoted name, of one or several parts."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def empty(schema: pa.Schema) -> pa.Table:
-    """A table without rows. Arrow's own function has none for lists of an extension type."""
+    """Return a table without rows. `Schema.empty_table` fails for lists of an extension type."""
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
@@ -44,9 +44,9 @@ def same(
 ) -> str:
     """Return the condition that rows `s` and `n` have the same values in some columns.
 
-    Values are the same if the server's bytes are: to the fold, and in Delta tables, if `keys` makes
-    the same bytes of them. DuckDB takes 0 and -0 as equal, also within lists, structs and maps. It
-    compares all other types that its tables get by their bytes.
+    The condition has to agree with the fold, which compares the bytes that `keys` makes of values.
+    DuckDB differs in one point: it takes 0.0 and -0.0 as equal, also inside lists, structs and
+    maps. So the condition also compares the signs of zeros.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ def same(
     names : sequence of str
         The columns of `s`.
     others : sequence of str, optional
-        The columns of `n`, by default of the same names.
+        The columns of `n`; by default they have the same names.
     nulls : bool
-        Whether NULL is equal to NULL.
+        Whether NULL equals NULL.
     """
     conditions = []
     for name, other in zip(names, others or names, strict=True):
@@ -70,9 +70,9 @@ def same(
 
 
 def _signs(type_: pa.DataType, value: str, depth: int = 0) -> str | None:
-    """An expression for which zeros of a value are negative; None: the type has no floats.
+    """Return an expression that says which zeros in a value are negative; None without floats.
 
-    The sign of NaN does not count, as the server's text of NaN has no sign.
+    The sign of NaN does not count, because the server's text of NaN has no sign.
     """
     types = pa.types
     if isinstance(type_, pa.BaseExtensionType):
@@ -97,5 +97,5 @@ def _signs(type_: pa.DataType, value: str, depth: int = 0) -> str | None:
 
 
 def versioned(stored: str, version: int) -> str:
-    """The name of a version of a change table."""
+    """Return the name of a version of a change table."""
     return stored if version == 1 else f"{stored}.v{version}"

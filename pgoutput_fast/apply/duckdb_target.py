@@ -1,6 +1,6 @@
-"""Tables in a DuckDB file: all that a window writes stands in one transaction.
+"""The target that keeps tables in a DuckDB file. Each window is one transaction.
 
-The file is open only while a window is written, as no other process can read it meanwhile.
+The file is open only while a window is written, because no other process can read it meanwhile.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ if TYPE_CHECKING:
     from .targets import Alteration, ChangeWriter
 
 DECODED_FOR = "duckdb"
-"""Of the decoder's targets the one whose columns duckdb takes."""
+"""The target for which `ColumnarDecoder` decodes."""
 
 _AHEAD = 2
-"""Writes that wait while the next changes are read."""
+"""Maximum number of writes that wait while the next changes are read."""
 _FLUSHED = 8 << 20
-"""Bytes of changes of a table that are written at once."""
+"""Bytes of a table's changes after which they are written."""
 _SHOWN = 3
-"""Rows that an error names."""
+"""Number of rows that an error shows."""
 
 _NOTHING_KEPT = Kept()
-# Columns beside those of a table; a name of the server's has 63 bytes at most.
+# Extra columns beside those of a table. The server's names have at most 63 bytes: no conflict.
 _COUNT, _ROW, _TIME, _PRESENT, _ABSENT, _UPSERT = (
     f"{'#' * 64}{name}" for name in ("count", "row", "time", "present", "absent", "upsert")
 )
 
 
 class DuckdbTarget:
-    """See `Target`.
+    """A `Target` in a DuckDB file.
 
     Parameters
     ----------
     path : pathlib.Path
-        The file, which is made if it is not there.
+        The file, which is created if it does not exist.
     kept : Kept
     memory, lock_timeout
-        As of `DuckdbFile`.
+        See `DuckdbFile`.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class DuckdbTarget:
     """
 
     threads = 2
-    """One folds while the other one writes."""
+    """Two: one table is folded while another one is written."""
     is_transactional = True
 
     def __init__(
@@ -118,10 +118,10 @@ class DuckdbTarget:
         self._guard = threading.RLock()
         self._behind = ThreadPoolExecutor(1, "pgoutput_fast-duckdb")
         self._coming: deque[Future[None]] = deque()
-        self._failed: TableError | None = None  # of the open transaction
-        self._tables: set[tuple[str, str]] = set()  # by schema and name, in a window
+        self._failed: TableError | None = None  # the first error of the open transaction
+        self._tables: set[tuple[str, str]] = set()  # schema and name of each table, in a window
         self.altered: set[str] = set()  # state tables whose columns or names a window has changed
-        # What duckdb has told of its tables and types, and nobody else can change meanwhile.
+        # Caches of what DuckDB says of its tables and types. Only this target changes these.
         self.fields: dict[str, dict[str, str]] = {}
         self._types: dict[pa.DataType, str] = {}
 
@@ -129,7 +129,7 @@ class DuckdbTarget:
 
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
-        """Raise duckdb's errors as this package's."""
+        """Translate DuckDB's errors to `PgOutputError`."""
         try:
             yield
         except self._duckdb.Error as error:
@@ -151,9 +151,10 @@ class DuckdbTarget:
 
     @contextlib.contextmanager
     def telling(self, held: Held) -> Iterator[None]:
-        """Have an error name its table, also where it comes out while another one is written.
+        """Add the table to an error, because the error may come out in a call for another table.
 
-        Behind the first error the transaction takes nothing more, whatever the table.
+        After the first error, DuckDB refuses all further statements of the transaction. So each
+        later call raises the first error again.
         """
         try:
             yield
@@ -174,7 +175,7 @@ class DuckdbTarget:
     def claim(self) -> None:
         """See `Target`."""
         if self._lock is None:
-            # Beside the file, as duckdb holds that only while it is open.
+            # A lock beside the file: DuckDB locks the file itself only while it is open.
             self._lock = claim_directory(
                 self.path.with_name(f"{self.path.name}.lock"), "sync", "tables", str(self.path)
             )
@@ -203,7 +204,7 @@ class DuckdbTarget:
                 fsync_path(self.path.parent)
             stored = self._read(connection, origin, names)
             if not stored.lsn:
-                # Nothing was passed over yet that would be missing: it begins anew.
+                # No change was skipped yet under other options, so the target may take new ones.
                 connection.execute(
                     "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?, newest_lsn = NULL, "
                     "policies = ?, keep = ?",
@@ -213,7 +214,7 @@ class DuckdbTarget:
 
     @property
     def _described(self) -> list[Any]:
-        """What `_source` has of `kept`."""
+        """The values of `kept` in the table `_source`."""
         kept = self.kept
         return [kept.soft_deletes, kept.listed, kept.policy_texts, kept.keep or "both"]
 
@@ -232,7 +233,7 @@ class DuckdbTarget:
             return self._read(connection, origin, names)
 
     def _check_own(self, names: set[str]) -> None:
-        """Refuse a file that something else has made."""
+        """Refuse a file that no sync has made."""
         if "main._source" not in names:
             raise PgOutputError(
                 f"{self.path} has tables that no sync has made", code="not_ours",
@@ -302,7 +303,7 @@ class DuckdbTarget:
         self._failed = None
 
     def _close(self) -> None:
-        """Close the file, as others may read it then."""
+        """Close the file, so that other processes can read it."""
         while self._coming:
             self._coming.popleft().exception()
         if self._connection is not None:
@@ -337,9 +338,9 @@ class DuckdbTarget:
             connection.execute("UPDATE _source SET policies = ?", [self.kept.policy_texts])
 
     def later(self, write: Callable[[], None]) -> None:
-        """Have something written while the caller goes on, behind what was given before.
+        """Write in the background, after the writes that were given before.
 
-        Errors of it are raised by a later call.
+        A later call raises the errors of the write.
         """
         while len(self._coming) >= _AHEAD:
             self._coming.popleft().result()
@@ -347,12 +348,12 @@ class DuckdbTarget:
 
     @contextlib.contextmanager
     def alone(self, held: Held | None = None) -> Iterator[None]:
-        """While no other thread writes, and all is there that was given to :meth:`later`.
+        """Exclude other threads, after all writes that were given to :meth:`later` are done.
 
         Parameters
         ----------
         held : Held, optional
-            The table of which errors are.
+            The table that errors in this context concern.
         """
         with self._guard:
             while self._coming:
@@ -363,10 +364,10 @@ class DuckdbTarget:
                 yield
 
     def run(self, statement: str, **tables: Any) -> Any:
-        """Execute a statement in which Arrow tables have names.
+        """Execute a statement that reads Arrow tables by name.
 
-        DuckDB takes them for variables. A view of each, which `register` makes, would keep it in
-        memory until the transaction ends.
+        DuckDB finds the tables as Python variables. DuckDB's `register` would make a view of each
+        table, which keeps the table in memory until the transaction ends.
         """
         with self.refusals():
             names = {"connection": self._connection, "statement": statement, **tables}
@@ -374,15 +375,15 @@ class DuckdbTarget:
             return found.fetchall() if tables else found
 
     def named(self, schema: str, *table: str) -> str:
-        """A schema, or a table, by its full name.
+        """Return the full name of a schema or a table, with the catalogue.
 
-        The file's stem is the name of its catalogue, and DuckDB refuses a schema of the same name
-        that stands alone.
+        The catalogue has the name of the file without suffix. If a schema has the same name, DuckDB
+        refuses the schema's name alone as ambiguous.
         """
         return quoted(self._catalog, schema, *table)
 
     def types_of(self, schema: pa.Schema) -> dict[str, str]:
-        """The types of duckdb for columns of Arrow; each type is asked for once."""
+        """Return DuckDB's types for Arrow columns; DuckDB is asked once for each type."""
         new = {one.type for one in schema} - self._types.keys()
         if new:
             asked = empty(pa.schema([(f"c{number}", type_) for number, type_ in enumerate(new)]))
@@ -391,21 +392,21 @@ class DuckdbTarget:
         return {one.name: self._types[one.type] for one in schema}
 
     def has(self, schema: str, name: str) -> bool:
-        """Whether there is a table of a name."""
+        """Whether a table exists."""
         return (schema, name) in self._tables
 
     def made(self, schema: str, name: str) -> None:
-        """A table was made."""
+        """Note that a table was created."""
         self._tables.add((schema, name))
         if schema == "state":
             self.altered.add(name)
 
     def shown(self, stored: str) -> str:
-        """See `Target`: the name of its tables."""
+        """See `Target`: tables have their stored names."""
         return stored
 
     def retry(self, held: Held) -> None:
-        """See `Target`: a file is there, or it is not."""
+        """See `Target`: only a write can show whether the file takes a table."""
 
     def changes(self, held: Held) -> ChangeWriter:
         """See `Target`."""
@@ -440,7 +441,7 @@ class DuckdbTarget:
 
 
 def _lost(held: Held, kept: Kept, names: set[str]) -> str | None:
-    """Why a table is not what it was, as one of its two was deleted; None: neither was."""
+    """Return why a table is stale: somebody dropped its state table or change table; else None."""
     if not held.version:
         return None
     if kept.has_state and held.stale is None and f"state.{held.stored}" not in names:
@@ -453,9 +454,9 @@ def _lost(held: Held, kept: Kept, names: set[str]) -> str | None:
 
 
 class _DuckdbChanges:
-    """See `ChangeWriter`."""
+    """A `ChangeWriter` of a DuckDB table."""
 
-    gap = None  # nobody else writes the file
+    gap = None  # changes by other programs are not detected
 
     def __init__(self, target: DuckdbTarget, held: Held) -> None:
         self._target = target
@@ -464,16 +465,16 @@ class _DuckdbChanges:
         self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
         self._pending: list[pa.RecordBatch] = []
         self._bytes = 0
-        # The fields of the table's rows once all that is pending is written, and their types.
+        # Names and types of the fields of rows, once all pending changes are written.
         self._fields: dict[str, str] | None = None
-        self._schema: pa.Schema | None = None  # the last one whose fields are among them
+        self._schema: pa.Schema | None = None  # schema of the last changes
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
         there, wanted = self._known(), self._wanted(schema)
         new = [name for name in wanted if name not in there]
         if there and new and distinct_names(new, there) != new:
-            return False  # DuckDB takes two of them as one
+            return False  # DuckDB ignores case, so two names would be the same
         return all(there.get(name, type_) == type_ for name, type_ in wanted.items())
 
     def _known(self) -> dict[str, str]:
@@ -483,7 +484,7 @@ class _DuckdbChanges:
         return self._fields
 
     def _stored_fields(self) -> dict[str, str]:
-        """The fields of the rows in the table; none if there is no table yet."""
+        """Return names and types of the fields of rows; empty if there is no table yet."""
         known = self._target.fields
         if self._name not in known:
             if not self._target.has("changes", self._name):
@@ -509,7 +510,7 @@ class _DuckdbChanges:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept in memory."""
+        """Write the changes in memory."""
         if self._pending:
             parts = joined(self._pending)
             self._pending, self._bytes = [], 0
@@ -528,25 +529,26 @@ class _DuckdbChanges:
             there = {field.name for field in parts[0].schema.field("after").type}
             parts = parts[1:]
         if fields.keys() - there:
-            # Once for all parts: until the commit DuckDB keeps the rows of before an alteration.
+            # Alter once for all parts: DuckDB keeps a copy of the rows from before each alteration
+            # until the commit.
             types = ", ".join(f"{quoted(field)} {type_}" for field, type_ in fields.items())
-            # The cast finds fields by their names. ADD COLUMN before.field fails in duckdb 2.0.1
-            # where the field is a struct and rows have no `before`.
+            # This cast matches fields by name. ADD COLUMN before.field fails in DuckDB 2.0.1 if the
+            # field is a struct and rows have no `before`.
             for side in ("before", "after"):
                 self._target.run(f"ALTER TABLE {name} ALTER {side} TYPE STRUCT({types})")
         self._target.fields[self._name] = fields
         for rows in parts:
-            # duckdb takes the fields of structs by their names, and null for those that lack.
+            # DuckDB matches fields of structs by name, and sets missing ones to NULL.
             self._target.run(f"INSERT INTO {name} BY NAME FROM rows", rows=rows)
 
     def commit(self, held: Held) -> None:
         """See `ChangeWriter`."""
-        del held  # it is stored with everything else
+        del held  # the target's commit stores it
         self.flush()
 
 
 class _DuckdbState:
-    """See `StateWriter`."""
+    """A `StateWriter` of a DuckDB table."""
 
     def __init__(self, target: DuckdbTarget, held: Held) -> None:
         self._target = target
@@ -557,7 +559,7 @@ class _DuckdbState:
             self._marker = quoted(target.kept.soft_deletes)
             self._live = f"(FROM {self._table} WHERE {self._marker} IS NULL)"
         self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
-        self._is_empty = False  # so far as is known
+        self._is_empty = False  # True only if the table is certainly empty
 
     def create(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
@@ -586,7 +588,7 @@ class _DuckdbState:
 
     def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
         """See `StateWriter`."""
-        del held  # it is stored with everything else
+        del held  # the target's commit stores it
         with self._target.alone(self._held):
             self._apply(alterations, net)
         self._is_empty = False
@@ -631,7 +633,7 @@ class _DuckdbState:
     # --- rows with a key -------------------------------------------------------------------------
 
     def _merge(self, net: NetChanges) -> None:
-        """Check what the rows expect, then delete, then insert."""
+        """Merge net rows by key: check what they expect, delete rows, insert rows."""
         row = net.schema.field("row").type
         keys, unsent = self._keys(net)
         joined = same(row, net.key)
@@ -642,7 +644,7 @@ class _DuckdbState:
         gone = keys.filter(keys.column(_PRESENT))
         if self._marker is not None:
             self._mark(gone, joined)
-            # Marked rows make room for those that come under their keys.
+            # A new row replaces a row with the same key that is marked as deleted.
             gone = keys.filter(upsert)
         if gone.num_rows:
             self._target.run(f"DELETE FROM {self._table} s USING gone n WHERE {joined}", gone=gone)
@@ -658,7 +660,7 @@ class _DuckdbState:
                 self._target.run("DROP TABLE filled")
 
     def _keys(self, net: NetChanges) -> tuple[pa.Table, set[str]]:
-        """The keys of all net rows, and what is asked of them; the columns that some lack."""
+        """Return the keys of net rows with flags; and the columns that some rows lack."""
         batches, unsent = [], set()
         for rows in net.batches():
             row = rows.column("row")
@@ -673,7 +675,7 @@ class _DuckdbState:
         return pa.Table.from_batches(batches), unsent
 
     def _mark(self, present: pa.Table, joined: str) -> None:
-        """Mark the rows that are deleted."""
+        """Mark rows as deleted."""
         gone = present.filter(pc.invert(present.column(_UPSERT)))
         if gone.num_rows:
             self._target.run(
@@ -683,7 +685,7 @@ class _DuckdbState:
             )
 
     def _check(self, net: NetChanges, keys: pa.Table, joined: str) -> None:
-        """Refuse rows that the table should have and has not, or the other way round."""
+        """Refuse net rows whose key the table lacks but should have, or has but should lack."""
         present = keys.column(_PRESENT)
         wanted = keys.filter(pc.or_(present, keys.column(_ABSENT)))
         if not wanted.num_rows or (self._is_empty and not pc.any(present).as_py()):
@@ -717,7 +719,7 @@ class _DuckdbState:
         )  # fmt: skip
 
     def _fill(self, net: NetChanges, unsent: set[str]) -> None:
-        """Complete the rows of which something was not sent by what the table has."""
+        """Write net rows with values that were not sent to `filled`, with the table's values."""
         row = net.schema.field("row").type
         chosen = []
         for name in (field.name for field in row):
@@ -734,8 +736,8 @@ class _DuckdbState:
             f"coalesce(net.from_.{quoted(name)}, net.{quoted('row', name)}) AS {quoted(here)}"
             for name, here in zip(net.key, names, strict=True)
         )
-        # A row that was born in the window has what the catalogue gives to older rows: the table
-        # has these columns, and a row that lacks them has nothing else to fill them with.
+        # A row that was inserted in this window has no row `s`. `with_added` has already filled the
+        # columns that were added after the insert.
         self._target.run(
             f"CREATE OR REPLACE TEMP TABLE filled AS SELECT {', '.join(chosen)} FROM "
             f"(SELECT *, {keys} FROM net WHERE op = 'upsert' AND unchanged IS NOT NULL) n "
@@ -746,7 +748,7 @@ class _DuckdbState:
     # --- rows without a key ----------------------------------------------------------------------
 
     def _count(self, net: NetChanges) -> None:
-        """Take away and add so many of each row."""
+        """Merge the net rows of a multiset: remove and add as many equal rows as they say."""
         row = net.schema.field("row").type
         count, time_, number = quoted(_COUNT), quoted(_TIME), quoted(_ROW)
         self._target.run(
@@ -795,11 +797,11 @@ class _DuckdbState:
 
 
 def _reader(net: NetChanges) -> pa.RecordBatchReader:
-    """Net rows, as DuckDB reads them once."""
+    """Return a reader of net rows, which DuckDB can read once."""
     return pa.RecordBatchReader.from_batches(net.schema, net.batches())
 
 
 def _columns(row: pa.StructType) -> str:
-    """The columns of net rows `n`, by their names."""
+    """Return the SQL list of the columns of net rows `n`."""
     names = [field.name for field in row]
     return ", ".join(f"n.{quoted('row', name)} AS {quoted(name)}" for name in names)

@@ -1,4 +1,4 @@
-"""Views in a DuckDB file under the server's names: `public.orders` for `state."public.orders"`."""
+"""Views under the server's names, in a DuckDB file: `public.orders` for `state."public.orders"`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 _OWN = ("changes", "state", "main", "temp", "system", "pg_catalog", "information_schema")
 _MARK = "rows of "
-"""Begins the comment on a view that sync has made; the name of the state table follows."""
+"""Beginning of the comment on a view of sync; the stored name of the state table follows."""
 
 
 def remake_views(
@@ -26,11 +26,11 @@ def remake_views(
     tables: Iterable[Held],
     altered: Collection[str],
 ) -> None:
-    """Have a view of each state table under the server's names, in the transaction of a window.
+    """Create a view of each state table under the server's names, in a window's transaction.
 
-    A schema gets `_` behind its name if DuckDB reserves the name, sync uses it, it is the name of
-    the file, or it differs from another one in case alone. So does a view whose name something else
-    has.
+    A schema gets `_` after its name if DuckDB reserves the name, sync uses it, it is the name of
+    the file, or it differs from another schema only in case. A view gets `_` after its name if
+    something else in the schema has the name.
 
     Parameters
     ----------
@@ -39,13 +39,13 @@ def remake_views(
     catalog : str
         DuckDB's name of the file.
     there : collection of (str, str)
-        All tables of the file, by schema and name.
+        Schema and name of all tables of the file.
     tables : iterable of Held
     altered : collection of str
-        Stored names of state tables that were made, altered or renamed in the window.
+        Stored names of state tables that were created, altered or renamed in the window.
     """
     if catalog.casefold() == "state":
-        return  # DuckDB takes it for the schema in the text of a view
+        return  # in the text of a view, DuckDB would take this catalogue for the schema
     found = run(
         "SELECT schema_name, view_name, comment FROM duckdb_views() "
         "WHERE NOT internal AND database_name = current_database()"
@@ -75,7 +75,7 @@ def _names(
     tables: list[Held],
     others: Collection[tuple[str, str]],
 ) -> dict[tuple[str, str], str]:
-    """The views, by schema and name, and the state table of each."""
+    """Return the stored name of the state table for each view, by schema and name."""
     there = {name for (name,) in run(
         "SELECT schema_name FROM duckdb_schemas() WHERE database_name = current_database()"
     ).fetchall()}  # fmt: skip
@@ -84,7 +84,7 @@ def _names(
     ).fetchall()}  # fmt: skip
     taken = {*_OWN, catalog.casefold(), *reserved}
     schemas: dict[str, str] = {}
-    # A schema that has its own name keeps it when another one comes that differs in case.
+    # Existing schemas go first: they keep their names if a new one differs only in case.
     for namespace in sorted(
         {one.namespace for one in tables}, key=lambda one: (one not in there, one)
     ):

@@ -1,4 +1,4 @@
-"""A capture in a thread beside what reads its directory."""
+"""A capture that runs in a thread of the process that reads its change log."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from ..connections import ConnectionParameters
     from ..replication import CaptureProgress
 
-_POLL = 0.01  # seconds between two looks whether the capture has begun
+_POLL = 0.01  # seconds between two checks whether the capture has begun
 
 DEFAULT_CAPTURE = CaptureOptions(snapshot="initial", create_slot=True, keep_seconds=600.0)
-"""How a sync captures, if nothing else is asked for."""
+"""The default options of the capture of a sync."""
 
 
 def check_slot(directory: Path, slot: str) -> None:
-    """Refuse a directory that has the changes of another slot, before anything of it is read.
+    """Refuse a directory that has the changes of another slot.
 
     Raises
     ------
     PgOutputError
-        It has, or it can't be read.
+        The directory has the changes of another slot, or can't be read.
     """
     found = metadata_of(directory) if has_begun(directory) else None
     if found is not None and found.slot != slot:
@@ -70,7 +70,7 @@ class EmbeddedCapture:
         self._watch = threading.Thread(target=self._pass_on, daemon=True)
 
     def start(self) -> None:
-        """Begin, and wait until there is a directory that can be read."""
+        """Start the capture, and wait until its change log can be read."""
         self._thread.start()
         self._watch.start()
         while not has_begun(self._directory):
@@ -113,26 +113,26 @@ class EmbeddedCapture:
             self._news.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until more is in the directory, it is over or to be stopped; false: nothing is."""
+        """Wait for new changes, the capture's end or a stop; False if the time passed first."""
         is_set = self._news.wait(seconds)
         self._news.clear()
         return is_set
 
     def latest(self) -> CaptureProgress | None:
-        """How far it is; None before the stream has begun."""
+        """Return the capture's progress; None before it streams."""
         return self._progress
 
     def is_over(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the capture has ended."""
         return self._is_over
 
     def result(self) -> None:
-        """Raise the error with which it ended."""
+        """Wait for the capture's end, and raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
 
     def end(self) -> None:
-        """Have it end."""
+        """Stop the capture, and wait for its end."""
         self._own.set()
         self._thread.join()

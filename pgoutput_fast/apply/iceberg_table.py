@@ -1,7 +1,7 @@
 """Change tables as Iceberg tables in a catalogue of pyiceberg.
 
-The files are those of a Delta change table, and lie where those would. pyiceberg makes a snapshot
-that has them: with it, in the same commit, goes the position up to which the table has changes.
+The Parquet files are the same as for a Delta change table, in the same directory. A commit of
+pyiceberg adds them in a new snapshot, and sets the table's position in its properties.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from .delta_table import File
 
 NAMESPACE = "changes"
-"""In which the catalogue has the tables."""
+"""The tables' namespace in the catalogue."""
 
 _NAME = "pgoutput_fast"
-_SHORT = 3  # characters of a property that is no secret
+_SHORT = 3  # characters up to which a property is no secret
 
-# Where another program's snapshot came first, pyiceberg would add the files behind that.
+# With retries, pyiceberg would add our files after another program's snapshot.
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
 _ELSEWHERE = (
     "another program has written the Iceberg table {} at the same time. One sync at a time can "
@@ -44,13 +44,13 @@ _APP, _LSN, _COPY_LSN, _SCHEMA, _GAP = (
 
 
 class IcebergCatalog:
-    """A catalogue of Iceberg tables, which is opened when it is asked the first time.
+    """A catalogue of Iceberg tables, opened at its first use.
 
     Parameters
     ----------
     given : str or mapping of str to str
-        Its name in the configuration of pyiceberg; or its properties, which may be secrets, and
-        with them its name, by default ``pgoutput_fast``.
+        The catalogue's name in the configuration of pyiceberg; or its properties, which may have
+        secrets. The property ``name`` is its name, by default ``pgoutput_fast``.
 
     Raises
     ------
@@ -70,7 +70,7 @@ class IcebergCatalog:
         self._properties = {} if isinstance(given, str) else dict(given)
         self._name = given if isinstance(given, str) else self._properties.pop("name", _NAME)
         self._opened: Any = None
-        # Catalogues are not made for several threads.
+        # Catalogues of pyiceberg are not thread-safe.
         self.guard = threading.RLock()
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class IcebergCatalog:
 
     @property
     def opened(self) -> Any:
-        """The object of pyiceberg."""
+        """The catalogue object of pyiceberg."""
         if self._opened is None:
             from pyiceberg.catalog import load_catalog
 
@@ -89,9 +89,9 @@ class IcebergCatalog:
 
     @contextlib.contextmanager
     def refusals(self, what: str) -> Iterator[None]:
-        """Raise errors of pyiceberg, of the catalogue and of the storage as this package's.
+        """Translate errors of pyiceberg, the catalogue and the storage to `PgOutputError`.
 
-        They name the table, or the catalogue alone where that is empty.
+        The errors name the table `what`; if it is empty, only the catalogue.
         """
         from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
@@ -109,7 +109,7 @@ class IcebergCatalog:
                 code="io_failed",
             ) from None
         except Exception as error:  # noqa: BLE001 - of their libraries
-            # Those of catalogues may have their URI, and so a password.
+            # The text may have the catalogue's URI with a password.
             text = without_passwords(str(error).partition("\n")[0])
             for value in self._properties.values():
                 if len(value) > _SHORT:
@@ -125,15 +125,15 @@ class IcebergCatalog:
 
 
 class IcebergTable(LakeTable):
-    """A change table in a catalogue. See `LakeTable`.
+    """A change table in an Iceberg catalogue. See `LakeTable`.
 
     Parameters
     ----------
     place, directory, app, retention_hours
-        As of `LakeTable`: where its files are.
-    catalog : Catalog
+        See `LakeTable`. The table's files are in `directory`.
+    catalog : IcebergCatalog
     name : str
-        The table's.
+        The table's name in the catalogue.
     """
 
     def __init__(
@@ -152,16 +152,16 @@ class IcebergTable(LakeTable):
 
     @property
     def exists(self) -> bool:
-        """Whether it was made."""
+        """Whether the table exists, as of the last `load` or `create`."""
         return self._table is not None
 
     def load(self) -> None:
-        """Look at what is there now.
+        """Load the table's newest metadata, if the table exists.
 
         Raises
         ------
         PgOutputError
-            It is something else's.
+            The table is not of this sync, or a Delta table is in the directory.
         """
         local = self.place.path
         if local is not None and (local / self.directory / "_delta_log").is_dir():
@@ -191,7 +191,7 @@ class IcebergTable(LakeTable):
         return str(self._table.properties.get(name, other))
 
     def is_its_own(self) -> bool:
-        """Whether there is a table, and it has the changes of the app."""
+        """Whether the table exists and has changes of `app`."""
         with self._catalog.refusals(str(self._identifier)):
             if not self._catalog.opened.table_exists(self._identifier):
                 return False
@@ -199,20 +199,20 @@ class IcebergTable(LakeTable):
         return bool(found.properties.get(_APP) == self.app)
 
     def rename(self, name: str) -> None:
-        """Have another name; its files stay where they are."""
+        """Rename the table; its files stay where they are."""
         with self._catalog.refusals(str(self._identifier)):
             self._catalog.opened.rename_table(self._identifier, (NAMESPACE, name))
 
     @property
     def position(self) -> tuple[int, int]:
-        """The LSN up to which it has changes, and that of its snapshot."""
+        """The table's LSN and its snapshot LSN."""
         if self._table is None:
             return 0, 0
         return int(self._property(_LSN, "0")), int(self._property(_COPY_LSN, "0"))
 
     @property
     def version(self) -> str:
-        """See `LakeTable`: where its metadata are."""
+        """See `LakeTable`: the location of the table's metadata."""
         return str(self._table.metadata_location)
 
     @property
@@ -225,7 +225,7 @@ class IcebergTable(LakeTable):
         return int(self._property(_GAP)) if _GAP in self._table.properties else None
 
     def _look(self) -> None:
-        """See what other programs did since our last commit, by the snapshots' operations."""
+        """Find out what other programs did since our last commit, by the snapshots' operations."""
         self.changed = None
         snapshot, ours = self._table.current_snapshot(), None
         while snapshot is not None:
@@ -245,7 +245,7 @@ class IcebergTable(LakeTable):
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns, in the types of its files; Iceberg has some of them as wider ones."""
+        """The table's columns, with the types of its files; Iceberg widens some types."""
         return schema_of(self._property(_SCHEMA))
 
     def create(
@@ -256,8 +256,8 @@ class IcebergTable(LakeTable):
         description: str | None = None,
         files: Sequence[AddedFile] = (),
     ) -> None:
-        """Make the table, and have its first files be added by a commit of their own."""
-        del partition_by, description  # of state tables
+        """Create the table, and add its first files in a second commit."""
+        del partition_by, description  # only state tables have these
         with self._catalog.refusals(str(self._identifier)):
             self._table = self._catalog.opened.create_table(
                 self._identifier,
@@ -274,7 +274,7 @@ class IcebergTable(LakeTable):
             self.commit(list(files), [], position)
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Have all columns of a schema that has those of the table; new ones are null."""
+        """Add the columns that a schema has and the table lacks; existing rows are null there."""
         if schema == self.schema:
             return
         with (
@@ -294,7 +294,7 @@ class IcebergTable(LakeTable):
         schema: pa.Schema | None = None,
         **more: int,
     ) -> None:
-        """Have files be the table's, and the position be another one."""
+        """Add files and set the position in one commit."""
         if removed or schema is not None or more or position is None:
             raise PgOutputError("a change table is only added to", code="not_supported")
         with self._catalog.refusals(str(self._identifier)):
@@ -303,10 +303,10 @@ class IcebergTable(LakeTable):
             self._look()
 
     def _add(self, transaction: Any, files: Written, position: tuple[int, int]) -> None:
-        """Have the catalogue refuse it if the table has another snapshot by then."""
+        """Add files and the position to a transaction, which fails if the snapshot has changed."""
         gap = {} if self.changed is None else {_GAP: str(self.gap)}
         transaction.set_properties({**_stored(position), **gap})
-        # Also without files: a snapshot that has the position is ours.
+        # Even without files: by its position, `_look` knows that the snapshot is ours.
         transaction.add_files(
             [f"{self.uri}/{one.path}" for one in files],
             snapshot_properties=_stored(position),
@@ -314,7 +314,7 @@ class IcebergTable(LakeTable):
         )
 
     def maintain(self, joins: Joins | None = None) -> None:
-        """Nothing: snapshots expire, and files are joined, by what keeps other Iceberg tables."""
+        """Do nothing: leave expired snapshots and small files to the user's Iceberg maintenance."""
 
 
 def _stored(position: tuple[int, int]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Names in targets: those of tables, and those of columns."""
+"""The stored names of tables and columns in targets."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 _ESCAPED = frozenset('%./\\:*?"<>|\x7f') | frozenset(map(chr, range(32)))
 _LONGEST = 200
-"""Bytes of a stored name; files may have 255, and what belongs to a table has more."""
+"""Maximum bytes of a stored name. File names may have 255, and some add a suffix to the name."""
 
 
 def stored_table(namespace: str, name: str) -> str:
-    """The name that a table has in a target.
+    """Return the name of a table in a target.
 
-    What a path can't have, and a dot inside of a name, is ``%XX``.
+    Dots and characters that a path can't have become ``%XX``.
     """
     return f"{_escaped(namespace)}.{_escaped(name)}"
 
@@ -29,15 +29,15 @@ def _escaped(name: str) -> str:
 
 
 def free_name(wanted: str, relation_id: int, taken: Collection[str]) -> str:
-    """A name that no other table has, also where case is folded.
+    """Return the wanted name, or a unique one if the name is in use or too long.
 
     Parameters
     ----------
     wanted : str
     relation_id : int
-        What makes the name another one.
+        Makes the name unique.
     taken : collection of str
-        Folded names.
+        Case-folded names that are in use.
     """
     if len(wanted.encode()) > _LONGEST:
         wanted = wanted.encode()[:_LONGEST].decode(errors="ignore")
@@ -46,16 +46,16 @@ def free_name(wanted: str, relation_id: int, taken: Collection[str]) -> str:
 
 
 def free_column(name: str, columns: Sequence[StoredColumn]) -> str:
-    """A name for a column that every target tells from those of other columns."""
-    # DuckDB finds rows by their `rowid`, which a column of this name would hide.
+    """Return a stored name for a column that every target can tell from the other columns."""
+    # A column `rowid` would hide the row number by which DuckDB finds rows.
     return distinct_names([name], ["rowid", *(column.stored for column in columns)])[0]
 
 
 def renames(held: Mapping[int, Held]) -> list[tuple[int, str]]:
-    """How tables come to the names that they have now, one after the other.
+    """Return the renames that give all tables their present names, in order.
 
-    A name belongs to the table that had it last: one that had it before was dropped, and is stored
-    under another name. Of names that differ in case alone, the one that is stored stays.
+    When a name is reused, the newest table gets it; the earlier table was dropped, and gets another
+    name. If names differ only in case, the table that is already stored keeps its name.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def renames(held: Mapping[int, Held]) -> list[tuple[int, str]]:
     Returns
     -------
     list of (int, str)
-        Relation id and stored name; each name is free when its turn comes.
+        Relation id and stored name. Each name is free once the renames before it are done.
     """
     last: dict[str, Held] = {}
     for one in held.values():
@@ -90,7 +90,7 @@ def renames(held: Mapping[int, Held]) -> list[tuple[int, str]]:
         )
         new = final[relation_id]
         if taken.get(new.casefold(), relation_id) != relation_id:
-            new = f"{now[relation_id]}~{relation_id}"  # two tables have changed places
+            new = f"{now[relation_id]}~{relation_id}"  # a temporary name: tables swap names
         steps.append((relation_id, new))
         now[relation_id] = new
         if new == final[relation_id]:

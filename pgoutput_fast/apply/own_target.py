@@ -1,4 +1,4 @@
-"""A target of the user's own: a `ChangeTarget`, as a sync sees it."""
+"""The target that wraps a `ChangeTarget` of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OwnTarget:
-    """See `Target`.
+    """A `Target` that keeps change tables in a `ChangeTarget`.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class OwnTarget:
         return f"OwnTarget({self.own.name!r})"
 
     def claim(self) -> None:
-        """See `Target`: of two syncs the change log refuses one, as they read by one name."""
+        """See `Target`. Two syncs would have the same consumer, so the change log refuses one."""
 
     def open(self, origin: TargetOrigin) -> Stored:
         """See `Target`."""
@@ -85,7 +85,7 @@ class OwnTarget:
         return Stored(found["lsn"], tables, newest, policies=kept.policies)
 
     def retry(self, held: Held) -> None:
-        """See `Target`: that is seen when it is written."""
+        """See `Target`. Only a write can show whether the table can be written again."""
 
     def begin(self) -> None:
         """See `Target`."""
@@ -96,7 +96,7 @@ class OwnTarget:
         return _OwnChanges(self, held)
 
     def state(self, held: Held) -> StateWriter:
-        """See `Target`: it is not called."""
+        """See `Target`. Nobody calls it, as there are no state tables."""
         raise PgOutputError(f"{self.own.name} keeps no state of {held.stored}", code="internal")
 
     def shown(self, stored: str) -> str:
@@ -149,7 +149,7 @@ class OwnTarget:
 
 
 class _OwnChanges:
-    """See `ChangeWriter`."""
+    """A `ChangeWriter` of a `ChangeTarget`."""
 
     gap = None
 
@@ -178,4 +178,4 @@ class _OwnChanges:
 
     def commit(self, held: Held) -> None:
         """See `ChangeWriter`."""
-        del held  # it is stored with everything else
+        del held  # the target's commit stores it

@@ -1,9 +1,9 @@
 """A change table as plain Parquet files in a directory, for readers that know no table format.
 
-Files are written in `_uncommitted`, where no reader looks. A commit is one entry of a log, which is
-there whole or not at all: it has the position of the table, the files, and the names that they get
-beside the others. Behind it they are moved there, in the order of the stream. Moves that a crash
-has left are done when the table is loaded again. So what has such a name counts, and stays.
+Files are first written to `_uncommitted`, which readers ignore. A commit writes one entry to a log,
+atomically. The entry has the table's position, the files, and their final names. After that, the
+files are moved to these names in stream order. If a crash interrupts the moves, the next load does
+the rest. So every file with a final name is committed, and stays.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ _LOG = "_log"
 _BUFFER = 1 << 20
 _ENTRY = re.compile(r"(\d{20})\.json", re.ASCII)
 _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*\.parquet")
-# What attempts have left that came to no commit: files of rows, and entries of the log.
+# Leftovers of attempts without a commit: files of rows, and temporary entries of the log.
 _WRITTEN = re.compile(r"[\w-]+-[0-9a-f]{32}\.parquet|\.\d{20}\.json\.[0-9a-f]{16}\.tmp", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
 class _LogEntry:
-    """What the log has of a commit.
+    """The log entry of a commit.
 
     Attributes
     ----------
     format : int
     app : str
-        Whose changes the table has.
+        The application id whose changes the table has.
     lsn, copy_lsn : int
-        The position.
+        The table's position.
     schema : str
-        The columns of the newest file, and so of all.
+        The table's columns. The newest files have all of them, older files may lack some.
     numbered : int
-        Files that have got a name.
+        Number of files that got a final name so far.
     files : dict of str to str
-        Those of the commit in the order of the stream: names in `_uncommitted`, and those they get.
+        The files of the commit in stream order: name in `_uncommitted` to final name.
     """
 
     format: int
@@ -71,7 +71,7 @@ class _LogEntry:
 
 
 class ParquetTable(LakeTable):
-    """A change table of plain files. See `LakeTable`."""
+    """A change table of plain Parquet files. See `LakeTable`."""
 
     uncommitted = "_uncommitted/"
 
@@ -83,21 +83,21 @@ class ParquetTable(LakeTable):
 
     @property
     def exists(self) -> bool:
-        """Whether it was made."""
+        """Whether the table exists, as of the last `load` or `create`."""
         return self._schema is not None
 
     @property
     def _local(self) -> Path | None:
-        """Its directory, if it is in this file system."""
+        """The table's directory, if it is in the local file system."""
         return None if self.place.path is None else self.place.path / self.directory
 
     @property
     def _seen(self) -> Any:
-        """Its files, to read them; nothing is made, also if it has none."""
+        """The file system of the directory for reading. It does not create the directory."""
         return self.filesystem if self._local is None else self.place.filesystem(self.directory)
 
     def _listed(self, directory: str) -> list[Any]:
-        """What is in a directory of it, which need not be there."""
+        """List a subdirectory, which need not exist."""
         chosen = fs.FileSelector(directory, allow_not_found=True)
         found: list[Any] = self._seen.get_file_info(chosen)
         return found
@@ -105,12 +105,12 @@ class ParquetTable(LakeTable):
     # --- what is there ---------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Look at what is there now, and do the moves that a crash has left.
+        """Load the newest log entry, and do the moves that a crash has left.
 
         Raises
         ------
         PgOutputError
-            It is something else's, or its log is damaged.
+            The directory has other things, the table is not of this sync, or its log is damaged.
         """
         with self.refusals():
             versions = self._versions()
@@ -126,13 +126,13 @@ class ParquetTable(LakeTable):
                 self._entry, self._schema = entry, schema
 
     def _versions(self) -> list[int]:
-        """Of the log's entries; the last one is the newest."""
+        """Return the versions of the log's entries, in ascending order."""
         found = [one for one in self._listed(_LOG) if one.is_file]
         names = (_ENTRY.fullmatch(one.base_name) for one in found)
         return sorted(int(name[1]) for name in names if name)
 
     def _read(self, version: int) -> tuple[_LogEntry, pa.Schema]:
-        """An entry of the log, and the columns that it has."""
+        """Read an entry of the log; return it with its schema."""
         name = _entry_name(version)
         with self._seen.open_input_file(name) as file:
             text = file.read()
@@ -164,7 +164,7 @@ class ParquetTable(LakeTable):
             ) from None
 
     def _refuse_other_things(self) -> None:
-        """Files of an attempt that ended before its first commit are ours; others are not."""
+        """Refuse a directory with other things than leftovers of an attempt without a commit."""
         own = (_LOG, self.uncommitted.rstrip("/"))
         if other := [one.base_name for one in self._listed("") if one.base_name not in own]:
             raise PgOutputError(
@@ -175,14 +175,14 @@ class ParquetTable(LakeTable):
             )
 
     def is_its_own(self) -> bool:
-        """Whether there is a table, and it has the changes of the app."""
+        """Whether the table exists and has changes of `app`."""
         with self.refusals():
             versions = self._versions()
             return bool(versions) and self._read(versions[-1])[0].app == self.app
 
     @property
     def position(self) -> tuple[int, int]:
-        """The LSN up to which it has changes, and that of its snapshot."""
+        """The table's LSN and its snapshot LSN."""
         return (0, 0) if self._entry is None else (self._entry.lsn, self._entry.copy_lsn)
 
     @property
@@ -192,7 +192,7 @@ class ParquetTable(LakeTable):
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns."""
+        """The table's columns."""
         return self._schema
 
     # --- changing it -----------------------------------------------------------------------------
@@ -205,13 +205,13 @@ class ParquetTable(LakeTable):
         description: str | None = None,
         files: Sequence[AddedFile] = (),
     ) -> None:
-        """Make the table, by its first commit."""
-        del partition_by, description  # of state tables
+        """Create the table by its first commit."""
+        del partition_by, description  # only state tables have these
         self._schema = schema
         self.commit(list(files), [], position)
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Have all columns of a schema that has those of the table, from the next commit on."""
+        """Set the columns for the next commit; the schema has all columns of the table."""
         self._schema = schema
 
     def commit(
@@ -223,7 +223,7 @@ class ParquetTable(LakeTable):
         schema: pa.Schema | None = None,
         **more: int,
     ) -> None:
-        """Have files be the table's, and the position be another one."""
+        """Add files and set the position in one commit."""
         if removed or schema is not None or more or position is None:
             raise PgOutputError("a change table is only added to", code="not_supported")
         numbered = 0 if self._entry is None else self._entry.numbered
@@ -243,19 +243,19 @@ class ParquetTable(LakeTable):
             self._settle(entry, names, versions)
 
     def _put(self, entry: _LogEntry) -> None:
-        """Write the next entry of the log, which is there whole or not at all."""
+        """Write the next entry of the log atomically."""
         version = self._version + 1
         name, text = _entry_name(version), json.dumps(dataclasses.asdict(entry))
         local = self._local
         if local is None:
-            # Its stream takes nothing but bytes, which is what comes out of a buffer.
+            # The stream of delta-rs takes only bytes; a buffer gives it bytes.
             with self.filesystem.open_output_stream(name, buffer_size=_BUFFER) as file:
                 file.write(text.encode())
         else:
             written = local / self.uncommitted
             for directory in (written, local / _LOG):
                 directory.mkdir(parents=True, exist_ok=True)
-            # On disk the files have their names there before the log has them.
+            # Flush the names of the files to disk before the log refers to them.
             is_new = [local, local.parent, local.parent.parent] if version == 1 else []
             for directory in (written, *is_new):
                 fsync_path(directory)
@@ -266,7 +266,7 @@ class ParquetTable(LakeTable):
         self._version = version
 
     def _settle(self, entry: _LogEntry, waiting: Container[str], older: Sequence[int]) -> None:
-        """Move the files of the newest entry to their names; then no older entry is needed."""
+        """Move the files of the newest entry to their final names, and delete older entries."""
         for name, final in entry.files.items():
             if name in waiting:
                 self._move(name, final)
@@ -276,11 +276,11 @@ class ParquetTable(LakeTable):
             self.filesystem.delete_file(_entry_name(version))
 
     def _move(self, name: str, final: str) -> None:
-        # Object storage copies and deletes the file; after a crash this is done again.
+        # In object storage, a move is a copy and a delete; after a crash, it is repeated.
         self.filesystem.move(self.uncommitted + name, final)
 
     def committed(self, file: AddedFile) -> str:
-        """Where in the place a file is that the last commit has."""
+        """Return the path of a committed file in the place."""
         if self._entry is None:
             raise PgOutputError("commit() was not called", code="unfit_input")
         return f"{self.directory}/{self._entry.files[file.path.removeprefix(self.uncommitted)]}"
@@ -288,9 +288,9 @@ class ParquetTable(LakeTable):
     # --- maintenance -----------------------------------------------------------------------------
 
     def maintain(self, joins: Joins | None = None) -> None:
-        """Delete files that no commit has, if it is time for that.
+        """Delete files that no commit has, if enough commits were made.
 
-        Files are not joined: who lists them meanwhile would see rows twice, or not at all.
+        Files are not joined: a reader that lists them meanwhile would see rows twice or not at all.
         """
         del joins
         before, self._maintained_at = self._maintained_at, self._version
@@ -298,7 +298,7 @@ class ParquetTable(LakeTable):
             self.vacuum()
 
     def vacuum(self) -> None:
-        """Delete what attempts have left that came to no commit."""
+        """Delete leftovers of attempts without a commit, after the retention time."""
         now = datetime.datetime.now(datetime.timezone.utc)
         oldest = now - datetime.timedelta(hours=self._retention)
         with self.refusals():
@@ -313,7 +313,7 @@ def _entry_name(version: int) -> str:
 
 
 def _final_name(file: AddedFile, number: int) -> str:
-    """The name by which files are in the order of the stream, and no two have the same."""
+    """Return a unique name of a file; files sorted by these names are in stream order."""
     known = json.loads(file.statistics)
     first, last = (known[of]["commit_lsn"] for of in ("minValues", "maxValues"))
     return f"{first:016X}-{last:016X}-{number:08}.parquet"

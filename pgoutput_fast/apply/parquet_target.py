@@ -1,7 +1,7 @@
-"""Change tables alone, as plain Parquet files in a directory or in object storage.
+"""The target of plain Parquet files: change tables only, in a directory or in object storage.
 
-The change tables are those of `ParquetTable`. As in a Delta target, each table has its position in
-its own log, and the Delta table `_progress` follows at the end of a window. There are no state
+The change tables are of class `ParquetTable`. As in a Delta target, each table has its position in
+its own log, and the Delta table `_progress` is committed last in a window. There are no state
 tables, so a table needs no snapshot and no key.
 """
 
@@ -17,7 +17,7 @@ _NOTHING_KEPT = Kept()
 
 
 class ParquetTarget(DeltaTarget):
-    """See `Target`; the parameters are those of `DeltaTarget`."""
+    """A `Target` of plain Parquet files; see `DeltaTarget` for the parameters."""
 
     change_tables = ParquetTable
     _kind = "parquet"

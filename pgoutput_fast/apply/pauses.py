@@ -1,4 +1,4 @@
-"""Tables that are read apart from the others, as they can't go on or have to catch up."""
+"""Tables that are read apart from the others, because they are paused or have to catch up."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ _AGAIN = 60.0  # seconds from one try of a paused table to the next
 
 
 class PauseLimit(NamedTuple):
-    """What a change log keeps for a paused table: so many bytes, for so many seconds."""
+    """The limits of what a change log keeps for a paused table. Fields: bytes, seconds."""
 
     bytes: int
     seconds: float
 
 
 class Apart:
-    """The tables that are read apart, and when each is tried next."""
+    """The tables that are read apart, with the time of each one's next attempt."""
 
     def __init__(self, limit: PauseLimit) -> None:
         self._limit = limit
-        self._next: dict[int, float] = {}  # by relation id, by time.monotonic
+        self._next: dict[int, float] = {}  # relation id to time.monotonic
 
     @property
     def tables(self) -> KeysView[int]:
-        """Their relation ids."""
+        """The relation ids of the tables."""
         return self._next.keys()
 
     def add(self, relation_id: int, *, at_once: bool = False) -> None:
-        """Have a table be tried in a minute, or at once."""
+        """Read a table apart; the next attempt is in a minute, or at once."""
         self._next[relation_id] = 0.0 if at_once else time.monotonic() + _AGAIN
 
     def remove(self, relation_id: int) -> None:
-        """Have a table be read with the others again."""
+        """Read a table with the others again."""
         del self._next[relation_id]
 
     def due(self) -> list[int]:
-        """The tables that are to be tried now."""
+        """Return the tables whose next attempt is due."""
         now = time.monotonic()
         return [relation_id for relation_id, at in self._next.items() if at <= now]
 
     def given_up(self, view: View, position: Position, held: Held) -> Stale | None:
-        """Return what becomes of a table that can't wait any longer; None: it waits.
+        """Return the outcome for a table that can't wait any longer; None if it can.
 
-        A table does not wait behind a newer snapshot, which has what its changes come to.
+        A table does not wait if a newer snapshot is complete: its rows include the waiting changes.
 
         Parameters
         ----------
         view : View
-            What the change log has now.
+            The change log now.
         position : Position
-            How far the sync is.
+            The sync's position.
         held : Held
-            What the target has of the table, which is paused.
+            The table state of the paused table.
         """
         if held.paused is None:
             return None
@@ -93,7 +93,7 @@ class Apart:
 
 
 def _bytes_for(view: View, position: Position, at: int) -> int:
-    """Bytes of segments that are kept for a table, as all others are further."""
+    """Return the bytes of segments that this sync needs only for one table."""
     segments = view.segments
     size = 0
     for one in segments:

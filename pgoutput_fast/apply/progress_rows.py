@@ -1,4 +1,4 @@
-"""What a target has of its tables, as rows of its table `_progress`."""
+"""Convert table states to rows of a target's table `_progress`, and back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROGRESS_SCHEMA = pa.schema(
 
 
 def progress_fields(held: Held) -> dict[str, Any]:
-    """Return what is stored of a table, as JSON has it too."""
+    """Return a table state as fields, which are also valid JSON."""
     return {
         "schema": held.namespace, "table": held.name, "relation_id": held.relation_id,
         "stored": held.stored, "version": held.version, "lsn": held.lsn,
@@ -48,7 +48,7 @@ def progress_fields(held: Held) -> dict[str, Any]:
 
 
 def held_of(fields: dict[str, Any]) -> Held:
-    """Return what `progress_fields` gave; `gap` may be among the fields."""
+    """Return the table state of some `progress_fields`, which may also have `gap`."""
     paused = fields["paused"]
     return Held(
         fields["relation_id"], fields["schema"], fields["table"], fields["stored"],
@@ -68,7 +68,7 @@ def progress_rows(tables: Iterable[Held]) -> pa.RecordBatch:
 
 
 def held_tables(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Held, dict[str, Any]]]:
-    """Yield what each row says, with the row itself, which may have more columns.
+    """Yield the table state of each row, and the row itself, which may have more columns.
 
     Rows of DuckDB have no `gap`.
     """

@@ -1,6 +1,6 @@
-"""Rows that a window needs until its end: in memory, or in a file where they are many.
+"""Stores for the rows that a window needs until its end, in memory or, if large, in a file.
 
-The file has no name, so that nothing is left of it when the process ends or is killed.
+The file has no name, so that the operating system removes it even after a kill.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST_BYTES = 64 << 20
-"""Of rows in memory, of all stores with one spill file."""
+"""Maximum bytes of rows in memory, for all stores with the same spill file."""
 _LEAST_ROWS = 1 << 12
-"""Smaller batches are joined until they have so many rows together."""
+"""Smaller batches are joined until they have this many rows."""
 
 
 class _Spilled(NamedTuple):
@@ -34,9 +34,9 @@ class _Spilled(NamedTuple):
 
 
 class SpillFile:
-    """A file for the rows of some stores, which is made when they first need it.
+    """A temporary file for the rows of some stores, created when a store first needs it.
 
-    It is in the directory for temporary files, as `TMPDIR` says.
+    It lies in the directory for temporary files (`TMPDIR`).
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class SpillFile:
             return self._memory > _MOST_BYTES
 
     def write(self, batches: Sequence[pa.RecordBatch], size: int) -> list[_Spilled]:
-        """Write batches, of which `size` bytes were counted.
+        """Write batches, and subtract their counted `size` from the bytes in memory.
 
         Raises
         ------
@@ -64,7 +64,7 @@ class SpillFile:
             with self._lock:
                 if self._file is None:
                     file = tempfile.TemporaryFile()  # noqa: SIM115
-                    # The file is closed when nobody needs it any more, and is gone then.
+                    # When this object is collected, the file is closed, which deletes it.
                     weakref.finalize(self, file.close)
                     self._file = file
                 for batch in batches:
@@ -89,7 +89,7 @@ class SpillFile:
         return spilled
 
     def contents(self) -> pa.Buffer:
-        """Map the file into memory, for as long as the buffer is there."""
+        """Map the file into memory, for as long as the returned buffer exists."""
         if self._file is None:
             return pa.py_buffer(b"")
         with self._lock:
@@ -97,7 +97,7 @@ class SpillFile:
 
 
 class RowStore:
-    """Rows that are called by their numbers, from 0 on.
+    """A store of rows, which are numbered from 0.
 
     Parameters
     ----------
@@ -107,9 +107,9 @@ class RowStore:
     Attributes
     ----------
     schema : pyarrow.Schema
-        The columns; those that older rows lack are null there.
+        The columns. It may get further columns, which are null in older rows.
     count, size : int
-        The number of rows, and their bytes.
+        Number of rows, and their bytes.
     """
 
     def __init__(self, spill_file: SpillFile, schema: pa.Schema) -> None:
@@ -119,17 +119,17 @@ class RowStore:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows; numbers begin with 0 again."""
+        """Drop all rows; numbers begin with 0 again."""
         self._spill_file.count(-self._bytes_in_memory)
         self._batches: list[pa.RecordBatch | _Spilled] = []
-        self._ends: list[int] = []  # by batch: the number behind its last row
-        self._in_memory = 0  # the first batch that is in memory
+        self._ends: list[int] = []  # by batch: the number of its last row plus 1
+        self._in_memory = 0  # index of the first batch that is in memory
         self._bytes_in_memory = 0
         self._small: list[pa.RecordBatch] = []
         self.count = self.size = 0
 
     def append(self, columns: Sequence[pa.Array]) -> None:
-        """Keep rows."""
+        """Add rows."""
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         if self._small and self._small[0].schema != self.schema:
             self._join()
@@ -152,7 +152,7 @@ class RowStore:
         return self._ends[-1] if self._ends else 0
 
     def _join(self) -> None:
-        """Have small batches be one."""
+        """Join the small batches to one."""
         if self._small:
             one = self._small[0] if len(self._small) == 1 else pa.concat_batches(self._small)
             self._batches.append(one)
@@ -160,16 +160,16 @@ class RowStore:
             self._small = []
 
     def reader(self) -> RowReader:
-        """Read some rows; what lies in the file is in memory for as long as the reader is there."""
+        """Return a reader of the rows. It keeps each batch that it has read until it is dropped."""
         self._join()
         return RowReader(self._batches, self._ends, self._spill_file)
 
 
 class FoundRows(NamedTuple):
-    """Where rows are.
+    """The locations of rows in a store.
 
-    Fields: size; parts (batches by number, and the rows in them); back (their order; None: the
-    same).
+    Fields: size (number of rows); parts (number of a batch, and the rows in it); back (indexes that
+    restore the wanted order; None if the order is right).
     """
 
     size: int
@@ -188,14 +188,14 @@ class RowReader:
         self._read: dict[int, pa.RecordBatch] = {}
 
     def find(self, numbers: Any, nulls: Any = None) -> FoundRows:
-        """Find rows.
+        """Find rows by their numbers.
 
         Parameters
         ----------
         numbers : numpy.ndarray of int
-            Of the rows; it is the faster the nearer they are to each other.
+            The numbers. Ascending numbers that are close to each other are fastest.
         nulls : numpy.ndarray of bool, optional
-            For which of them null is taken, whatever the row has.
+            Where true, `take` returns null instead of the row's value.
         """
         if not len(numbers) or (nulls is not None and nulls.all()):
             return FoundRows(len(numbers), [], None)
@@ -220,7 +220,7 @@ class RowReader:
         return FoundRows(len(numbers), parts, None if back is None else pa.array(back))
 
     def take(self, field: pa.Field, found: FoundRows) -> pa.Array:
-        """Return the values of a column, by its name and as its type."""
+        """Return a column of the found rows, by the field's name and with the field's type."""
         if not found.parts:
             return pa.nulls(found.size, field.type)
         parts = []

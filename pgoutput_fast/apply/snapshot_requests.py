@@ -1,4 +1,4 @@
-"""Asks a capture for new snapshots of stale tables, a few a day of each table at most."""
+"""Request new snapshots of stale tables from the capture, at most ten a day for each table."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_AGAIN = 60.0  # seconds between two looks whether snapshots are to be asked for
+_AGAIN = 60.0  # seconds between two checks whether a table needs a snapshot
 _SNAPSHOTS = 10
 _SNAPSHOTS_WITHIN = 86400.0  # seconds
-"""No new snapshot is asked for of a table that got so many in this time."""
+"""A table that got `_SNAPSHOTS` snapshots in this time gets no further request."""
 _MANY = (
     "it got so many snapshots within a day that no other one is asked for before the oldest is a "
     "day old. Find out why its changes do not fit, or order one: pgoutput-fast snapshot"
@@ -36,20 +36,20 @@ CUT_OFF = (
     "it was dropped or left the publications, and its last changes before that are not in this "
     "directory"
 )
-"""Why a table is stale that nobody can copy any more, as it is gone."""
+"""Reason of a stale table that can't get a snapshot, because it is dropped or not published."""
 
 
 class SnapshotRequests:
-    """The snapshots that a sync asks for.
+    """The snapshot requests of a sync.
 
     Parameters
     ----------
     log : ChangeLog
     name : str
-        What errors call the target.
+        The target's name in requests.
     options : SyncOptions
     position : callable
-        How far the sync is.
+        Returns the sync's position.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class SnapshotRequests:
     def needs(self, held: Held) -> bool:
         """Whether a table needs a snapshot that the capture can make."""
         as_wanted = held.stale == CHANGES_ALONE and self._options.uncopied == "changes"
-        # Of those that were cut off nobody can make a copy.
+        # A dropped table, or one that left the publications, can't get a snapshot.
         needs_none = as_wanted or held.stale in (None, LEFT_UNCOPIED, CUT_OFF)
         return self._options.on_error == "pause" and not needs_none
 
     def is_over_limit(self, relation_id: int) -> bool:
-        """Whether a table got so many snapshots that no other one is asked for yet."""
+        """Whether a table got so many snapshots that no further one is requested yet."""
         return relation_id in self._over_limit
 
     def is_copied(self, relation_id: int) -> bool:
-        """Whether the capture has a copy under way, or one that was not read yet.
+        """Whether a snapshot is under way, or complete and not read yet.
 
-        So it is where a sync before this one has asked for it.
+        An earlier sync may have requested it.
         """
         state = self._log.view().states.get(relation_id)
         if state is None:
@@ -84,7 +84,10 @@ class SnapshotRequests:
         return state.held_from is not None or any(copy.lsn > at for copy in state.snapshots)
 
     def ask(self, tables: Mapping[int, Held], *, at_once: bool = False) -> None:
-        """Ask for snapshots of stale tables, once, if it is time."""
+        """Request snapshots of stale tables, once for each reason.
+
+        Without `at_once`, it does so at most once a minute.
+        """
         if time.monotonic() < self._next and not at_once:
             return
         self._next = time.monotonic() + _AGAIN
@@ -105,7 +108,7 @@ class SnapshotRequests:
 
 
 def _has_many(directory: Path, state: TableState | None) -> bool:
-    """Whether a table got so many snapshots lately that a further one would not help."""
+    """Whether a table got `_SNAPSHOTS` snapshots within a day, so that another would not help."""
     if state is None:
         return False
     begin, count = time.time() - _SNAPSHOTS_WITHIN, 0

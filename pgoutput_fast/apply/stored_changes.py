@@ -1,4 +1,4 @@
-"""Change batches as a target has them: by its names of columns, and in types that it can have."""
+"""Convert change batches to the column names and types of a target."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Form(NamedTuple):
-    """How the batches of one schema become those of a target.
+    """The conversion of batches with one schema to a target's batches.
 
     Attributes
     ----------
     schema : pyarrow.Schema
-        That of the target's batches.
+        The schema of the target's batches.
     names : dict of str to str
-        Names of columns that differ there.
+        The stored names of columns, where they differ from the server's names.
     """
 
     schema: pa.Schema
@@ -38,7 +38,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, changes: pa.Schema, columns: Sequence[StoredColumn]) -> Form:
-        """The form of batches, by the columns that the target has for their table."""
+        """Return the conversion for a schema, by the columns of the table state."""
         known = {column.name: column.stored for column in columns}
         names = {name: known[name] for name in known if known[name] != name}
         metadata = dict(changes.metadata)
@@ -59,7 +59,7 @@ class Form(NamedTuple):
         return cls(pa.schema(fields, metadata=metadata), names)
 
     def batch(self, changes: pa.RecordBatch) -> pa.RecordBatch:
-        """Changes as the target has them."""
+        """Convert a batch of changes."""
         if changes.schema.equals(self.schema):
             return changes
         columns = []
@@ -75,11 +75,11 @@ class Form(NamedTuple):
 
 NO_COLUMN = "no columns"
 _SOME_COLUMN = pa.struct([pa.field(NO_COLUMN, pa.bool_())])
-"""Of rows of a table without columns, which neither DuckDB nor Parquet has; it is null."""
+"""The only column, always null, of a table without columns: DuckDB and Parquet need a column."""
 
 
 def with_a_column(changes: pa.RecordBatch) -> pa.RecordBatch:
-    """Changes of which the rows have a column, also if their table has none."""
+    """Return changes whose rows have a column, even if their table has none."""
     if changes.schema.field("after").type.num_fields:
         return changes
     for side in ("before", "after"):
@@ -93,13 +93,13 @@ def with_a_column(changes: pa.RecordBatch) -> pa.RecordBatch:
 
 
 _CELLS = 1 << 20
-"""Fields of rows in a table that joins batches of several layouts, at most: most are null."""
+"""Maximum rows times fields of a table that joins batches of several layouts: most are null."""
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> list[pa.Table]:
-    """Join change batches in their order to few tables, for targets that pay for each table.
+    """Join change batches, in their order, to few tables, for targets with a cost per table.
 
-    The rows of a table have the fields of all its batches, null where a batch lacks them.
+    The rows of a table have the fields of all its batches. Fields that a batch lacks are null.
     """
     groups: list[list[pa.RecordBatch]] = []
     fields: dict[str, pa.Field] = {}
@@ -134,7 +134,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.Table:
 
 
 def _joined_rows(columns: Sequence[pa.StructArray]) -> pa.StructArray:
-    """Join rows; a field that some lack is made once, not once for each batch."""
+    """Join rows with different fields. Nulls are made once per gap, not once per batch."""
     fields: dict[str, pa.Field] = {}
     parts: dict[str, list[pa.Array]] = {}
     ends: dict[str, int] = {}
@@ -159,15 +159,15 @@ def _joined_rows(columns: Sequence[pa.StructArray]) -> pa.StructArray:
 
 
 def as_taken(changes: ChangeBatch, decoded: pa.RecordBatch, *, is_binary: bool) -> pa.RecordBatch:
-    """Changes of which the rows have a column, and which say where values came as digits.
+    """Return changes with at least one column, and with the columns of digits in the metadata.
 
     Parameters
     ----------
     changes : ChangeBatch
     decoded : pyarrow.RecordBatch
-        Those of them that count.
+        The changes of `changes` that count.
     is_binary : bool
-        Whether the session has values in binary format.
+        Whether the session sends values in binary format.
     """
     batch = with_a_column(decoded)
     types = changes.layout.plan.column_types
@@ -179,7 +179,7 @@ def as_taken(changes: ChangeBatch, decoded: pa.RecordBatch, *, is_binary: bool) 
 
 
 def stored_fields(row: pa.StructType, names: Mapping[str, str]) -> list[pa.Field]:
-    """The fields of a row as a target has them."""
+    """Return the fields of a row with a target's names and types."""
     return [pa.field(names.get(field.name, field.name), stored_type(field.type)) for field in row]
 
 
@@ -193,7 +193,7 @@ def _row(column: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
 
 
 def stored_version(schema: pa.Schema) -> Version:
-    """The columns of a change batch, with the types that a target has."""
+    """Return the version of a change batch, with a target's types."""
     version = version_of(schema)
     return version._replace(
         columns=tuple(one._replace(type=stored_type(one.type)) for one in version.columns)
@@ -201,17 +201,18 @@ def stored_version(schema: pa.Schema) -> Version:
 
 
 def check_copied_keys(rows: pa.RecordBatch) -> None:
-    """Refuse rows of a snapshot without a value of their key, as a policy makes NULL of some.
+    """Refuse a snapshot's rows with NULL in the key, which a policy may have made.
 
-    Several of them would be one row to the changes that come.
+    Later changes could not tell several such rows apart.
 
     Raises
     ------
     PgOutputError
+        A key column has a null.
     """
     metadata = rows.schema.metadata
     if metadata[b"pgoutput.replica_identity"] not in (b"d", b"i"):
-        return  # a key that is not its Relation's
+        return  # with FULL or NOTHING, the Relation's flags say nothing of a key
     after = rows.column("after").filter(pc.equal(rows.column("op"), "read"))
     for name in json.loads(metadata[b"pgoutput.key_columns"]):
         if pc.struct_field(after, [name]).null_count:
@@ -227,10 +228,9 @@ def check_copied_keys(rows: pa.RecordBatch) -> None:
 
 
 def with_added(net: NetChanges, alterations: Sequence[Alteration]) -> NetChanges:
-    """Fill in what rows have in columns that came after them.
+    """Fill in the values of added columns in rows that were inserted before, in the same window.
 
-    Rows that were made in the window before a column was have in it what the catalogue says, as
-    older rows do; those that the target has already get it with the column.
+    The catalogue has these values. Rows that the target has already get them with the column.
     """
     added = {one.column: one.value for one in alterations if isinstance(one, AddedColumn)}
     if not added:
@@ -257,7 +257,7 @@ def _filled(rows: pa.RecordBatch, added: dict[str, pa.Array]) -> pa.RecordBatch:
             column = values[name]
             if value.type != column.type:
                 value = value.cast(column.type)
-            # Not if_else, which Arrow has for no extension type.
+            # pyarrow's if_else does not take extension types.
             at = [len(column) if lack else i for i, lack in enumerate(lacks)]
             values[name] = pa.concat_arrays([column, value]).take(pa.array(at))
     left = [
