@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Difference", "Report", "TableResult", "VerifyProgress", "verify"]
 
-_PAUSE = 0.2  # seconds between two looks at the target's position
-_PART = 9  # times as long as a look has taken the target is left alone
+_PAUSE = 0.2  # least seconds between two reads of the target's position
+_PART = 9  # a pause is this many times as long as the read before: a sync has to write meanwhile
 
 _POLICIES = (
     "values differ of which a policy may have made others, such as infinity=null: give the "
@@ -54,13 +54,14 @@ class VerifyProgress(NamedTuple):
     ----------
     doing : str
         "making a snapshot", "waiting for the target", "reading the segments", "reading the
-        target", "reading what changed", "comparing", "looking again".
+        target", "reading what changed", "comparing", "looking again". While it waits, the LSNs of
+        the target and the server follow.
     table : str
-        The table's name; "" while it is about none.
+        The table's name; "" if the step concerns no single table.
     done, total : int
-        Tables that are done, and all; 0 while that is not known.
+        Number of finished tables and of all tables; 0 while not known.
     rows : int
-        Changes of rows that were read so far in this step, of the table if it is about one.
+        Changes that this step has read so far, of one table if `table` is given.
     """
 
     doing: str
@@ -88,7 +89,7 @@ def verify(
     progress: Callable[[VerifyProgress], None] | None = None,
     **keywords: object,
 ) -> Report:
-    """Compare the published tables of a server with what a target holds of them.
+    """Compare the published tables of a server with the tables of a target.
 
     Parameters
     ----------
@@ -117,14 +118,14 @@ def verify(
     shown : int
         How many differing rows to describe for each table.
     storage_options : mapping of str to str, optional
-        What delta-rs needs for the storage of Delta tables, as for `sync`.
+        Options of delta-rs for object storage, as for `sync`.
     engine : Engine, optional
         What reads the rows of Delta tables, such as a :class:`pgoutput_fast.spark.SparkEngine`. The
         default is this process.
     policies : Policies, optional
         The policies of the sync that keeps the target. They apply to the server's values too.
     duckdb_memory : int, optional
-        Bytes of memory that DuckDB may take in this process. The default is that of `sync`.
+        DuckDB's memory limit in this process, in bytes. The default is that of `sync`.
     progress : callable, optional
         Called with a :class:`VerifyProgress`.
     **keywords
@@ -182,7 +183,7 @@ def verify(
 
 
 class _Chosen:
-    """Which tables and columns the caller wants."""
+    """The tables and columns that the caller has selected."""
 
     def __init__(self, tables: Iterable[str] | None, exclude: Iterable[str]) -> None:
         for name, given in (("tables", tables), ("exclude", exclude)):
@@ -199,7 +200,7 @@ class _Chosen:
         return self._tables is not None
 
     def take(self, found: list[ServerTable]) -> list[ServerTable]:
-        """The wanted tables.
+        """Return the selected tables.
 
         Raises
         ------
@@ -234,7 +235,7 @@ class _Chosen:
         ]
 
     def excluded(self, table: ServerTable) -> tuple[str, ...]:
-        """The columns of a table that are not compared."""
+        """Return the excluded columns of a table."""
         return tuple(
             column
             for column in table.columns
@@ -243,7 +244,7 @@ class _Chosen:
 
 
 class _Sides(NamedTuple):
-    """The rows of a table on both sides, at one moment."""
+    """The rows of a table on both sides, at one moment, and the compared columns."""
 
     table: ServerTable
     server: ServerRows
@@ -252,7 +253,7 @@ class _Sides(NamedTuple):
 
 
 class _Verification:
-    """A verification: what is known of each table, and which rows are still to be looked at."""
+    """A verification: the result of each table so far, and the rows to compare again."""
 
     def __init__(
         self,
@@ -275,11 +276,11 @@ class _Verification:
 
     @property
     def is_pending(self) -> bool:
-        """Whether rows are to be looked at again."""
+        """Whether any rows have to be compared again."""
         return any(self._pending.values())
 
     def report(self) -> Report:
-        """The result; rows that are still pending are unsettled."""
+        """Return the result. Rows that are still pending count as unsettled."""
         results = []
         for relation_id, result in self._results.items():
             if pending := self._pending.get(relation_id):
@@ -327,7 +328,7 @@ class _Verification:
                 self._results[relation_id] = result
 
     def look_again(self) -> None:
-        """Compare the rows that are pending, at a later moment."""
+        """Compare the pending rows at a later moment."""
         self._pending = {key: names for key, names in self._pending.items() if names}
         moment = self._moment(self._pending.keys())
         with contextlib.closing(moment):
@@ -339,7 +340,7 @@ class _Verification:
             before = dict(self._results)
             sides = self._sides(moment, wanted)
             for relation_id in self._pending.keys() - sides.keys():
-                # `_sides` has said why, as a result; what was found before stays.
+                # `_sides` has replaced the result: take the reason, and restore the result.
                 self._pending.pop(relation_id)
                 why = self._results[relation_id].why
                 self._results[relation_id] = before[relation_id]
@@ -373,12 +374,12 @@ class _Verification:
     def _wait(self, moment: Moment, wanted: list[ServerTable]) -> int:
         """Wait until the target is at P or beyond it; return its position.
 
-        Nothing is waited for where all tables are paused that are wanted.
+        If all selected tables are paused, it does not wait.
 
         Raises
         ------
         PgOutputError
-            It does not come so far in time, or it is not of this server.
+            The target does not reach P in time, or is of another server.
         """
         total = len(moment.tables)
         relation_ids = {one.table.relation_id for one in wanted}
@@ -410,11 +411,11 @@ class _Verification:
                     code="timed_out",
                     hint=_segments(target),
                 )
-            # What is being read can't always be written, as a file of duckdb.
+            # While verify reads a DuckDB file, sync can't write it: give sync time.
             time.sleep(max(_PAUSE, _PART * (time.monotonic() - begin)))
 
     def _sides(self, moment: Moment, tables: list[ServerTable]) -> dict[int, _Sides]:
-        """Both sides of the tables that can be compared; of the others the result is stored."""
+        """Read both sides of tables; store the result of each table that can't be compared."""
         found: dict[int, _Sides] = {}
         for number, table in enumerate(tables):
 
@@ -458,7 +459,7 @@ class _Verification:
         self._tell("reading what changed", None, 0, len(sides))
         return moment.changes(
             {key: (side.table, side.server) for key, side in sides.items()},
-            # What has changed since P is in a target that was read at a later position.
+            # A target at a later position also has changes from after P.
             max(position, self._target.furthest),
             self._timeout,
         )
@@ -516,7 +517,7 @@ class _Verification:
         return tuple(found)
 
     def _advice(self, table: ServerTable, found: Iterable[Difference]) -> str:
-        """What differences may come from, if their values tell it; else ""."""
+        """Return a likely cause of differences, if the values suggest one; else ""."""
         changed = isinstance(self._target, States) and any(
             may_be_changed(table.types[name], here)
             for one in found
@@ -531,14 +532,14 @@ class _Verification:
 
 
 def _refused(table: ServerTable, error: NotComparable) -> TableResult:
-    """The result for a table that can't be compared."""
+    """Return the result for a table that can't be compared."""
     state: State = "different" if isinstance(error, NotTheTable) else "not compared"
     state = "unsettled" if table.is_moving else state
     return TableResult(table.table.namespace, table.table.name, state, error.message)
 
 
 def _segments(target: VerifiedTarget) -> tuple[str | Argument, ...]:
-    """What to give, if it is not known from which segments a target comes."""
+    """Return a hint to give `segments`, if the target's change log is not known."""
     if target.slot:
         return ()
     why = (
@@ -548,7 +549,7 @@ def _segments(target: VerifiedTarget) -> tuple[str | Argument, ...]:
 
 
 def _check_same(server: tuple[str, str], target: VerifiedTarget) -> None:
-    """Refuse a target of another server or database; one that has nothing yet is of any."""
+    """Refuse a target of another server or database; an empty target fits any."""
     for what, here, there in zip(
         ("system identifier", "database"),
         server,

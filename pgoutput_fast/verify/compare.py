@@ -1,4 +1,4 @@
-"""Compares the rows of one table: ranges first, then the rows of the ranges that differ."""
+"""Compare the rows of one table: first ranges, then the rows in the ranges that differ."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ if TYPE_CHECKING:
     from ..types import ColumnType
     from .sums import Rows
 
-_DIGITS = 3  # by which a range is divided at once: into 4,096
+_DIGITS = 3  # a step adds 3 digits, which divides a range into 4,096
 _DEEPEST = 15
-_RANGES = 64  # ranges that differ and are looked into
-_ROWS = 200_000  # rows that are compared one by one, about
+_RANGES = 64  # differing ranges that are divided further; more are skipped
+_ROWS = 200_000  # about the number of rows that are compared one by one
 
 _Counted = dict[str, dict[str, int]]
 
 
 class Found(NamedTuple):
-    """Which rows are not the same.
+    """The rows that differ.
 
     Attributes
     ----------
     names : set of str
+        Names of the rows.
     is_least : bool
-        Whether there are ranges that differ and were not looked into.
+        Whether more ranges differ, whose rows were not compared.
     rows, target_rows : int
+        Number of all rows on the server and in the target.
     """
 
     names: set[str]
@@ -40,12 +42,13 @@ class Found(NamedTuple):
 
 
 def compare_all(server: Rows, target: Rows, without: set[str]) -> Found:
-    """Compare all rows of a table, except those of some names.
+    """Compare all rows of a table, except the rows with some names.
 
     Parameters
     ----------
+    server, target : Rows
     without : set of str
-        They are taken out of the sums.
+        Names of the excepted rows, which are subtracted from the sums.
     """
     totals: list[int] = []
     sides = [(side, list(side.named(without)) if without else []) for side in (server, target)]
@@ -82,7 +85,7 @@ def compare_all(server: Rows, target: Rows, without: set[str]) -> Found:
 def _less(
     sums: dict[str, Sum], rows: Iterable[tuple[str, str, int]], digits: int
 ) -> dict[str, Sum]:
-    """Sums without some rows."""
+    """Subtract rows from sums, and return the sums."""
     for name, digest, times in rows:
         before = sums.get(name[:digits])
         if before is not None:
@@ -94,7 +97,7 @@ def _less(
 
 
 def compare_named(server: Rows, target: Rows, names: Iterable[str]) -> set[str]:
-    """Which rows of some names are not the same."""
+    """Return the names among some whose rows differ."""
     wanted = list(names)
     differing: set[str] = set()
     for start in range(0, len(wanted), _ROWS):
@@ -122,12 +125,14 @@ def differences(
     columns: Mapping[str, ColumnType],
     key: Sequence[str],
 ) -> list[Difference]:
-    """What differs in the rows of some names.
+    """Describe the differences of the rows with some names.
 
     Parameters
     ----------
+    server, target : Rows
+    names : iterable of str
     columns : mapping of str to ColumnType
-        Those that are compared, in the order of the parts.
+        The compared columns, in the order of the parts.
     key : sequence of str
         Empty for a multiset.
     """

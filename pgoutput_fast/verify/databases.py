@@ -1,4 +1,4 @@
-"""The duckdb with which a target is read: its memory and disk, and files that others write."""
+"""The DuckDB connection with which verify reads a target, with its limits of memory and disk."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ATTACHED = "target"
-"""The name that a target's database has while it is read."""
+"""The name of the target's database while it is attached."""
 
 _BUSY = 30.0
-"""Seconds for which a database is tried that another process holds open."""
+"""Seconds to try to open a database that another process has open."""
 _PAUSE = 0.005
-"""Seconds between two tries. Who writes without a pause closes the file for some milliseconds."""
+"""Seconds between two tries: a busy sync closes the file only for some milliseconds."""
 
 
 class Database:
-    """A connection of duckdb that reads a target, and a directory for what is made meanwhile.
+    """A DuckDB connection that reads a target, and a temporary directory.
 
     Parameters
     ----------
     path : pathlib.Path
-        What is read: a file of duckdb, or a directory.
+        The target: a DuckDB file, or a directory.
     threads : int, optional
-        By default as many as the machine has cores.
+        Number of DuckDB's threads; by default one for each core.
     memory : int, optional
-        The bytes that duckdb may take; by default as those of a sync.
+        DuckDB's memory limit in bytes; by default that of a sync.
 
     Attributes
     ----------
     directory : pathlib.Path
-        It is deleted at the end.
+        The temporary directory, which `close` deletes.
     connection : duckdb.DuckDBPyConnection
     """
 
@@ -69,17 +69,17 @@ class Database:
         self.connection = self._held.enter_context(duckdb.connect(config=config))
 
     def close(self) -> None:
-        """Delete what was made."""
+        """Close the connection, and delete the temporary directory."""
         self._held.close()
 
     def limit_memory(self, memory: int) -> None:
-        """Have duckdb take so many bytes at most from now on."""
+        """Set DuckDB's memory limit in bytes."""
         self._memory = memory
         self.connection.execute(f"SET memory_limit = '{memory}B'")
 
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
-        """Raise duckdb's errors as this package's."""
+        """Translate DuckDB's errors to `PgOutputError`."""
         try:
             yield
         except self._duckdb.Error as error:
@@ -99,7 +99,7 @@ class Database:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[Any]:
-        """The connection, with the file as `ATTACHED` if it is one; nobody can write to it then."""
+        """Attach the target as `ATTACHED`, if it is a file; nobody else can write it meanwhile."""
         connection = self.connection
         with self.refusals():
             end = time.monotonic() + _BUSY
@@ -119,7 +119,7 @@ class Database:
                 connection.execute(f"DETACH DATABASE IF EXISTS {ATTACHED}")
 
     def has(self, schema: str, table: str) -> bool:
-        """Whether the file has a table."""
+        """Whether the file has a certain table."""
         with self.attached() as connection:
             found = connection.execute(
                 "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = ? "
@@ -130,12 +130,12 @@ class Database:
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether duckdb says that a file is open elsewhere: in another process, or in this one."""
+    """Whether attaching failed because the file is open already, here or in another process."""
     return "Conflicting lock" in str(error) or "already attached by" in str(error)
 
 
 def types_of(rows: Any) -> dict[str, ValueStorage]:
-    """How the columns of a relation of duckdb hold their values."""
+    """Return for each column of a DuckDB relation how it stores values."""
     return {name: _held(type_) for name, type_ in zip(rows.columns, rows.types, strict=True)}
 
 

@@ -1,7 +1,7 @@
-"""State tables in Delta whose rows are read by tasks beside each other, as on Spark's executors.
+"""Delta state tables whose rows are read by parallel tasks, such as on Spark's executors.
 
-What a task does with some files of a table is what this process does with all of them: duckdb makes
-the canonical texts and their sums. Sums of files add up to those of the table.
+Each task reads some files of a table. As in one process, DuckDB computes the canonical texts and
+their sums. The sums of all tasks add up to the sums of the table.
 """
 
 from __future__ import annotations
@@ -27,36 +27,37 @@ if TYPE_CHECKING:
     from ..spark._jobs import Jobs
 
 _TASK_BYTES = 256 << 20
-"""Of files: larger tables have more tasks than there are cores."""
+"""Maximum bytes of a task's files. Larger tables have more tasks than there are cores."""
 _ROWS = 1 << 14
-"""That are read at once."""
+"""Rows that are read at a time."""
 _MEMORY = 512 << 20
-"""Bytes that DuckDB may take in a task."""
+"""DuckDB's memory limit in a task, in bytes."""
 
 
 class VerifyEngine(Protocol):
-    """What has functions run beside each other, such as a :class:`pgoutput_fast.spark.SparkEngine`.
+    """What runs tasks in parallel, such as a :class:`pgoutput_fast.spark.SparkEngine`.
 
     Attributes
     ----------
     jobs : Jobs
     driver_bytes : int
-        Tables of up to so many bytes of files are read by this process.
+        Largest table, in bytes of its files, that this process reads itself.
     """
 
     @property
     def jobs(self) -> Jobs:
-        """What runs functions."""
+        """What runs functions in parallel."""
 
     @property
     def driver_bytes(self) -> int:
-        """Tables of up to so many bytes of files are read by this process."""
+        """Largest table, in bytes of its files, that this process reads itself."""
 
 
 class StateFiles(NamedTuple):
     """Some files of a Delta table at one version.
 
-    Fields: uri; version; files (paths in the table); options (of delta-rs, which may have secrets).
+    Fields: uri; version; files (paths in the table); options (storage options of delta-rs, which
+    may have secrets, so they are not in the repr).
     """
 
     uri: str
@@ -69,22 +70,22 @@ class StateFiles(NamedTuple):
 
 
 class StateTask(NamedTuple):
-    """What is asked of the rows in some files.
+    """A call of a method of `sums.Rows` for the rows in some files.
 
     Attributes
     ----------
     of : StateFiles
     columns : tuple of str
-        Those that are read; empty: all.
+        The columns to read; empty: all.
     source : str
-        The rows in a FROM, where `STATE_ROWS` has those of the files.
+        The rows as an SQL source, in which `STATE_ROWS` names the rows of the files.
     parts : dict of str to str
-        As of `StateRows`.
+        See `StateRows`.
     key : tuple of str
     method : {"sums", "digests", "named", "parts"}
-        Of `sums.Rows`.
+        The method of `sums.Rows`.
     given : tuple
-        Its arguments.
+        The method's arguments.
     """
 
     of: StateFiles
@@ -97,7 +98,7 @@ class StateTask(NamedTuple):
 
 
 def ask_rows(task: StateTask) -> Any:
-    """What a method of `sums.Rows` says of the rows in some files.
+    """Run a task: return the result of its method, as a dict or a list.
 
     Raises
     ------
@@ -106,13 +107,14 @@ def ask_rows(task: StateTask) -> Any:
     """
     place = DeltaPlace(task.of.uri, task.of.options)
     path = place.path or Path(place.uri)
-    # Other tasks have the other cores.
+    # One thread, because other tasks use the other cores.
     with (
         contextlib.closing(Database(path, threads=1, memory=_MEMORY)) as database,
         place.refusals("the tables"),
     ):
         database.connection.execute("SET preserve_insertion_order = false")
-        # Once, as each method asks once. A dataset that duckdb reads by itself is read far ahead.
+        # A reader gives the rows only once, which is enough for one query. From a dataset, DuckDB
+        # would read far ahead, which takes memory.
         reading = _dataset(task.of, place).scanner(
             columns=list(task.columns) or None, batch_size=_ROWS, batch_readahead=1,
             fragment_readahead=1, use_threads=False,
@@ -124,7 +126,7 @@ def ask_rows(task: StateTask) -> Any:
 
 
 def _dataset(of: StateFiles, place: DeltaPlace) -> Any:
-    """The rows of some files of a table."""
+    """Return some files of a table as a dataset."""
     table = require_deltalake().DeltaTable(
         place.uri, version=of.version, storage_options=place.options
     )
@@ -141,7 +143,7 @@ def _dataset(of: StateFiles, place: DeltaPlace) -> Any:
 
 
 class DistributedRows:
-    """The rows of a table, each file of which is read by a task; see `sums.Rows`.
+    """The rows of a table, read by several tasks; see `sums.Rows`.
 
     Parameters
     ----------
@@ -149,7 +151,7 @@ class DistributedRows:
     groups : sequence of StateFiles
         The files of each task.
     columns, source, parts, key
-        As of `StateTask`.
+        See `StateTask`.
     """
 
     def __init__(
@@ -202,13 +204,13 @@ class DistributedRows:
 
 
 class DistributedStates(DeltaStates):
-    """Delta tables of which an engine reads those that are large.
+    """The state tables of a Delta target. An engine reads the large ones.
 
     Parameters
     ----------
     place, segments
-        As of `DeltaStates`.
-    engine : Engine
+        See `DeltaStates`.
+    engine : VerifyEngine
     """
 
     def __init__(self, place: DeltaPlace, segments: Path | None, engine: VerifyEngine) -> None:
@@ -217,7 +219,7 @@ class DistributedStates(DeltaStates):
         self._table_read: Any = None
         self._source_read = ""
         self._marker: str | None = None
-        # Relation id → the files of each task, and their rows in a FROM; of small tables nothing.
+        # Relation id → the files of each task, and the SQL source; small tables are not here.
         self._files: dict[int, tuple[list[StateFiles], str]] = {}
         super().__init__(place, segments)
 
@@ -255,7 +257,7 @@ class DistributedStates(DeltaStates):
 
 
 def _sizes(table: Any) -> dict[str, int]:
-    """The bytes of each file of a Delta table, by its path in the table's dataset."""
+    """Return the bytes of each file of a Delta table, by its path in the table's dataset."""
     actions = pa.table(table.get_add_actions()).to_pylist()
     sizes = {unquote(one["path"]): one["size_bytes"] for one in actions}
     paths = [one.path for one in table.to_pyarrow_dataset().get_fragments()]
@@ -263,7 +265,7 @@ def _sizes(table: Any) -> dict[str, int]:
 
 
 def grouped_files(sizes: Mapping[str, int], cores: int) -> list[tuple[str, ...]]:
-    """Files in groups of about one size, as many as there are cores, or more of a large table.
+    """Divide files into groups of about the same size: one for each core, more for a large table.
 
     Parameters
     ----------

@@ -1,8 +1,7 @@
-"""The rows that tables hold after the changes of a change log.
+"""Compute the rows of tables from the changes of a change log.
 
-The changes of a table come in their order out of duckdb, which makes the parts of all values, and
-sorts if need be; SQLite keeps the rows. So memory does not grow with a table, nor with a
-transaction.
+DuckDB computes the parts of all values, and gives the changes in stream order. SQLite stores the
+rows in a file. So memory grows neither with a table nor with a transaction.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _UNKNOWN_PART = f"{UNKNOWN},"
-_AT_ONCE = 10_000  # rows that are given to SQLite at once, if they are not longer than that
-_MOST_LETTERS = 16 << 20
-_MOST_NAMES = 500  # parameters of a statement
+_AT_ONCE = 10_000  # maximum number of rows that are given to SQLite at a time
+_MOST_LETTERS = 16 << 20  # maximum characters of these rows
+_MOST_NAMES = 500  # maximum parameters of a statement
 
 
 class KeyChange(NamedTuple):
-    """A change of a row, with the part of each column that is compared."""
+    """A change of a row, with the parts of the compared columns."""
 
     op: str
     old_kind: str | None
     after: tuple[str, ...]
-    """Columns that were not sent are unknown. Of no use in a delete."""
+    """The new row. Columns that were not sent are unknown. Ignored in a delete."""
     before: tuple[str, ...]
-    """Columns that are no part of a key that was sent alone are unknown."""
+    """The old row. If only its key was sent, the other columns are unknown."""
 
 
 class HistoryError(Exception):
-    """The changes do not say what the table holds; the message says why."""
+    """The changes do not determine the rows of the table; the message says why."""
 
 
 class FoldedRowStore:
-    """The rows of tables, in a file that is deleted with its directory.
+    """The rows of tables in an SQLite file, which is deleted with its directory.
 
     Parameters
     ----------
@@ -63,19 +62,19 @@ class FoldedRows:
 
     Parameters
     ----------
-    store : Store
+    store : FoldedRowStore
     table : str
-        The name of a table of the store, which is made if it does not exist.
+        The name of a table in the store, which is created if it does not exist.
     key : sequence of int
-        The places of the key's columns, in the key's order; empty for a multiset.
+        Indexes of the key's columns, in the key's order; empty for a multiset.
     """
 
     def __init__(self, store: FoldedRowStore, table: str, key: Sequence[int]) -> None:
         self._run = store.connection.execute
         self._many = store.connection.executemany
         self._table, self._key = table, list(key)
-        # `times` is 2 if a row with a key was inserted where one was already, of a multiset the
-        # number of equal rows.
+        # `times` is the number of equal rows of a multiset. In a table with a key, it is above 1 if
+        # a row was inserted whose key another row had already.
         self._run(
             f"CREATE TABLE IF NOT EXISTS {table} (name TEXT PRIMARY KEY, parts TEXT, times INTEGER,"
             " unknown INTEGER) WITHOUT ROWID"
@@ -85,10 +84,10 @@ class FoldedRows:
             "SET parts = excluded.parts, unknown = excluded.unknown, times = times + excluded.times"
         )
         self._pending: list[tuple[str, str, int, bool]] = []
-        self._letters = 0  # of the parts that are pending
+        self._letters = 0  # characters of the pending parts
 
     def empty(self) -> None:
-        """Take all rows out."""
+        """Delete all rows."""
         self._pending.clear()
         self._letters = 0
         self._run(f"DELETE FROM {self._table}")  # noqa: S608
@@ -96,15 +95,15 @@ class FoldedRows:
     # --- changes ---------------------------------------------------------------------------------
 
     def apply(self, changes: Iterable[KeyChange]) -> None:
-        """Apply changes in their order.
+        """Apply changes in stream order.
 
         Raises
         ------
         HistoryError
-            A change does not say which row it is about.
+            A change does not say which row it concerns.
         """
         apply = self._apply_keyed if self._key else self._apply_to_multiset
-        self._run("BEGIN")  # else each statement would be a transaction
+        self._run("BEGIN")  # otherwise each statement would be a transaction
         try:
             for change in changes:
                 if change.op == "truncate":
@@ -188,7 +187,7 @@ class FoldedRows:
     # --- rows ------------------------------------------------------------------------------------
 
     def incomplete(self) -> tuple[int, list[str]] | None:
-        """How many rows have values that no change brings, and the parts of one of them."""
+        """Return the number of rows with values that no change has, and the parts of one row."""
         (number,) = self._run(
             f"SELECT count(*) FROM {self._table} WHERE unknown"  # noqa: S608
         ).fetchone()

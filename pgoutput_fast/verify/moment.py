@@ -1,4 +1,4 @@
-"""The server's side: its tables in one snapshot at P, and what changed from P on."""
+"""The server's side of a comparison: its tables in one snapshot at P, and the changes from P on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LOCK_TIMEOUT = 10.0  # seconds
 _MOST_CHANGED = 200_000
-"""Names of changed rows that are kept for a table. A table with more is unsettled."""
+"""Maximum number of changed rows of a table. A table with more is unsettled."""
 _PLANNING = (
     "max_parallel_workers_per_gather",
     "jit",
@@ -48,11 +48,11 @@ _NO_TEXT = (
     "it has text whose bytes are not UTF-8, as a database of SQL_ASCII may have: exclude the "
     "column, or have the target hold such text as bytes (the policy invalid_text='binary')"
 )
-_AT_ONCE = 1000  # rows whose names are asked for in one statement
+_AT_ONCE = 1000  # rows whose names one statement computes
 
 
 class ServerTable(NamedTuple):
-    """A published table, as the catalogue has it at P.
+    """A published table in the server's catalogue at P.
 
     Attributes
     ----------
@@ -61,13 +61,13 @@ class ServerTable(NamedTuple):
         The published columns, in the table's order.
     types : dict of str to ColumnType
     key : tuple of str
-        Empty if the rows are a multiset: without a key, or if a part of it is not published.
+        Empty if the rows are a multiset: the table has no key, or does not publish all of it.
     row_filter : str
         A condition in SQL; "" for none.
     refused : str
         Why the table can't be compared; "" if it can.
     is_moving : bool
-        Whether that is so because it was changed just at this moment.
+        Whether `refused` is only due to a change of the table at this moment.
     """
 
     table: CatalogTable
@@ -80,18 +80,18 @@ class ServerTable(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The table in a FROM. A partitioned table's rows are in its partitions."""
+        """The table as an SQL source. A partitioned table includes its partitions."""
         only = "" if self.table.kind == "p" else "ONLY "
         return f"{only}{quoted(self.table.namespace)}.{quoted(self.table.name)}"
 
 
 class Changes(NamedTuple):
-    """What came of a table from P on, up to some position.
+    """The changes of a table from P up to a position.
 
     Attributes
     ----------
     names : set of str
-        Names of the rows that changed, those before a change too.
+        Names of the changed rows, from before and after each change.
     why : str
         Why the table can't be settled; "" if it can.
     """
@@ -101,19 +101,18 @@ class Changes(NamedTuple):
 
 
 class Moment:
-    """The server at P: a temporary slot that begins there, and the snapshot that it exported.
+    """The server at P: a temporary slot that begins at P, and the slot's exported snapshot.
 
     Parameters
     ----------
     parameters : ConnectionParameters
     publications : sequence of str
     timeout : float
-        Seconds to wait until the server has made the slot.
+        Seconds to wait until the server has created the slot.
     relation_ids : collection of int, optional
         Only these tables.
     check : callable, optional
-        Is called with the system identifier and the database as soon as they are known, and may
-        raise.
+        Called with the system identifier and the database before the slot is created; it may raise.
 
     Attributes
     ----------
@@ -121,7 +120,7 @@ class Moment:
         P.
     system_identifier, database : str
     tables : list of ServerTable
-        In the order of their names.
+        Sorted by name.
 
     Raises
     ------
@@ -151,25 +150,26 @@ class Moment:
                 self._slot, temporary=True, snapshot=True, timeout=timeout
             )
             self.lsn = made.lsn
-            # A DSN may name several servers, of which only this one has the snapshot.
+            # A DSN may name several servers. Only the server of this connection has the snapshot.
             used = self._replication.pgconn
             self._parameters = parameters.of_server(used.host, used.hostaddr, used.port)
-            # It holds the locks, and knows which tables are no longer what they were at P.
+            # This locks the tables, and finds tables that have been altered since P.
             snapshot = held.enter_context(
                 open_snapshot(
                     self._parameters, publications, relation_ids=relation_ids, connections=1,
                     exported=made, lock_timeout=_LOCK_TIMEOUT,
                 )
             )  # fmt: skip
-            # Another connection would wait behind an ALTER TABLE that waits for these locks.
+            # Read through this connection: another one would wait behind an ALTER TABLE that waits
+            # for these locks.
             self.connection = snapshot.connection
             with refusals("can't read at the snapshot"):
                 for statement in (
-                    # Row security would leave rows out silently; now it is an error.
+                    # Row security would leave rows out silently. With "off" it raises an error.
                     "SET row_security = off",
                     "SET search_path = ''",
                     "SET standard_conforming_strings = on",
-                    # How a copy reads whole tables is not how rows are looked up.
+                    # `open_snapshot` sets these to read whole tables; verify also looks up rows.
                     *(f"RESET {name}" for name in _PLANNING),
                 ):
                     self.connection.execute(statement.encode())
@@ -177,13 +177,13 @@ class Moment:
             self._held = held.pop_all()
 
     def close(self) -> None:
-        """End the connections; the slot and the locks go with theirs."""
+        """Close the connections, which drops the slot and the locks."""
         if self._receiver is not None:
             self._receiver.close()
         self._held.close()
 
     def _tables(self, locked: Collection[int], lost: Mapping[int, str]) -> list[ServerTable]:
-        """The tables that are locked, and those that are lost."""
+        """Return the locked tables, and the lost ones with the reason in `refused`."""
         catalog = catalog_of(self.connection, self._publications).by_id()
         with refusals("can't read the catalogue"):
             registry = TypeRegistry.from_connection(self.connection)
@@ -193,7 +193,7 @@ class Moment:
         for published in publications.published():
             relation_id = published.table.oid
             if relation_id not in locked and relation_id not in lost:
-                continue  # it is not wanted
+                continue  # not selected
             table = catalog[relation_id]
             columns = tuple(
                 one.name for one in publications.columns(published, attributes[relation_id])
@@ -207,7 +207,7 @@ class Moment:
             if relation_id in lost:
                 why, is_moving = lost[relation_id], True
             elif filtered := publications.filters(published):
-                # Of several publications, each brings the rows that its filter lets pass.
+                # With several publications, a row is published if one of the filters lets it pass.
                 with refusals("can't read a row filter"):
                     filters = list(row_filters(self.connection, relation_id, filtered))
                 row_filter = " OR ".join(f"({one})" for one in filters)
@@ -215,10 +215,10 @@ class Moment:
         return found
 
     def confirmed(self, slot: str) -> int:
-        """Up to where the reader of a slot has stored everything, as far as the server knows.
+        """Return the LSN before which a slot's reader has stored all changes.
 
-        That is what it has acknowledged. If nobody reads the slot now, the server can be asked
-        whether anything is left before P, too.
+        That is the acknowledged LSN. If nobody reads the slot now, the server also says whether the
+        slot has any change left before P; if not, the result is P.
         """
         with self._parameters.open(replication=False) as connection, refusals("can't ask"):
             found: Any = connection.execute(
@@ -248,8 +248,8 @@ class Moment:
     # --- changes ---------------------------------------------------------------------------------
 
     def check(self, position: int) -> None:
-        """Refuse the position of a target to which the stream does not come."""
-        # The connection of the snapshot may be lost, which is told of each table.
+        """Refuse a target's position that is beyond the server's log."""
+        # Not by the snapshot's connection: if that is lost, each table gets an error of its own.
         check_target(
             position, self._replication.current_lsn(), in_recovery=self._replication.in_recovery
         )
@@ -257,20 +257,20 @@ class Moment:
     def changes(
         self, tables: dict[int, tuple[ServerTable, ServerRows]], until: int, timeout: float
     ) -> dict[int, Changes]:
-        """What changed of tables in transactions whose commit is in [P, until).
+        """Return the changes of tables in transactions whose commit LSN is in [P, until).
 
         Parameters
         ----------
         tables : dict
-            By relation id, what is compared.
+            The compared tables and their rows, by relation id.
         until : int
         timeout : float
-            Seconds in which the stream does not get on, after which it is given up.
+            Seconds without progress of the stream after which to give up.
 
         Raises
         ------
         PgOutputError
-            The connection is lost, or the server sends nothing.
+            The connection is lost, or the stream makes no progress.
         """
         collectors = {
             relation_id: _ChangeCollector(table, rows)
@@ -319,7 +319,7 @@ class Moment:
 
 
 class _ChangeCollector:
-    """Collects the names of a table's rows that changed."""
+    """Collects the names of a table's changed rows."""
 
     def __init__(self, table: ServerTable, rows: ServerRows) -> None:
         self._table, self._rows = table, rows
@@ -349,8 +349,8 @@ class _ChangeCollector:
             after = list(message.new.texts())
             if before is not None:
                 for i in known:
-                    # As it was. An old row has these values, unless it is of a partition with
-                    # another replica identity than its root; then it has NULL.
+                    # The value did not change: take it from the old row. If a partition has another
+                    # replica identity than its root, the old row may have NULL instead.
                     if after[i] is UNCHANGED and before[i] is not None:
                         after[i] = before[i]
         if not isinstance(message, Insert) and not (
@@ -408,8 +408,7 @@ class ServerRows:
         In the transaction that has imported the snapshot.
     table : ServerTable
     texts : dict of str to Texts
-        The texts of the columns that are compared, by name, of the values that
-        :meth:`value` gives.
+        The canonical texts of the compared columns, by name, for the values of :meth:`value`.
     """
 
     def __init__(
@@ -429,7 +428,7 @@ class ServerRows:
 
     @staticmethod
     def value(column: str) -> str:
-        """The SQL expression of a column."""
+        """Return the SQL expression for a column."""
         return quoted(column)
 
     def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
@@ -464,7 +463,7 @@ class ServerRows:
     def _run(self, query: str) -> Iterator[Any]:
         with refusals(f"can't read {qualified(self._table.table)}"):
             try:
-                with self._connection.transaction():  # the other tables are read after an error
+                with self._connection.transaction():  # after an error, go on with other tables
                     found = self._connection.execute(query.encode())
             except psycopg.errors.CharacterNotInRepertoire as error:
                 raise NotComparable(_NO_TEXT) from error
@@ -473,14 +472,14 @@ class ServerRows:
     def names_of(
         self, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
     ) -> Iterator[str]:
-        """The names of rows of which the stream told the texts of some columns.
+        """Yield the names of rows, from the stream's texts of some columns.
 
         Raises
         ------
         psycopg.Error
             The server can't read a text.
         """
-        if not columns:  # all rows of a table without columns are the same
+        if not columns:  # all rows of a table without columns are equal
             columns, rows = ("",), [(None,)] * len(rows)
         types = {one.name: one.type_name for one in self._table.table.columns} | {"": "text"}
         values = ", ".join(
@@ -499,7 +498,7 @@ class ServerRows:
                 yield str(row[0])
 
     def part_of(self, column: str, text: str | None) -> str:
-        """The part of a value of which the catalogue has the text."""
+        """Return the part of a value whose text is in the catalogue."""
         (type_name,) = (one.type_name for one in self._table.table.columns if one.name == column)
         value = "NULL" if text is None else literal(text)
         query = (
@@ -512,7 +511,7 @@ class ServerRows:
 
 
 def _lacking(actions: Collection[str]) -> str:
-    """Why no target can have the rows of a table; "" if all its changes are published."""
+    """Return why no target can have a table's rows; "" if all its changes are published."""
     which = " and ".join(
         f"{action}s"
         for action in ("insert", "update", "delete", "truncate")
@@ -522,7 +521,7 @@ def _lacking(actions: Collection[str]) -> str:
 
 
 def _any(names: Iterable[str]) -> str:
-    """Names, or beginnings of names, as an array in SQL; all of them are hexadecimal digits."""
+    """Return names or their beginnings as an SQL array; they need no quotes, being hexadecimal."""
     return f"ANY('{{{','.join(names)}}}'::text[])"
 
 
@@ -532,7 +531,7 @@ def _md5(text: str) -> str:
 
 @contextlib.contextmanager
 def refusals(what: str) -> Iterator[None]:
-    """Raise psycopg's errors as this package's."""
+    """Translate psycopg's errors to `PgOutputError`."""
     try:
         yield
     except psycopg.Error as error:

@@ -1,4 +1,4 @@
-"""Which target a text names."""
+"""Open the target that the caller names."""
 
 from __future__ import annotations
 
@@ -36,33 +36,32 @@ def open_target(
     policies: Policies | None = None,
     duckdb_memory: int | None = None,
 ) -> VerifiedTarget:
-    """Open the target that a text names.
+    """Open the target that the caller names.
 
     Parameters
     ----------
     given : str
-        A change log, or the target of a sync: a directory of Delta tables, or ``duckdb:`` and a
-        file.
+        A change log, or the target of a sync: a directory or URL of Delta tables, or ``duckdb:``
+        and a file.
     segments : str, optional
-        The change log from which a sync keeps the target; one beside the target is found.
+        The change log from which a sync keeps the target. The default is the one beside the target.
     types : callable
         Reads the server's catalogue of types.
     storage_options : mapping of str to str, optional
-        Of delta-rs, for a target in object storage.
-    engine : Engine, optional
+        Options of delta-rs for a target in object storage.
+    engine : VerifyEngine, optional
         What reads the rows of Delta tables; by default this process.
     policies : Policies, optional
-        Those with which a sync wrote the target.
+        The policies with which a sync wrote the target.
     duckdb_memory : int, optional
-        The bytes that DuckDB may take.
+        DuckDB's memory limit in bytes.
 
     Raises
     ------
     PgOutputError
-        There is nothing of this name, or nothing that can be verified, or not with that engine
-        or those policies.
+        The target does not exist, can't be verified, or does not fit the engine or the policies.
     """
-    refuse_secrets(given, storage_options)  # before another error shows it
+    refuse_secrets(given, storage_options)  # first, because other errors show the name
     target = _opened(given, segments, types, storage_options, engine)
     if engine is not None and not isinstance(target, DistributedStates):
         target.close()
@@ -165,7 +164,7 @@ def _database(path: Path, segments: str | None) -> VerifiedTarget:
 
 
 def _segments_of(path: Path, segments: str | None) -> Path | None:
-    """The directory from which a sync keeps a target up to date, if it is known."""
+    """Return the change log of a target: the given one, or one beside it; None if unknown."""
     if segments is not None:
         if not has_begun(Path(segments)):
             raise not_begun(segments)

@@ -1,6 +1,6 @@
-"""The changes of a change log in Parquet files, which duckdb reads for one comparison.
+"""Write the changes of a change log to Parquet files, which DuckDB reads for a comparison.
 
-Nothing is kept beyond the process: how far the files are stands in memory.
+The files are temporary. Their position is only in memory.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from ..types import TypeRegistry
 
 _HEAD = ("op", "old_kind", "commit_lsn", "seq", "unchanged")
-"""The columns of a change that the files have beside those of the table."""
+"""The columns of a change in the files, beside the columns of the table."""
 _PENDING = 128 << 20
-"""Bytes of changes of all tables that wait in memory."""
+"""Maximum bytes of changes in memory, for all tables together."""
 _PART_BYTES = 1 << 30
-"""So much is planned at a time, as files are merged meanwhile."""
+"""Bytes of a read plan. A plan for more would name files that a capture merges meanwhile."""
 
 
 @dataclasses.dataclass
@@ -45,16 +45,16 @@ class ChangeVersion:
     Attributes
     ----------
     columns : tuple of str
-        The names on the server. In the files the i-th column is ``a{i}`` after a change, and
-        ``b{i}`` before it.
+        The names on the server. In the files, column i is ``a{i}`` after a change, and ``b{i}``
+        before it.
     key : frozenset of str
-        The columns that an old row has which is a key.
+        The key columns, which an old row has if only its key was sent.
     files : list of pathlib.Path
-        In the order of the stream.
+        In stream order.
     rows : int
-        The changes that came.
+        Number of changes.
     pending_bytes : int
-        Bytes of changes that wait in memory.
+        Bytes of changes in memory.
     """
 
     columns: tuple[str, ...]
@@ -65,7 +65,7 @@ class ChangeVersion:
     _pending: list[pa.RecordBatch] = dataclasses.field(default_factory=list)
 
     def add(self, changes: pa.RecordBatch) -> None:
-        """Take changes, which wait until `flush`."""
+        """Add changes, which stay in memory until `flush`."""
         columns = {name: changes.column(name) for name in _HEAD}
         for side in ("after", "before"):
             parts = enumerate(changes.column(side).flatten())
@@ -76,7 +76,7 @@ class ChangeVersion:
         self.pending_bytes += made.nbytes
 
     def flush(self, path: Path) -> None:
-        """Write what waits into a new file."""
+        """Write the changes in memory to a new file."""
         if not self._pending:
             return
         with pq.ParquetWriter(path, self._pending[0].schema, compression="lz4") as writer:
@@ -93,19 +93,19 @@ class ChangeFiles:
     path : pathlib.Path
         The change log.
     directory : pathlib.Path
-        Where the files are made; it must not exist.
+        The directory for the files; it must not exist.
     policies : Policies
     registry : TypeRegistry, optional
-        The users' types, if the change log has no schema history.
+        The user-defined types, if the change log has no schema history.
 
     Attributes
     ----------
     position : Position or None
-        Up to where the files have everything; None: nothing was read yet.
+        The position before which the files have all changes; None before the first read.
     names : dict of int to (str, str)
-        Namespace and name that each table had last, by relation id.
+        The last namespace and name of each table, by relation id.
     versions : dict of int to list of ChangeVersion
-        By relation id, in the order in which they came last.
+        By relation id; the version with the newest changes is the last one.
     """
 
     def __init__(
@@ -126,9 +126,10 @@ class ChangeFiles:
         directory.mkdir()
 
     def why_not(self, relation_id: int) -> str | None:
-        """Return why a table's rows are not known yet; None: they are.
+        """Return why a table's rows are not known yet; None if they are.
 
-        A change log without first snapshots has all changes of each table, which began empty.
+        Without a snapshot, a table's rows are known only if the change log has no first snapshots
+        at all: then each table began empty, and the log has all of its changes.
         """
         state = self._states.get(relation_id)
         newest = None if state is None else state.copies[-1]
@@ -140,12 +141,12 @@ class ChangeFiles:
         return None
 
     def read(self, tell: Callable[[int], None]) -> None:
-        """Write what the change log has got since the last call.
+        """Write the new changes of the change log since the last call.
 
         Parameters
         ----------
         tell : callable
-            Is called with the number of changes that this call has read.
+            Called with the number of changes that this call has read.
 
         Raises
         ------
@@ -157,7 +158,7 @@ class ChangeFiles:
         view = self._log.view()
         self._states = view.states
         position = view.first_position() if self.position is None else self.position
-        # What may have been altered is compared with what the server has now.
+        # "newer": the values are compared with the server's present types.
         reader, rows = ChangeReader(self._decoding, self._log.history(), "newer"), 0
         with self._refusals():
             while (plan := view.plan(position, _PART_BYTES)) is not None:
@@ -183,7 +184,7 @@ class ChangeFiles:
             self._flush(max(self._known.values(), key=lambda one: one.pending_bytes))
 
     def _version(self, relation_id: int, schema: pa.Schema) -> ChangeVersion:
-        """The version that changes of a schema belong to; it is the table's last one now."""
+        """Return the version for changes of a schema, and make it the table's last one."""
         row, described = schema.field("after").type, schema.metadata[b"pgoutput.columns"]
         version = self._known.get((relation_id, row, described))
         if version is None:
@@ -201,7 +202,7 @@ class ChangeFiles:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Raise errors of the operating system as this package's."""
+        """Translate errors of the operating system to `PgOutputError`."""
         try:
             yield
         except OSError as error:

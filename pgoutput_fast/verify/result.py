@@ -1,4 +1,4 @@
-"""What a verification has found."""
+"""The result of a verification: a report with a result for each table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TableResult:
         Rows, by key, that differ. There may be more if `differing_is_least`.
     differing_is_least : bool
     differences : tuple of Difference
-        The first of them.
+        The first differing rows.
     unsettled : int
         Rows, by key, that changed each time they were read.
     looked_again : int

@@ -1,8 +1,8 @@
-"""State tables that :func:`pgoutput_fast.apply.sync` keeps up to date, as targets.
+"""State tables that :func:`pgoutput_fast.apply.sync` keeps up to date, as targets of verify.
 
-Their rows are compared as they are; nothing is folded. What says how far they are is stored with
-them, so rows and position are read together, table by table: as each table is at a position of its
-own, none has to wait for another one.
+Their rows are compared as they are; nothing is folded. A target stores the position of each table
+with the table's rows. So verify reads rows and position together, table by table, and no table has
+to wait for another one.
 """
 
 from __future__ import annotations
@@ -39,17 +39,29 @@ if TYPE_CHECKING:
 
 _COPIED = "copied"
 _APP = "pgoutput_fast"
-"""How commits of a sync are named in the log of a Delta table."""
+"""Beginning of the application id of a sync's commits in the log of a Delta table."""
 STATE_ROWS = "state_rows"
-"""What duckdb calls the rows of a Delta table."""
-_AT_ONCE = 1000  # rows that are taken from duckdb at once
+"""The name under which DuckDB reads the rows of a Delta table."""
+_AT_ONCE = 1000  # rows that are fetched from DuckDB at a time
 
 
 class TargetTables(NamedTuple):
-    """Where a target's tables come from, how far it is, where it marks deleted rows, its tables.
+    """The target state of a sync, as a target stores it.
 
-    `patterns` are those of the tables that it was made for, None for all; the tables are by
-    relation id. `policies` are those by which values were written.
+    Attributes
+    ----------
+    system_identifier, database : str
+        The database from which the changes come.
+    lsn : int
+        The target's position.
+    soft_deletes : str or None
+        The column that marks deleted rows.
+    patterns : tuple of str or None
+        The patterns of the selected tables; None selects all.
+    tables : dict of int to Held
+        The table states by relation id.
+    policies : Policies
+        The policies by which values were written.
     """
 
     system_identifier: str
@@ -61,26 +73,26 @@ class TargetTables(NamedTuple):
     policies: Policies
 
     def live(self, rows: str) -> str:
-        """The rows in a FROM that are not marked as deleted."""
+        """Return an SQL source with the rows that are not marked as deleted."""
         if self.soft_deletes is None:
             return rows
         return f"(FROM {rows} WHERE {quoted(self.soft_deletes)} IS NULL)"
 
 
 class States:
-    """State tables, of which each is copied out at one version; see `Target`.
+    """State tables, each of which is copied at one version; see `VerifiedTarget`.
 
     Parameters
     ----------
     path : pathlib.Path
-        Where they are.
+        The target.
     segments : pathlib.Path, optional
-        The directory from which they are kept up to date.
+        The change log from which a sync keeps the target up to date.
 
     Attributes
     ----------
     policies : Policies or None
-        By which values are compared; None: by those of the target.
+        The policies for the comparison; None: those that the target stores.
     """
 
     def __init__(self, path: Path, segments: Path | None) -> None:
@@ -92,7 +104,7 @@ class States:
         self.furthest = 0
         self._lsn = self._position = 0
         self._states: Mapping[int, TableState] = {}
-        # Relation id → the names that the compared columns have in its copy; None: it lacks it.
+        # Relation id → stored name of each compared column; None if the target lacks the column.
         self._names: dict[int, dict[str, str | None]] = {}
         self._patterns: tuple[str, ...] | None = None
         self._database = Database(path)
@@ -107,21 +119,21 @@ class States:
             raise
 
     def close(self) -> None:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         self._database.close()
 
-    # --- what a target has -----------------------------------------------------------------------
+    # --- for subclasses --------------------------------------------------------------------------
 
     def _reading(self) -> contextlib.AbstractContextManager[Any]:
-        """While the target's tables are read."""
+        """Return a context in which the target's tables can be read."""
         raise NotImplementedError
 
     def _source(self) -> TargetTables:
-        """What the target says of its tables now."""
+        """Read the target state."""
         raise NotImplementedError
 
     def _state(self, kept: Kept, source: TargetTables) -> str:
-        """The rows of a state table in a FROM, at the position that the target says."""
+        """Return an SQL source with the rows of a state table, at the position of `source`."""
         raise NotImplementedError
 
     def _check_format(self, found: int) -> None:
@@ -136,11 +148,11 @@ class States:
     # --- the target ------------------------------------------------------------------------------
 
     def limit_memory(self, memory: int) -> None:
-        """Have duckdb take so many bytes at most."""
+        """Set DuckDB's memory limit in bytes."""
         self._database.limit_memory(memory)
 
     def identify(self) -> None:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         with self._reading():
             source = self._source()
         self.system_identifier, self.database = source.system_identifier, source.database
@@ -158,15 +170,15 @@ class States:
         self.slot = metadata.slot
 
     def wants(self, table: ServerTable) -> bool:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         name = shown_table(table.table)
         return self._patterns is None or any(fnmatchcase(name, one) for one in self._patterns)
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:  # noqa: ARG002
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         begin = end = 0
         if self._segments is not None:
-            # Before the target, which may then have more of them, and not less.
+            # Read the change log before the target, so that the target is not behind this state.
             self._states = Tables(self._segments).read()
             found = contents(self._segments)
             begin = found.segments[-1].end_lsn if found.segments else found.begin
@@ -175,7 +187,7 @@ class States:
             source = self._source()
         self._lsn = self._position = source.lsn
         if source.lsn and source.lsn >= begin:
-            # It has all segments, and nothing came between the last one and their end.
+            # The target has all segments, and no change came between the last one and the end.
             self._position = max(source.lsn, end)
         self.tables = _by_name(source.tables.values())
         self.paused = frozenset(key for key, kept in source.tables.items() if kept.paused)
@@ -183,7 +195,7 @@ class States:
         return self._position
 
     def table(self, table: ServerTable) -> TargetTable:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         relation_id = table.table.relation_id
         with self._reading():
             source = self._source()
@@ -202,12 +214,12 @@ class States:
         return TargetTable(texts, left_out)
 
     def _copy(self, relation_id: int, wanted: str) -> None:
-        """Copy out what is selected of a table."""
+        """Copy the selected rows of a table to the temporary database."""
         copy = _copy_of(relation_id)
         self._connection.execute(f"CREATE OR REPLACE TABLE {copy} AS SELECT {wanted}")
 
     def _check(self, relation_id: int, kept: Kept | None, source: TargetTables) -> None:
-        """Whether the rows can be compared; note how far they are."""
+        """Refuse a table whose rows can't be compared at the position; update `furthest`."""
         if kept is not None and kept.paused is not None:
             raise NotComparable(
                 f"it is paused, and its changes wait in the change log: {kept.paused.reason}"
@@ -230,7 +242,7 @@ class States:
             if waits is not None:
                 raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
             return
-        # Where nothing came after what the tables have, that they are further is not stored.
+        # The target does not store that a table without new changes is up to date.
         lsn = max(kept.lsn, self._position) if kept.lsn >= self._lsn else kept.lsn
         if lsn < self._position:
             raise NotComparable(f"it waits for its snapshot since {format_lsn(lsn)}")
@@ -238,7 +250,7 @@ class States:
 
     @staticmethod
     def _columns(table: ServerTable, kept: Kept | None) -> dict[str, str | None]:
-        """The names in the target of the server's columns; None for those that it lacks."""
+        """Return the stored name of each published column; None if the target lacks the column."""
         live = () if kept is None else kept.columns
         by_number = {one.number: one.stored for one in live if one.number is not None}
         by_name = {one.name: one.stored for one in live if one.number is None}
@@ -261,12 +273,12 @@ class States:
         part_of: Callable[[str, str | None], str],
         tell: Tell = ignored,  # noqa: ARG002
     ) -> Rows:
-        """See `Target`."""
+        """See `VerifiedTarget`."""
         relation_id = table.table.relation_id
         return self._rows(relation_id, self._parts(table, compared, part_of), table.key)
 
     def _rows(self, relation_id: int, parts: dict[str, str], key: Sequence[str]) -> Rows:
-        """The rows of a table that was copied."""
+        """Return the copied rows of a table."""
         return StateRows(self._database, _copy_of(relation_id), parts, key)
 
     def _parts(
@@ -275,23 +287,24 @@ class States:
         compared: TargetTable,
         part_of: Callable[[str, str | None], str],
     ) -> dict[str, str]:
-        """The expression of the part of each column that is compared."""
+        """Return the SQL expression for the part of each compared column."""
         relation_id = table.table.relation_id
         names, added = self._names[relation_id], table.table.added_values
         return {
             column: part(texts.target)
             if names[column] is not None
-            # The rows are older than the column, or the next change would have brought it.
+            # The target lacks the column, so all of its rows are older: any later change would have
+            # added the column.
             else literal(part_of(column, added.get(column)))
             for column, texts in compared.texts.items()
         }
 
 
 class DuckdbStates(States):
-    """The state tables in a file of duckdb.
+    """The state tables in a DuckDB file.
 
-    A sync has the file open while it writes a window, and can't while it is read. So the file is
-    open no longer than it takes to copy out one table, together with its position.
+    A sync can't write the file while it is open here. So it is open only while one table is copied
+    together with its position.
     """
 
     def _reading(self) -> contextlib.AbstractContextManager[Any]:
@@ -318,10 +331,10 @@ class DuckdbStates(States):
 
 
 class DeltaStates(States):
-    """The state tables among a directory's Delta tables.
+    """The state tables of a Delta target.
 
-    Each is read at the version that `_progress` means, as columns are named there: where a sync
-    has written a table further, and `_progress` not yet, at an older version.
+    A table may be ahead of `_progress`, which has the names of its columns. Then an older version
+    of the table is read, the one at the position in `_progress`.
     """
 
     def __init__(self, place: DeltaPlace, segments: Path | None) -> None:
@@ -370,7 +383,7 @@ class DeltaStates(States):
         return source.live(STATE_ROWS)
 
     def _loaded(self, kept: Kept, source: TargetTables) -> Any:
-        """A state table at the version that `_progress` means."""
+        """Load a state table at its position in `_progress`."""
         app = "/".join((_APP, source.system_identifier, source.database, str(kept.relation_id)))
         table = self._table(kept, app)
         while (table.transaction_version(app) or 0) > kept.lsn:
@@ -378,7 +391,7 @@ class DeltaStates(States):
         return table
 
     def _table(self, kept: Kept, app: str) -> Any:
-        """A table, which may not have been moved to its new name yet."""
+        """Open a table, which may not have been moved to its new name yet."""
         names = [kept.stored, *(move[2] for move in self._moved[kept.relation_id])]
         for name in names:
             directory = f"state/{directory_of(name)}"
@@ -390,7 +403,7 @@ class DeltaStates(States):
 
 
 def without_rows(where: str) -> PgOutputError:
-    """Make the error for a target of change tables alone."""
+    """Return the error for a target that has only change tables."""
     return PgOutputError(
         f"{where} has change tables alone, and no rows to compare",
         code="not_supported",
@@ -400,7 +413,7 @@ def without_rows(where: str) -> PgOutputError:
 
 
 def _check_name(table: ServerTable, kept: Kept | None, source: TargetTables) -> None:
-    """Whether a reader of a table's name sees that table."""
+    """Refuse a table whose name in the target belongs to another table."""
     relation_id = table.table.relation_id
     name = stored_table(table.table.namespace, table.table.name)
     other = next((one for one in source.tables.values() if one.stored == name), None)
@@ -415,7 +428,7 @@ def _check_name(table: ServerTable, kept: Kept | None, source: TargetTables) -> 
 
 
 def _check_no_more(columns: set[str]) -> None:
-    """Whether a reader sees the columns of the server's table alone."""
+    """Refuse a table that has more columns in the target than the server publishes."""
     if columns:
         raise NotTheTable(
             f"the target has column {min(columns)}, which the server's table does not publish"
@@ -427,7 +440,7 @@ def _copy_of(relation_id: int) -> str:
 
 
 def _by_name(tables: Iterable[Kept]) -> dict[tuple[str, str], int]:
-    """Tables by their names; what a table that was made anew has replaced, by its stored name."""
+    """Return relation ids by names; a replaced table has ``~`` and its relation id at the end."""
     found: dict[tuple[str, str], int] = {}
     for kept in tables:
         is_replaced = kept.stored.endswith(f"~{kept.relation_id}")
@@ -445,7 +458,7 @@ def _texts(
     held: Mapping[str, ValueStorage],
     policies: Policies,
 ) -> tuple[dict[str, Texts], dict[str, str]]:
-    """The canonical texts of columns, and why others have none."""
+    """Return the canonical texts of columns, and the reasons why other columns have none."""
     texts: dict[str, Texts] = {}
     left_out: dict[str, str] = {}
     followed = set(names.values())
@@ -461,7 +474,7 @@ def _texts(
             )
             continue
         try:
-            # Without a value in the target any form will do.
+            # Without a column in the target, the storage does not matter.
             kind = ValueStorage("varchar") if name is None else held[name]
             texts[column] = TextsOf(policies).column(
                 table.types[column], kind, quoted(column), quoted(name or column)
@@ -472,7 +485,7 @@ def _texts(
 
 
 def _joined(parts: Sequence[str]) -> str:
-    """The expression of the parts of a row: a tree, as duckdb takes none that is 1000 deep."""
+    """Join the parts of a row, as a tree: DuckDB refuses expressions that are 1000 deep."""
     if len(parts) < 2:
         return "".join(parts)
     half = len(parts) // 2
@@ -480,19 +493,19 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 class StateRows:
-    """The rows of a table that a database can read; see `sums.Rows`.
+    """The rows of a table that DuckDB reads; see `sums.Rows`.
 
     Parameters
     ----------
     database : Database
     source : str
-        The table in a FROM.
+        The rows as an SQL source, for FROM.
     parts : dict of str to str
-        For each column that is compared, in their order, the expression of its part.
+        The SQL expression for the part of each compared column, in order.
     key : sequence of str
         Empty for a multiset.
     named_rows : mapping of str to object, optional
-        What else than tables a FROM may name, such as Arrow datasets.
+        Further objects that `source` may name, such as Arrow datasets.
     """
 
     def __init__(
@@ -513,7 +526,7 @@ class StateRows:
     def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
         """See `Rows`."""
         halves = ", ".join(
-            # As a signed integer of 64 bits; the sum has as many as it needs.
+            # A half is a signed integer of 64 bits. HUGEINT has room for the sum.
             f"sum(CASE WHEN {half} >= {1 << 63} THEN {half} - {1 << 64} ELSE {half} END)"
             for half in (f"('0x' || substr(d, {at}, 16))::UBIGINT::HUGEINT" for at in (1, 17))
         )
@@ -541,7 +554,7 @@ class StateRows:
 
     def _run(self, query: str, names: Sequence[str] | None) -> Iterator[Any]:
         given = [] if names is None else [list(names)]
-        # Of its own, as another result may not have been taken wholly.
+        # A cursor of its own: another result of the connection may still be read.
         with self._database.refusals(), self._database.connection.cursor() as cursor:
             for name, rows in self._named_rows.items():
                 cursor.register(name, rows)

@@ -1,10 +1,11 @@
-"""What both sides of a comparison tell of a table's rows.
+"""The interface through which both sides of a comparison give the rows of a table.
 
-A row has the parts of its columns (:mod:`.texts`). Its *name* is the MD5 of the parts of its key,
-or of all of them in a table without a key; its *digest* is the MD5 of all of them. Names are evenly
-spread over all MD5s, on both sides in the same way whatever the type and the collation of the key.
-So ranges of names are what is counted and summed, and a range is halved by one more bit of the name
-(here by several hexadecimal digits at once).
+Each column of a row has a part (:mod:`.texts`). The *name* of a row is the MD5 of its key's parts;
+in a table without a key, of all parts. The *digest* of a row is the MD5 of all parts.
+
+MD5s spread evenly, and both sides compute the same ones, whatever the type and the collation of the
+key. So a comparison sums up digests by ranges of names. It divides a range by further hexadecimal
+digits of the names.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Sum(NamedTuple):
-    """Of the rows in a range, their number and the sums of both halves of their digests.
+    """The number of rows in a range, and the sums of both halves of their digests.
 
-    The halves are signed integers of 64 bits, and the sums have as many bits as they need.
+    A half is a signed integer of 64 bits. A sum has as many bits as it needs.
     """
 
     rows: int
@@ -31,33 +32,33 @@ class Rows(Protocol):
     """The rows of one table on one side, at one moment."""
 
     def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
-        """The sum of each range that has rows.
+        """Return the sum of each range that has rows, by the range's first digits.
 
         Parameters
         ----------
         digits : int
-            A range is all names that begin with the same so many hexadecimal digits.
+            Length of a range's beginning: all names of a range have the same first digits.
         within : sequence of str, optional
-            Only names that begin with one of these, all of one length.
+            Only names that begin with one of these texts, which all have the same length.
         """
 
     def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
-        """Name, digest and number of equal rows, of all rows in some ranges."""
+        """Yield name, digest and number of equal rows, for all rows in some ranges."""
 
     def named(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
-        """The same of the rows of some names."""
+        """Yield name, digest and number of equal rows, for the rows with some names."""
 
     def parts(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
-        """Name, parts of all columns, and number of equal rows, of the rows of some names."""
+        """Yield name, joined parts and number of equal rows, for the rows with some names."""
 
 
 def md5(text: str) -> str:
-    """The hexadecimal MD5 of a text in UTF-8, as the server makes it."""
+    """Return the hexadecimal MD5 of a text in UTF-8, the same as the server's md5()."""
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def halves(digest: str) -> tuple[int, int]:
-    """Both halves of a digest as signed integers."""
+    """Return both halves of a digest as signed integers."""
     first, second = int(digest[:16], 16), int(digest[16:], 16)
     return _signed(first), _signed(second)
 

@@ -1,6 +1,6 @@
-"""What is compared with the server: the interface of a target, and a change log as a target.
+"""The interface of what verify compares with the server, and a change log as such a target.
 
-A target tells up to which position it has everything, and gives the rows that each table has there.
+A target gives its position, before which it has all transactions, and the rows of each table there.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     from .sums import Rows
 
 _POLICIES = Policies(infinity="text", out_of_range="text", special_values="text", arrays="text")
-_AT_ONCE = 100  # rows that are taken from duckdb at once; they may be long
-_TELL = 10_000  # changes after which it is told how many were read
+_AT_ONCE = 100  # rows that are fetched from DuckDB at a time; they may be long
+_TELL = 10_000  # changes between two calls of `tell`
 
 
 Tell = Callable[[int], None]
 
 
 def ignored(_: int) -> None:
-    """Do nothing with a number."""
+    """Ignore the number of changes."""
 
 
 class _UnorderedError(Exception):
-    """The rows of files are not in the order in which their changes were committed."""
+    """The changes in files are not in stream order."""
 
 
 class TargetTable(NamedTuple):
-    """How a target has a table.
+    """The columns of a table in a target.
 
     Attributes
     ----------
     texts : dict of str to Texts
-        Of the columns that can be compared, with `quoted` of the name as the server's value.
+        Canonical texts of the columns that can be compared. The server's value is the quoted name.
     left_out : dict of str to str
-        The other columns, and why they can't be.
+        The other columns, and why they can't be compared.
     """
 
     texts: dict[str, Texts]
@@ -59,21 +59,22 @@ class TargetTable(NamedTuple):
 
 
 class VerifiedTarget(Protocol):
-    """Something that holds tables of a server.
+    """A change log, or the target of a sync, with tables of a server.
 
     Attributes
     ----------
     system_identifier, database : str
-        Those of the server from which its changes came. They are known after `identify`, or "" if
-        it has nothing yet.
+        The server and the database from which the changes came. Known after `identify`; "" if the
+        target has nothing yet.
     slot : str
-        The slot that brought them; "" if it does not matter.
+        The slot from which the changes came; "" if not known.
     tables : dict of (str, str) to int
-        Namespace and name → relation id, of the tables in it. Known after `refresh`.
+        Namespace and name → relation id of each table. Known after `refresh`.
     paused : frozenset of int
-        Relation ids of the tables that are paused. Known after `refresh`.
+        Relation ids of the paused tables. Known after `refresh`.
     furthest : int
-        What `table` has given so far has no transaction whose commit lies at this LSN or beyond.
+        An upper limit: no row that `table` has read so far comes from a transaction with a commit
+        LSN at or beyond this LSN.
     """
 
     system_identifier: str
@@ -84,41 +85,42 @@ class VerifiedTarget(Protocol):
     furthest: int
 
     def identify(self) -> None:
-        """Find out from which server and slot it has its changes. Nothing long is read for that.
+        """Set the server and the slot from which the changes came. This is fast.
 
         Raises
         ------
         PgOutputError
-            It can't be read.
+            The target can't be read.
         """
 
     def wants(self, table: ServerTable) -> bool:
-        """Whether it was made for a table; others are compared if the caller names them."""
+        """Whether the target selects a table. Others are compared only if the caller names them."""
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
-        """Look at the newest version. Tables are read at this one from now on, or at later ones.
+        """Load the newest version. From now on, tables are read at this version or a later one.
 
         Parameters
         ----------
         confirmed : int
-            The LSN up to which the slot's reader has stored everything. It was asked before.
+            The LSN before which the slot's reader has stored all changes, from just before the
+            call.
         tell : callable
-            Is called with the number of changes that were read so far.
+            Called with the number of changes that were read so far.
 
         Returns
         -------
         int
-            The position: it has the transactions whose commit lies before it, and none beyond
-            `furthest`. 0 while it has nothing.
+            The position: the target has all transactions with a commit LSN before it, and none at
+            or beyond `furthest`. 0 while the target is empty.
         """
 
     def table(self, table: ServerTable) -> TargetTable:
-        """How it has a table of the server.
+        """Read a table of the target, and return its columns.
 
         Raises
         ------
         NotComparable
-            It does not have the table, or can't say what its rows are.
+            The target does not have the table, or its rows there are not known.
         """
 
     def rows(
@@ -128,35 +130,36 @@ class VerifiedTarget(Protocol):
         part_of: Callable[[str, str | None], str],
         tell: Tell = ignored,
     ) -> Rows:
-        """The rows of a table.
+        """Return the rows of a table.
 
         Parameters
         ----------
         table : ServerTable
         compared : TargetTable
-            What `table` gave for it.
+            The result of `table`; columns may be removed.
         part_of : callable
-            Makes the part of a value of a column, of which the catalogue has the text.
+            Takes a column and the text of a value from the catalogue; returns the value's part.
         tell : callable
-            Is called with the number of changes that were read so far.
+            Called with the number of changes that were read so far.
 
         Raises
         ------
         NotComparable
-            The target can't say what its rows are.
+            The rows are not known.
         """
 
     def limit_memory(self, memory: int) -> None:
-        """Have DuckDB take so many bytes at most."""
+        """Set DuckDB's memory limit in bytes."""
 
     def close(self) -> None:
-        """Delete what was made for the comparison."""
+        """Delete the temporary files of the comparison."""
 
 
 class DirectoryTarget:
-    """A change log, whose changes are written to Parquet and folded; see `VerifiedTarget`.
+    """A change log as a target: its changes are written to Parquet files and folded.
 
-    All values that Arrow's types lack come as the server's text, so that nothing is lost.
+    Values that Arrow's types lack are decoded to the server's text, so that nothing is lost. See
+    `VerifiedTarget`.
     """
 
     def __init__(self, path: Path, types: Callable[[], TypeRegistry]) -> None:
@@ -171,7 +174,7 @@ class DirectoryTarget:
         self._store = self._held.enter_context(
             contextlib.closing(FoldedRowStore(self._database.directory / "rows"))
         )
-        # Relation id → what was compared and folded, up to which LSN, and of how many changes.
+        # Relation id → compared columns, LSN before which changes are folded, number of changes.
         self._folded: dict[int, tuple[TargetTable, int, int]] = {}
         self._position = self.furthest = 0
 
@@ -204,7 +207,8 @@ class DirectoryTarget:
             if metadata is None:
                 return 0
             self._identify(metadata)
-            # Users' types come as text without a catalogue; from binary only a catalogue has it.
+            # Without a catalogue, values of user-defined types are decoded from text format only.
+            # In binary format, they need the types of a catalogue.
             is_binary = metadata.options.get("binary") == "true"
             lacks_types = is_binary and history_of([self._path]) is None
             registry = self._types_of_server() if lacks_types else None
@@ -222,7 +226,7 @@ class DirectoryTarget:
 
     @staticmethod
     def _source(version: ChangeVersion) -> str:
-        """The rows of a version of a table, in a FROM."""
+        """Return the changes of a version of a table as an SQL source."""
         files = ", ".join(literal(str(path)) for path in version.files)
         return f"read_parquet([{files}])"
 
@@ -246,7 +250,7 @@ class DirectoryTarget:
         for column in table.columns:
             name = names.get(column)
             try:
-                # Without a value in the target any form will do.
+                # Without a column in the target, the storage does not matter.
                 kind = ValueStorage("varchar") if name is None else held[name]
                 texts[column] = TextsOf(_POLICIES).column(
                     table.types[column], kind, quoted(column), quoted(name or column)
@@ -272,7 +276,7 @@ class DirectoryTarget:
         total = sum(version.rows for version in versions)
         before, done, folded = self._folded.get(relation_id, (None, 0, 0))
         if before is not None:
-            # What came since then can be added, if all of it comes after what was folded.
+            # Only add the new changes, if all of them come after those that are folded.
             newer = self._count(versions, done) if before == compared else -1
             if newer != total - folded:
                 rows.empty()
@@ -307,8 +311,8 @@ class DirectoryTarget:
     ) -> None:
         if not versions:
             return
-        # Files have their rows in order, unless a snapshot's came late. Sorting takes duckdb's
-        # memory, and of long rows all of it.
+        # The files are in order, unless the rows of a snapshot came late. So try without a sort
+        # first: a sort of long rows takes all of DuckDB's memory.
         try:
             rows.apply(_counting(self._changes(table, compared, versions, done, part_of, ""), tell))
         except _UnorderedError:
@@ -317,7 +321,7 @@ class DirectoryTarget:
             rows.apply(_counting(self._changes(table, compared, versions, 0, part_of, order), tell))
 
     def _range(self, version: ChangeVersion, done: int) -> str:
-        """The rows of a version from an LSN on."""
+        """Return the SQL clauses for a version's changes from an LSN up to the position."""
         return (
             f"FROM {self._source(version)} "
             f"WHERE commit_lsn >= {done} AND commit_lsn < {self._position}"
@@ -367,11 +371,11 @@ class DirectoryTarget:
         done: int,
         part_of: Callable[[str, str | None], str],
     ) -> str:
-        """The changes of one version of a table, with the parts of the columns."""
+        """Return the query for the changes of one version of a table, with the parts of columns."""
         now = {one.name: one for one in table.table.columns}
         after = _names(version, "after")
-        # Of a column that lacks here, the rows have the value that it was added with; unless the
-        # column had another name then.
+        # If this version lacks a column, its rows have the value with which the column was added.
+        # But if any column was renamed since, the missing column may have had another name.
         renamed = set(after) - set(now)
         selected = []
         for side in ("after", "before"):
@@ -416,7 +420,7 @@ def _counting(changes: Iterator[KeyChange], tell: Tell) -> Iterator[KeyChange]:
 
 
 def _names(version: ChangeVersion, side: str) -> dict[str, str]:
-    """Column of the table → column of the files that has its values, after or before a change."""
+    """Map the table's columns to the files' columns with the values after or before a change."""
     return {column: f"{side[0]}{i}" for i, column in enumerate(version.columns)}
 
 

@@ -1,13 +1,13 @@
-r"""The canonical text of a value: one SQL expression on the server, and one over a target's column.
+r"""The canonical text of a value: an SQL expression for the server, and one for a target's column.
 
-Both give the same text, byte for byte, for equal values, and different texts for values that
-differ. A target may hold the same PostgreSQL type in several ways: a ``date`` is a date, or text if
-a policy asks for that. So a row of :data:`FORMS` is for a codec of the table of types together with
-the kind of column that holds its values. What a target holds as text is compared with the server's
-own text; only the types that have several texts are brought into one.
+Both expressions give the same text, byte for byte, for equal values, and different texts for other
+values. A target may store a PostgreSQL type in several ways: a ``date`` is a date, or text if a
+policy says so. So an entry of :data:`FORMS` is for a codec of the table of types, and for the kind
+of column that stores its values. If a target stores text, the text is compared with the server's
+text. Only types with several texts for a value need an entry in that case.
 
-Values that contain others become the texts of their parts, each with a comma behind it
-(:func:`part`); the same form joins the columns of a row.
+The text of a nested value joins the parts of its inner values. A part is a text with a comma after
+it (:func:`part`). The text of a row joins the parts of its columns in the same way.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from ..types import ColumnType
 
 UNKNOWN = "\\U"
-"""The part of a value that a target does not know; NULL's is ``\\N``."""
+"""The text, without comma, of a value that a target does not know. That of NULL is ``\\N``."""
 _NULL = "\\N"
 
 
 @dataclass(frozen=True, slots=True)
 class ValueStorage:
-    """How a target holds values.
+    """How a target stores values.
 
     Attributes
     ----------
     kind : str
-        duckdb's name of the type in lower case: "varchar", "decimal", "list", "struct" …
-    parts : tuple of (str, Held)
-        The fields of a struct; one, for the elements, of a list; key and value of a map.
+        DuckDB's name of the type in lower case: "varchar", "decimal", "list", "struct" …
+    parts : tuple of (str, ValueStorage)
+        The fields of a struct, the element of a list, or the key and the value of a map.
     """
 
     kind: str
@@ -53,32 +53,32 @@ class Texts(NamedTuple):
 
 
 class NotComparable(PgOutputError):
-    """No canonical text is known for a type as a target holds it. The message says why."""
+    """A column or a table can't be compared. The message says why."""
 
     code = "not_comparable"
 
 
 class NotTheTable(NotComparable):
-    """What a reader of a table's name sees is not that table, whatever its rows are."""
+    """A reader of the table's name sees another table or other columns, so the tables differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonText:
-    """One canonical text.
+    """A kind of canonical text.
 
     Attributes
     ----------
     codecs : tuple of str
-        The codecs of the table of types for which it is.
+        The codecs of the table of types that have this text.
     kinds : tuple of str
-        The kinds of columns for which it is.
+        The kinds of columns (`ValueStorage.kind`) that have this text.
     server, duckdb : str
         The expressions, with ``{c}`` for the value. Both give NULL for NULL.
     spark : str or None
-        The same in Spark SQL, with the session's time zone UTC; None if there is none that is
-        sure. Nothing uses these yet.
+        The expression in Spark SQL, with UTC as the session's time zone; None if no reliable one is
+        known. Nothing uses it yet.
     text : str
-        What the text is, as ``docs/reference/types.md`` says it.
+        The description of the text in ``docs/reference/types.md``.
     """
 
     codecs: tuple[str, ...]
@@ -89,9 +89,9 @@ class CommonText:
     text: str
 
 
-# `{c}::text` drops the blanks of a bpchar, and a composite of NULLs IS NULL. The text has the
-# collation of the value otherwise. Servers before 18 can't replace within a text of a
-# nondeterministic collation, and later ones may find a comma where there is none.
+# Three reasons: `{c}::text` drops the blanks of a bpchar. IS NULL is true for a composite of NULLs.
+# And without COLLATE, the text has the value's collation: with a nondeterministic collation,
+# servers before 18 can't replace text, and later ones may find a comma where there is none.
 _SERVERS_TEXT = "CASE WHEN num_nulls({c}) = 0 THEN format('%s', {c}) COLLATE \"C\" END"
 _AS_VARCHAR = "({c})::VARCHAR"
 _AS_STRING = "cast({c} AS string)"
@@ -105,7 +105,7 @@ def _bits(send: str, size: int, integer: str) -> str:
 
 
 def _from_iso() -> str:
-    """The expression for months/days/microseconds of an interval's text, ISO 8601 or postgres."""
+    """Return the expression for months/days/microseconds of an interval in ISO 8601 or as text."""
 
     def whole(pattern: str) -> str:
         found = f"regexp_extract({{c}}, '{pattern}', 1)"
@@ -170,7 +170,7 @@ FORMS: tuple[CommonText, ...] = (
         "ELSE reflect('java.lang.Double', 'doubleToLongBits', {c}) END",
         "its bits as a signed integer, or `NaN`",
     ),
-    # duckdb prints no 0 before the point if the type has no digit there.
+    # DuckDB prints no 0 before the point if the type has no digit there.
     CommonText(
         ("numeric",), ("decimal",), _SERVERS_TEXT,
         r"regexp_replace(({c})::VARCHAR, '^(-?)\.', '\10.')", None,
@@ -178,7 +178,7 @@ FORMS: tuple[CommonText, ...] = (
     ),
     CommonText(("bytea",), ("blob",), "encode({c}, 'hex')", "lower(hex({c}))", "lower(hex({c}))",
          "hexadecimal digits"),
-    # PostgreSQL 14 prints the raw byte of a "char".
+    # PostgreSQL 14 prints a byte above 127 of a "char" as it is, and not as `\ooo`.
     CommonText(
         ("char",), ("varchar",),
         r"CASE WHEN get_byte(charsend({c}), 0) < 128 THEN format('%s', {c}) ELSE "
@@ -193,7 +193,7 @@ FORMS: tuple[CommonText, ...] = (
         ("timestamp",), ("timestamp",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING,
         "the server's text",
     ),
-    # duckdb's own text of it needs a time zone's data, and depends on the session's.
+    # DuckDB's own text needs time zone data, and depends on the session's time zone.
     CommonText(
         ("timestamptz",), ("timestamp with time zone",), _SERVERS_TEXT,
         "make_timestamp(epoch_us({c}))::VARCHAR || '+00'", f"concat({_AS_STRING}, '+00')",
@@ -214,7 +214,7 @@ FORMS: tuple[CommonText, ...] = (
     ),
     CommonText(("hstore",), ("map",), "", "", None, "the pairs in the order of their keys' bytes"),
 )  # fmt: skip
-"""The canonical texts of types that have parts, or are not held as the server's own text."""
+"""The canonical texts of types for which a target does not just store the server's text."""
 
 NOT_COMPARED: dict[str, str] = {
     "reg": "its text depends on the search_path of the session, and on the format",
@@ -223,44 +223,44 @@ NOT_COMPARED: dict[str, str] = {
     "sparsevec": "no canonical text of it is known yet",
     "ewkb": "no canonical text of it is known yet",
 }
-"""Codec → why values of it are not compared."""
+"""Codec → the reason why its values are not compared."""
 
 SERVERS_TEXT = CommonText((), ("varchar",), _SERVERS_TEXT, "{c}", "{c}", "the server's text")
-"""The canonical text of all types that a target holds as text, unless they are in `FORMS`."""
+"""The canonical text of all types that a target stores as text, if they are not in `FORMS`."""
 
 RAW_TEXT = CommonText(
     ("text",), ("blob",),
-    # To SQL_ASCII means without a conversion, so that no byte of the text is refused.
+    # A "conversion" to SQL_ASCII converts nothing, so no byte of the text is refused.
     "CASE WHEN num_nulls({c}) = 0 THEN encode(convert_to(format('%s', {c}), 'SQL_ASCII'), 'hex') "
     "END",
     "lower(hex({c}))", "lower(hex({c}))", "hexadecimal digits",
 )  # fmt: skip
-"""The canonical text of texts of an SQL_ASCII database that a target holds as bytes."""
+"""The canonical text of texts that a target stores as bytes, from an SQL_ASCII database."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextsOf:
-    """Makes the expressions for columns of a target that was made with certain policies."""
+    """Builds the expressions for the columns of a target with certain policies."""
 
     policies: Policies
     _depth: int = field(default=0)
 
     def column(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
-        """The canonical texts of a value.
+        """Return the canonical texts of a value.
 
         Parameters
         ----------
         type : ColumnType
-            Its type on the server, as the server's catalogue has it.
-        held : Held
-            How the target has it.
+            The type in the server's catalogue.
+        held : ValueStorage
+            How the target stores the value.
         server, target : str
             The SQL expressions of the value itself.
 
         Raises
         ------
         NotComparable
-            There is none for this type as the target has it.
+            No canonical text is known for this type in this storage.
         """
         if type.entry is not None and type.entry.codec in NOT_COMPARED:
             raise NotComparable(NOT_COMPARED[type.entry.codec])
@@ -287,7 +287,7 @@ class TextsOf:
             return self._decimal(type, form, server, target)
         text = form.server.format(c=self._changed(codec, server))
         if codec == "interval" and self.policies.infinity == "clamp":
-            # From version 17 on the server has no finite interval of these parts.
+            # Since PostgreSQL 17, no finite interval has the parts of these two.
             text = f"replace(replace({text}, '-infinity', '{_LEAST}'), 'infinity', '{_GREATEST}')"
         return Texts(text, form.duckdb.format(c=target))
 
@@ -295,10 +295,10 @@ class TextsOf:
         return TextsOf(self.policies, self._depth + 1)
 
     def _changed(self, codec: str, server: str) -> str:
-        """The server's value as the policies change it.
+        """Return the expression of the server's value after the policies.
 
-        A policy changes its own values whatever the column is: where the other policy asks for
-        text, or the target has no such type, the column has the text of the changed value.
+        A policy changes its values in any kind of column. If another policy asks for text, or the
+        target has no such type, the column has the text of the changed value.
         """
         ends = _ENDS.get(codec)
         changed = {"null": "NULL"}
@@ -307,7 +307,7 @@ class TextsOf:
             changed["clamp"] = f"least(greatest({{c}}, '{ends[0]}'), '{ends[1]}')"
             cases = [("out_of_range", f"NOT {{c}} BETWEEN '{ends[0]}' AND '{ends[1]}'")]
         if codec in _WITH_INFINITY:
-            # First, as infinity lies beyond the ends too.
+            # First, because infinity is also out of range.
             cases.insert(0, ("infinity", "NOT isfinite({c})"))
         choices = [(changed.get(getattr(self.policies, name), "{c}"), one) for name, one in cases]
         if all(result == "{c}" for result, _ in choices):
@@ -330,7 +330,7 @@ class TextsOf:
             server = f"({special} ELSE {{c}} END)".format(c=server)
         if decimal_shape(type.modifier) is not None:
             return Texts(form.server.format(c=server), printed)
-        # The column's scale is the policy's, and each value's own is lost.
+        # The column has the policy's scale, so a value's own trailing zeros are lost.
         short = (
             f"CASE WHEN contains({printed}, '.') THEN rtrim(rtrim({printed}, '0'), '.') "
             f"ELSE {printed} END"
@@ -389,7 +389,8 @@ class TextsOf:
         printed = [f"CASE WHEN ({target}).lower_inc THEN '[' ELSE '(' END"]
         printed += [part(end.target) for end in ends]
         printed += [f"CASE WHEN ({target}).upper_inc THEN ']' ELSE ')' END"]
-        # A bound of which a policy makes NULL would be a missing one, so the range is NULL then.
+        # If a policy turns a bound into NULL, the range becomes NULL: NULL as a bound would mean
+        # that the range is unbounded.
         known = " AND ".join(
             f"({name}_inf({server}) OR {end.server} IS NOT NULL)"
             for name, end in zip(("lower", "upper"), ends, strict=True)
@@ -432,7 +433,7 @@ class TextsOf:
 
     def _hstore(self, server: str, target: str) -> Texts:
         n = self._depth
-        # The cast is found by its types; the extension's functions depend on its schema.
+        # A cast needs no schema. The extension's functions may be in any schema.
         pairs = (
             f"coalesce((SELECT string_agg({part(f'k{n}')} || {part(f'v{n}')}, '' "  # noqa: S608
             f'ORDER BY k{n} COLLATE pg_catalog."C") '
@@ -455,7 +456,7 @@ _ENDS = {
     "timestamptz": ("0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999999+00"),
     "time": ("00:00:00", "23:59:59.999999"),
 }
-"""Codec → the least and the greatest value that policies leave as it is."""
+"""Codec → the least and the greatest value that is not out of range for policies."""
 _WITH_INFINITY = ("date", "timestamp", "timestamptz", "interval")
 """Codecs of types that have infinite values."""
 _LEAST = "-2147483648/-2147483648/-9223372036854775808"
@@ -470,7 +471,7 @@ def _element(type: ColumnType) -> ColumnType:
 
 
 def has_codec(type: ColumnType, *codecs: str) -> bool:
-    """Whether values of a type are, or contain, some of a codec."""
+    """Whether a type, or any type inside it, has one of some codecs."""
     if type.entry is not None and type.entry.codec in codecs:
         return True
     inner = [one for _, one in type.fields]
@@ -479,27 +480,27 @@ def has_codec(type: ColumnType, *codecs: str) -> bool:
 
 
 def quoted(name: str) -> str:
-    """An identifier in SQL."""
+    """Return a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """A text in SQL, where a backslash has no meaning of its own."""
+    """Return an SQL literal of a text; backslashes have no special meaning."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def part(text: str) -> str:
-    r"""The expression for a part: the text, NULL as ``\N``, and a comma behind it.
+    r"""Return the expression for a part: the text, or ``\N`` for NULL, with a comma after it.
 
-    Backslashes and commas in the text get a backslash before them. It is the same in PostgreSQL and
-    duckdb.
+    Backslashes and commas in the text are escaped by a backslash. The expression is valid in
+    PostgreSQL and in DuckDB.
     """
     escaped = rf"replace(replace({text}, '\', '\\'), ',', '\,')"
     return rf"(coalesce({escaped}, '\N') || ',')"
 
 
 def joined(texts: object) -> str:
-    """The expression for several parts."""
+    """Return the expression for several parts."""
     return " || ".join(map(part, texts)) or "''"  # type: ignore[call-overload]
 
 
@@ -508,12 +509,12 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def split(parts: str) -> list[str]:
-    """The parts of a text, each as it is there, without its comma."""
+    """Return the parts of a text, still escaped, without their commas."""
     return _PART.findall(parts)
 
 
 def plain(one: str) -> str | None:
-    """The text of a part; None for NULL, and for a value that is not known."""
+    """Return the text of a part; None for NULL and for an unknown value."""
     return None if one in (_NULL, UNKNOWN) else _ESCAPE.sub(r"\1", one)
 
 
@@ -521,7 +522,7 @@ _FLOATS = {"float4": ("=i", "=f"), "float8": ("=q", "=d")}
 
 
 def shown(type: ColumnType, text: str | None) -> str | None:
-    """A column's text for people: of a float not its bits."""
+    """Return a column's text for users: a float's value in place of its bits."""
     formats = _FLOATS.get(type.entry.codec if type.entry is not None else "")
     if formats is None or text is None or text == "NaN":
         return text
@@ -533,7 +534,7 @@ _SPECIAL = re.compile(r"infinity|nan|\bBC\b|24:00:00|\d{5,}-\d\d-\d\d", re.IGNOR
 
 
 def may_be_changed(type: ColumnType, text: str | None) -> bool:
-    """Whether a policy can make another value of one that has this text on the server."""
+    """Whether a policy may change a value that has this text on the server."""
     return (
         text is not None
         and has_codec(type, *_ENDS, "interval", "numeric")
@@ -542,7 +543,7 @@ def may_be_changed(type: ColumnType, text: str | None) -> bool:
 
 
 def described(codec: str) -> str:
-    """The canonical text of values of a codec, as ``docs/reference/types.md`` names it."""
+    """Return the description of a codec's canonical text for ``docs/reference/types.md``."""
     if codec in NOT_COMPARED:
         return "not compared"
     if codec == "vector":
