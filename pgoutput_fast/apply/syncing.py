@@ -60,7 +60,8 @@ _POLL = 0.05  # seconds between two checks whether to end, or to begin a window
 # one began, at the earliest. With a backlog of small rows, that halved the cost of a change.
 _MUCH_BYTES = 2 << 20
 _GATHER = 1.0
-# When a type may have been altered, a capture reads the catalogue, but writes on meanwhile.
+# When a type may have been altered, a capture reads the catalogue, and writes segments meanwhile.
+# So sync may have to wait until the schema history has the types of a window.
 _TYPES_TIMEOUT = 30.0  # seconds
 _TYPES_WAIT = 0.1  # seconds between two checks
 # A change log that ends before the target's position is normal for a while: where several
@@ -304,7 +305,7 @@ class Syncing:
         self._next_measured = time.monotonic() + _MEASURED
         size = 0
         for one in contents(self._directory).segments:
-            with contextlib.suppress(FileNotFoundError):  # merged into another segment meanwhile
+            with contextlib.suppress(FileNotFoundError):  # merged with other segments
                 size += one.path.stat().st_size if one.end_lsn > self.lsn else 0
         if size > self._options.pause_bytes:
             raise PgOutputError(
@@ -412,14 +413,14 @@ class Syncing:
                     break
 
     def _gather(self, is_ended: Callable[[], bool]) -> None:
-        """After a large window, wait up to `_GATHER` seconds for more changes, until `is_ended`."""
+        """After a large window that was not full, wait for more changes, until `is_ended`."""
         if _MUCH_BYTES <= self._window[1] < self._window_bytes:
             while time.monotonic() < self._window[0] + _GATHER and not is_ended():
                 time.sleep(_POLL)
                 self._tell()
 
     def _is_behind(self, lsn: int) -> bool:
-        """Whether a table is behind an LSN that neither is paused nor waits for its snapshot."""
+        """Whether a table is behind an LSN, apart from paused tables and tables that wait."""
         tables = self._consumer.position.tables
         paused = {one for one in self._apart.tables if self._stored.tables[one].paused}
         waiting = self._held_back | paused
@@ -689,8 +690,8 @@ class Syncing:
     def _compare(self) -> None:
         """Check once that the change log has the target's newest transaction.
 
-        If it has not, the change log has another history: its changes before the target's position
-        would be skipped, though the target lacks them.
+        Without this transaction, the change log has another history. Sync would skip the changes
+        before the target's position, although the target lacks them.
         """
         if self._is_compared:
             return

@@ -524,7 +524,7 @@ class StateWriter(Protocol):
 
 
 class Target(Protocol):
-    """A place where sync keeps tables up to date: a DuckDB file, a directory of Delta tables, …"""
+    """A place where sync keeps tables up to date, such as a DuckDB file."""
 
     threads: int
     """Maximum number of tables that are written at a time."""

@@ -105,7 +105,7 @@ def _bits(send: str, size: int, integer: str) -> str:
 
 
 def _from_iso() -> str:
-    """Return the expression for months/days/microseconds of an interval in ISO 8601 or as text."""
+    """Return the expression for months/days/microseconds of an iso_8601 or postgres interval."""
 
     def whole(pattern: str) -> str:
         found = f"regexp_extract({{c}}, '{pattern}', 1)"
@@ -214,7 +214,7 @@ FORMS: tuple[CommonText, ...] = (
     ),
     CommonText(("hstore",), ("map",), "", "", None, "the pairs in the order of their keys' bytes"),
 )  # fmt: skip
-"""The canonical texts of types for which a target does not just store the server's text."""
+"""The canonical texts of types that need more than the server's text in a text column."""
 
 NOT_COMPARED: dict[str, str] = {
     "reg": "its text depends on the search_path of the session, and on the format",
