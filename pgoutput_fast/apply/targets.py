@@ -346,7 +346,7 @@ _SUBTYPES = {oid: type_.element for type_ in BUILTIN_TYPES if type_.element
 
 
 def _depends(column: StoredColumn, policy: str) -> bool:
-    """Whether a policy concerns a column; for a user-defined type the answer is always yes."""
+    """Whether a policy concerns a column. For a user-defined type, it may, so the answer is yes."""
     oid = column.type_id
     if policy == "numeric" and oid == _NUMERIC:
         return column.type_modifier < 0
@@ -439,7 +439,10 @@ class NotForeseenError(Exception):
 
 
 class ChangeWriter(Protocol):
-    """Writes a change table."""
+    """Writes a change table.
+
+    In a transactional target, what it commits takes effect with `Target.commit`.
+    """
 
     @property
     def lsn(self) -> int:
@@ -491,7 +494,10 @@ class NoChanges:
 
 
 class StateWriter(Protocol):
-    """Writes a state table."""
+    """Writes a state table.
+
+    In a transactional target, what it commits takes effect with `Target.commit`.
+    """
 
     @property
     def lsn(self) -> int:
