@@ -14,6 +14,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -68,10 +69,12 @@ if __name__ == "__main__":
         import between
         from pyspark import cloudpickle
 
-        from pgoutput_fast.spark import SparkEngine
+        from pgoutput_fast.spark import SparkEngine, sync_engine
         from pgoutput_fast.spark._jvm import is_gone
         from pgoutput_fast.spark._session import plain_session
 
+        if os.getpid() % 2:
+            sync_engine._SHARED_BYTES = 1  # executors share the merge of each table
         spark = plain_session(master, "pgoutput_fast", CONFIGURATION)
         engine = options["engine"] = SparkEngine(spark, **of_engine)
         # Executors have no module of this directory.
