@@ -87,8 +87,14 @@ class LogConsumer:
             "on_error": "raise", "max_bytes": 16 << 20,
         }  # fmt: skip
         ColumnarDecoder(**self._decoding)  # to refuse wrong arguments now
-        self._consumer = Consumer(directory, name, position)
+        view()  # to refuse a directory without a change log before a lock is made in it
+        # First the lock: another process may move the stored position until it releases the name.
         self._lock: int | None = claim_consumer(directory, name, "consumer")
+        try:
+            self._consumer = Consumer(directory, name, position)
+        except BaseException:
+            self.close()
+            raise
         if position is not None:
             self._consumer.position = position
 
