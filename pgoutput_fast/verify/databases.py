@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..apply.duckdb_file import default_memory, lacks_memory
+from ..apply.duckdb_file import default_memory, is_busy, lacks_memory
 from ..errors import PgOutputError
 from .texts import ValueStorage, literal
 
@@ -127,11 +127,6 @@ class Database:
                 [ATTACHED, schema, table],
             ).fetchone()
         return bool(found != (0,))
-
-
-def is_busy(error: Exception) -> bool:
-    """Whether attaching failed because the file is open already, here or in another process."""
-    return "Conflicting lock" in str(error) or "already attached by" in str(error)
 
 
 def types_of(rows: Any) -> dict[str, ValueStorage]:

@@ -53,7 +53,7 @@ class Rows(Protocol):
 
 
 def md5(text: str) -> str:
-    """Return the hexadecimal MD5 of a text in UTF-8, the same as the server's md5()."""
+    """Return the hexadecimal MD5 of a text in UTF-8, as the server has it."""
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -74,9 +74,6 @@ class CommonText:
         The kinds of columns (`ValueStorage.kind`) that have this text.
     server, duckdb : str
         The expressions, with ``{c}`` for the value. Both give NULL for NULL.
-    spark : str or None
-        The expression in Spark SQL, with UTC as the session's time zone; None if no reliable one is
-        known. Nothing uses it yet.
     text : str
         The description of the text in ``docs/reference/types.md``.
     """
@@ -85,7 +82,6 @@ class CommonText:
     kinds: tuple[str, ...]
     server: str
     duckdb: str
-    spark: str | None
     text: str
 
 
@@ -94,7 +90,6 @@ class CommonText:
 # servers before 18 can't replace text, and later ones may find a comma where there is none.
 _SERVERS_TEXT = "CASE WHEN num_nulls({c}) = 0 THEN format('%s', {c}) COLLATE \"C\" END"
 _AS_VARCHAR = "({c})::VARCHAR"
-_AS_STRING = "cast({c} AS string)"
 
 _INTEGERS = ("smallint", "integer", "bigint", "uinteger", "ubigint", "decimal")
 
@@ -151,33 +146,30 @@ _INTERVAL = (
 _MONEY_SIGN = "CASE WHEN {t} ~ '[-(]' THEN '-' ELSE '' END"
 
 FORMS: tuple[CommonText, ...] = (
-    CommonText(("bool",), ("boolean",), "({c})::text", _AS_VARCHAR, _AS_STRING, "`true`, `false`"),
+    CommonText(("bool",), ("boolean",), "({c})::text", _AS_VARCHAR, "`true`, `false`"),
     CommonText(
         ("int2", "int4", "int8", "uint4", "uint8"), _INTEGERS,
-        "({c})::text", _AS_VARCHAR, _AS_STRING, "decimal digits",
+        "({c})::text", _AS_VARCHAR, "decimal digits",
     ),
     CommonText(
         ("float4",), ("float",), _bits("float4send", 32, "int"),
         "CASE WHEN isnan({c}) THEN 'NaN' ELSE ({c})::BIT::INTEGER::VARCHAR END",
-        "CASE WHEN isnan({c}) THEN 'NaN' "
-        "ELSE reflect('java.lang.Float', 'floatToIntBits', {c}) END",
         "its bits as a signed integer, or `NaN`",
     ),
     CommonText(
         ("float8",), ("double",), _bits("float8send", 64, "bigint"),
         "CASE WHEN isnan({c}) THEN 'NaN' ELSE ({c})::BIT::BIGINT::VARCHAR END",
-        "CASE WHEN isnan({c}) THEN 'NaN' "
-        "ELSE reflect('java.lang.Double', 'doubleToLongBits', {c}) END",
         "its bits as a signed integer, or `NaN`",
     ),
     # DuckDB prints no 0 before the point if the type has no digit there.
     CommonText(
         ("numeric",), ("decimal",), _SERVERS_TEXT,
-        r"regexp_replace(({c})::VARCHAR, '^(-?)\.', '\10.')", None,
+        r"regexp_replace(({c})::VARCHAR, '^(-?)\.', '\10.')",
         "the server's text, with the column's scale",
     ),
-    CommonText(("bytea",), ("blob",), "encode({c}, 'hex')", "lower(hex({c}))", "lower(hex({c}))",
-         "hexadecimal digits"),
+    CommonText(
+        ("bytea",), ("blob",), "encode({c}, 'hex')", "lower(hex({c}))", "hexadecimal digits",
+    ),
     # PostgreSQL 14 prints a byte above 127 of a "char" as it is, and not as `\ooo`.
     CommonText(
         ("char",), ("varchar",),
@@ -185,22 +177,21 @@ FORMS: tuple[CommonText, ...] = (
         r"'\' || (get_byte(charsend({c}), 0) >> 6)::text || "
         r"(get_byte(charsend({c}), 0) >> 3 & 7)::text || "
         r"(get_byte(charsend({c}), 0) & 7)::text END",
-        "{c}", "{c}", r"the server's text, with `\ooo` for bytes above 127",
+        "{c}", r"the server's text, with `\ooo` for bytes above 127",
     ),
-    CommonText(("uuid",), ("uuid",), _SERVERS_TEXT, _AS_VARCHAR, None, "the server's text"),
-    CommonText(("date",), ("date",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING, "the server's text"),
+    CommonText(("uuid",), ("uuid",), _SERVERS_TEXT, _AS_VARCHAR, "the server's text"),
+    CommonText(("date",), ("date",), _SERVERS_TEXT, _AS_VARCHAR, "the server's text"),
     CommonText(
-        ("timestamp",), ("timestamp",), _SERVERS_TEXT, _AS_VARCHAR, _AS_STRING,
-        "the server's text",
+        ("timestamp",), ("timestamp",), _SERVERS_TEXT, _AS_VARCHAR, "the server's text",
     ),
     # DuckDB's own text needs time zone data, and depends on the session's time zone.
     CommonText(
         ("timestamptz",), ("timestamp with time zone",), _SERVERS_TEXT,
-        "make_timestamp(epoch_us({c}))::VARCHAR || '+00'", f"concat({_AS_STRING}, '+00')",
+        "make_timestamp(epoch_us({c}))::VARCHAR || '+00'",
         "the server's text, in UTC",
     ),
-    CommonText(("time",), ("time",), _SERVERS_TEXT, _AS_VARCHAR, None, "the server's text"),
-    CommonText(("interval",), ("varchar",), _INTERVAL, _from_iso(), None,
+    CommonText(("time",), ("time",), _SERVERS_TEXT, _AS_VARCHAR, "the server's text"),
+    CommonText(("interval",), ("varchar",), _INTERVAL, _from_iso(),
          "months/days/microseconds, or `infinity`"),
     CommonText(
         ("money",), ("varchar",),
@@ -208,11 +199,9 @@ FORMS: tuple[CommonText, ...] = (
         + " || ltrim(regexp_replace(({c})::text, '[^0-9]', '', 'g'), '0')",
         "CASE WHEN regexp_matches({c}, '[-(]') THEN '-' ELSE '' END"
         " || ltrim(regexp_replace({c}, '[^0-9]', '', 'g'), '0')",
-        "concat(CASE WHEN {c} RLIKE '[-(]' THEN '-' ELSE '' END, "
-        "ltrim('0', regexp_replace({c}, '[^0-9]', '')))",
         "the amount in the smallest unit, without leading zeros",
     ),
-    CommonText(("hstore",), ("map",), "", "", None, "the pairs in the order of their keys' bytes"),
+    CommonText(("hstore",), ("map",), "", "", "the pairs in the order of their keys' bytes"),
 )  # fmt: skip
 """The canonical texts of types that need more than the server's text in a text column."""
 
@@ -225,7 +214,7 @@ NOT_COMPARED: dict[str, str] = {
 }
 """Codec → the reason why its values are not compared."""
 
-SERVERS_TEXT = CommonText((), ("varchar",), _SERVERS_TEXT, "{c}", "{c}", "the server's text")
+SERVERS_TEXT = CommonText((), ("varchar",), _SERVERS_TEXT, "{c}", "the server's text")
 """The canonical text of all types that a target stores as text, if they are not in `FORMS`."""
 
 RAW_TEXT = CommonText(
@@ -233,7 +222,7 @@ RAW_TEXT = CommonText(
     # A "conversion" to SQL_ASCII converts nothing, so no byte of the text is refused.
     "CASE WHEN num_nulls({c}) = 0 THEN encode(convert_to(format('%s', {c}), 'SQL_ASCII'), 'hex') "
     "END",
-    "lower(hex({c}))", "lower(hex({c}))", "hexadecimal digits",
+    "lower(hex({c}))", "hexadecimal digits",
 )  # fmt: skip
 """The canonical text of texts that a target stores as bytes, from an SQL_ASCII database."""
 
