@@ -69,7 +69,7 @@ class Synced:
         """All tables are the server's, value by value."""
         report = verify(self.database.dsn, publications=["p"], target=self.tables.target)
         found = {one.name: one.state for one in report.tables}
-        assert found == dict.fromkeys(("public.t", "public.bag", "public.f"), "equal"), report
+        assert found == dict.fromkeys(("t", "bag", "f"), "equal"), report
         assert not [*(self.tables.path / STAGED).rglob("*.*")]
 
     def changes(self) -> list[tuple[int, int]]:
