@@ -83,6 +83,8 @@ def publications_option(**options: Any) -> Callable[[_Command], _Command]:
 
 _NOT_READY = frozenset({"42501", "42704", "53400", "55000"})
 """SQLSTATEs of a server that lacks a setting, a right, a publication or a free slot."""
+_NOT_READY_CODES = frozenset({"no_publication", "no_rights", "server_setting"})
+"""Codes of the same errors, where the server has sent no SQLSTATE."""
 
 
 @contextlib.contextmanager
@@ -92,8 +94,10 @@ def naming_doctor(publications: Sequence[str]) -> Iterator[None]:
         yield
     except RetryableError:
         raise
-    except ReplicationError as error:
-        if error.sqlstate in _NOT_READY and "doctor" not in str(error):
+    except PgOutputError as error:
+        sqlstate = error.sqlstate if isinstance(error, ReplicationError) else None
+        is_ready = sqlstate not in _NOT_READY and error.code not in _NOT_READY_CODES
+        if not is_ready and "doctor" not in str(error):
             names = "".join(f" --publication {shlex.quote(name)}" for name in publications)
             text = f"pgoutput-fast doctor{names} lists all that the server lacks"
             error.hint = (*error.hint, f". {text}") if error.hint else (text,)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from pgoutput_fast.cli import _POOL as POOL
 from pgoutput_fast.cli import main, tail
 from pgoutput_fast.cli._dsn import naming_doctor
 from pgoutput_fast.cli._options import shown_by
-from pgoutput_fast.errors import Argument, ReplicationError, RetryableError
+from pgoutput_fast.errors import Argument, PgOutputError, ReplicationError, RetryableError
 
 
 @pytest.mark.parametrize(
@@ -241,17 +242,20 @@ def test_which_allocator_a_sync_has(name: str, given: dict[str, str], backend: s
 
 
 @pytest.mark.parametrize(
-    ("kind", "sqlstate", "hint"),
+    ("kind", "code", "sqlstate", "hint"),
     [
-        (ReplicationError, "55000", ("doctor --publication 'a b' lists all",)),
-        (ReplicationError, "57014", ()),
-        (RetryableError, "42501", ()),
+        (ReplicationError, None, "55000", ("doctor --publication 'a b' lists all",)),
+        (ReplicationError, None, "57014", ()),
+        (RetryableError, "no_rights", "42501", ()),
+        (PgOutputError, "no_publication", None, ("doctor --publication 'a b' lists all",)),
+        (PgOutputError, "no_rights", None, ("doctor --publication 'a b' lists all",)),
+        (PgOutputError, "bad_option", None, ()),
     ],
 )
 def test_the_error_of_a_server_that_is_not_ready_names_doctor(
-    kind: type[ReplicationError], sqlstate: str, hint: tuple[str, ...]
+    kind: type[Any], code: Any, sqlstate: str | None, hint: tuple[str, ...]
 ) -> None:
-    error = kind("the server refused")
+    error = kind("the server refused", code=code)
     error.sqlstate = sqlstate
     with pytest.raises(kind) as caught, naming_doctor(["a b"]):
         raise error
