@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import tempfile
 import threading
@@ -80,8 +81,15 @@ class _PhaseLines(DemoProgress):
 @contextlib.contextmanager
 def _directory(out: Path | None) -> Iterator[Path]:
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="pgoutput-fast-demo-") as made:
-            yield Path(made)
+        made = Path(tempfile.mkdtemp(prefix="pgoutput-fast-demo-"))
+        try:
+            yield made
+        except PgOutputError:
+            raise  # its text names a log there
+        except BaseException:
+            shutil.rmtree(made)
+            raise
+        shutil.rmtree(made)
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PgOutputError(
