@@ -519,7 +519,8 @@ def digests(const uint8_t[::1] data, const int64_t[::1] ends):
 
 
 cdef inline uint64_t hash_of(const uint8_t *at, int64_t size, uint64_t seed) noexcept nogil:
-    cdef uint64_t word, hash = seed ^ <uint64_t> size
+    # Mixed by itself: a row may begin with a length, which would cancel the size out.
+    cdef uint64_t word, hash = mixed(seed ^ <uint64_t> size)
     while size >= 8:
         memcpy(&word, at, 8)
         hash = mixed(hash ^ word)

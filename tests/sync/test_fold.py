@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from support.targets.histories import History, apply_net
 import pgoutput_fast as pf
 from pgoutput_fast import testing as t
 from pgoutput_fast.apply import NetChanges, fold, row_stores
+from pgoutput_fast.apply.keys import digests_of
 from pgoutput_fast.errors import Argument
 
 THINGS = t.Table("things", {"id": "int4", "name": "text", "note": "text"})
@@ -57,6 +59,18 @@ def shown(net: NetChanges) -> list[tuple[Any, ...]]:
         )
         for row in net.rows.to_pylist()
     ]
+
+
+def test_rows_that_differ_have_different_digests() -> None:
+    """Also where one is the other with zero bytes behind it, or where columns have other parts."""
+    values = [first + bytes(zeros) for first in (b"", b"\1", b"\2") for zeros in range(34)]
+    one = pa.array([*values, None], pa.binary())
+    pairs = list(itertools.product([*values[:12], None], repeat=2))
+    two = [pa.array(side, pa.binary()) for side in zip(*pairs, strict=True)]
+    numbers = pa.array([number % 5 for number in range(len(pairs))], pa.int32())
+    for columns in ([one], two, [numbers, *two]):
+        count = len(columns[0])
+        assert len({*map(tuple, digests_of(columns, count).tolist())}) == count
 
 
 def test_an_insert_is_expected_to_find_nothing() -> None:
