@@ -322,8 +322,8 @@ class DeltaTarget:
         kept = Kept.of(found["soft_deletes"], found["tables"], found["policies"], found["keep"])
         if not held and not (self.kept.is_like(kept) and found["changes"] == self._kind):
             return Stored(0, {})
-        self.kept = self.kept.check(self.place.uri, kept)
         check_kind(self.place.uri, self._kind, found["changes"])
+        self.kept = self.kept.check(self.place.uri, kept)
         # Only in a local directory: in object storage, a request for each table takes too long.
         if self.kept.has_state and self.place.path is not None:
             held = {one: self._with_state(self.place.path, table) for one, table in held.items()}

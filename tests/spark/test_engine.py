@@ -175,7 +175,7 @@ def test_what_another_sync_has_in_the_target_stays(
     made.commit(1300, BAG.relation(), testing.insert(BAG, [8]))
     other = DeltaTarget(tables.target)
     other.claim()
-    staged = Path(tables.target, "_staged", "1" * 32, f"1-{'0' * 32}.parquet")
+    staged = Path(tables.target, "_staged", "1" * 32, f"1-{'0' * 32}.arrow")
     staged.parent.mkdir(parents=True)
     staged.touch()
     with expect_error(code="in_use"):
