@@ -74,12 +74,12 @@ def test_a_slot_in_one_query_after_another(streams: Any) -> None:
     database.execute("TRUNCATE t")
     wait_until(lambda: len(made.changes) == 119 or running.exception())
     # No second query reads as the same consumer, nor captures the same slot.
-    for options in (
-        {},
-        {"consumer": "c"},
-        {"segments": f"{made._root}/other", "consumer": "c"},
+    for options, code in (
+        ({}, "in_use"),
+        ({"consumer": "c"}, "in_use"),
+        ({"segments": f"{made._root}/other", "consumer": "c"}, "not_ours"),
     ):
-        with expect_error(StreamingQueryException, code="in_use"):
+        with expect_error(StreamingQueryException, code=code):
             made.start("second", **options).awaitTermination()
     running.stop()
     assert len({(row.commit_lsn, row.seq) for row in made.changes}) == 119
