@@ -178,7 +178,8 @@ def test_a_jvm_that_is_killed(made: MadeDirectory, tmp_path: Path, when: str) ->
         return
     (last,) = (one for one in lines if one["level"] in ("error", "critical"))
     assert (code, last["event"], last["retryable"]) == (75, "error", True), lines
-    assert "its Java process, the driver's JVM, has ended" in last["message"]
+    # In the moment of the kill its socket may still be open.
+    assert last["code"] in ("process_failed", "io_failed"), last
     assert "traceback" not in last
 
 
