@@ -113,7 +113,7 @@ def check_partitions(
     tables : iterable of CatalogTable
         The published tables.
     held : iterable of Held
-        The target's tables, some of which may not be published any more.
+        The tables in the target. Some may not be published any more.
 
     Raises
     ------

@@ -707,7 +707,7 @@ class _Multiset:
         self.truncated = True
 
     def add(self, changes: _NetChangeColumns) -> None:
-        """Add changes, each of which removes a row, adds a row, or both."""
+        """Add changes; a change removes a row, adds a row, or does both."""
         steps = changes.steps
         whole = pc.equal(changes.kinds, "O").fill_null(False).to_numpy(zero_copy_only=False)
         lacks = (steps != INSERT) & ~whole

@@ -24,12 +24,12 @@ _FEW = 100  # so few lines of deleted segments are not worth a rewrite of the fi
 
 
 class Gathered:
-    """Reads layouts.txt, to say of which tables a segment has changes.
+    """Reads layouts.txt, which lists the tables with changes in each segment.
 
     Parameters
     ----------
     directory : pathlib.Path or None
-        The change log; None for segments of several directories, each of which is then opened.
+        The change log; None for segments of several directories, which are then opened one by one.
     """
 
     def __init__(self, directory: Path | None) -> None:

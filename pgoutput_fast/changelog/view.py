@@ -57,7 +57,7 @@ class View(NamedTuple):
         The files of complete snapshots, by relation id and generation. Snapshots that are being
         deleted are left out.
     gathered : Gathered
-        Says of which tables each segment has changes.
+        Lists the tables with changes in each segment.
     relation_id : int or None
         The only table to read; None: all tables.
     """

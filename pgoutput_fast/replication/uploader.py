@@ -108,7 +108,7 @@ class Uploader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything is uploaded that was there at the last call of `ask`."""
+        """Whether all files that the last call of `ask` found are uploaded."""
         return self._answered == self._asked
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class TargetTables(NamedTuple):
 
 
 class States:
-    """State tables, each of which is copied at one version; see `VerifiedTarget`.
+    """State tables. Each is copied at one version; see `VerifiedTarget`.
 
     Parameters
     ----------
