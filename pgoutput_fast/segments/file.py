@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .format import SegmentMetadata
 
 _NOT_ACKNOWLEDGED = (
-    "nothing of it was acknowledged, and the slot keeps it; this is a defect of pgoutput_fast: "
+    "nothing is lost, because the slot keeps these changes; this is a defect of pgoutput_fast: "
     "report it with this text"
 )
 

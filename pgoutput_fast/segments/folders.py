@@ -118,6 +118,6 @@ def report_others(directory: Path) -> None:
         if others:
             shown = ", ".join(map(printable, others[:_NAMED]))
             _log.warning(
-                "%s has %d files that are not a capture's, and they are left alone: %s",
+                "%s has %d files that no capture wrote; they are ignored: %s",
                 folder.path(directory), len(others), shown + ", …" * (len(others) > _NAMED),
             )  # fmt: skip

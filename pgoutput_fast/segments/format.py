@@ -45,8 +45,8 @@ MAX_PART = 99999
 # Advice about a damaged file. A capture can't write it again: the server does not send
 # acknowledged changes a second time.
 RESTORE = (
-    "restore it from a copy; without one, begin with a new slot, a new copy of the tables and an "
-    "empty directory"
+    "restore it from a backup; without a backup, start over with a new slot, an empty directory "
+    "and new snapshots"
 )
 
 _COUNT = struct.Struct("<q")
@@ -185,10 +185,10 @@ class SegmentMetadata:
                 return metadata
         except MALFORMED as error:
             raise PgOutputError(
-                f"its metadata are not a segment's ({error!r})", code="damaged"
+                f"its metadata are not those of a segment ({error!r})", code="damaged"
             ) from error
         raise PgOutputError(
-            f"its format version is {version!r} with checksum {checksum!r}, this version of "
+            f"its format version is {version!r} with checksum {checksum!r}, but this version of "
             f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'; update pgoutput_fast",
             code="not_supported",
         )
@@ -263,9 +263,9 @@ class Segment(NamedTuple):
         segment = cls.named(path.parent, path.name)
         if segment is None:
             raise PgOutputError(
-                f"{path} is no name of a segment, which is "
-                f"{{start LSN}}-{{end LSN}}-{{part}}-of-{{parts}}.arrow with 16, 16, 5 and 5 "
-                "digits: if it is one, give it its name back, else move it away",
+                f"{path} does not have the name of a segment: "
+                "{start LSN}-{end LSN}-{part}-of-{parts}.arrow, with 16, 16, 5 and 5 digits. "
+                "If it is a segment, restore its name; otherwise move it away",
                 code="not_ours",
                 path=str(path),
             )

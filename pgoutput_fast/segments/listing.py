@@ -26,7 +26,7 @@ def _names(directory: Path) -> list[str]:
         return os.listdir(directory)  # noqa: PTH208 - names are enough
     except OSError as error:
         raise PgOutputError(
-            f"can't read directory {directory} of segments: {error.strerror}",
+            f"can't read the segments in {directory}: {error.strerror}",
             code="missing_path" if isinstance(error, FileNotFoundError) else "io_failed",
             path=str(directory),
         ) from error
@@ -88,7 +88,8 @@ def _check_pair(before: SegmentReader, reader: SegmentReader) -> None:
     differences = before.metadata.differences(reader.metadata)
     if differences:
         raise PgOutputError(
-            f"{reader.path} does not go together with {before.path}: {'; '.join(differences)}",
+            f"{reader.path} does not belong to the capture of {before.path}: "
+            f"{'; '.join(differences)}",
             code="another_history",
             path=str(reader.path),
         )
@@ -169,11 +170,11 @@ def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | N
         end = before.end_lsn
         if group.start_lsn < end:
             raise PgOutputError(
-                f"{group.name} overlaps with {before.parts[0].path}: they are of two captures, "
-                f"which can't be read as one",
+                f"{group.name} overlaps with {before.parts[0].path}: they are from two captures "
+                "and can't be read together",
                 code="another_history",
                 path=str(group.parts[0].path),
-                hint="Move the files of one away",
+                hint="Move the segments of one capture away",
             )
         if group.start_lsn > end:
             raise PgOutputError(
@@ -193,8 +194,8 @@ def chain(segments: list[Segment]) -> tuple[list[SegmentGroup], SegmentGroup | N
 def _incomplete(group: SegmentGroup) -> PgOutputError:
     """Return the error for a segment with a missing part."""
     return PgOutputError(
-        f"{group.name} is not complete: there are its parts {group.numbers}, and the last or one "
-        f"before it is missing; a list of files needs all of them; if it is gone, {RESTORE}",
+        f"{group.name} is not complete: it has the parts {group.numbers}, but the last part or one "
+        f"before it is missing. A list of files needs all parts; if the part is lost, {RESTORE}",
         code="incomplete",
         path=str(group.parts[0].path),
     )
@@ -380,10 +381,11 @@ def _list_files(paths: list[Path]) -> list[Segment]:
     for path in paths:
         if path.is_dir():
             raise PgOutputError(
-                f"{path} is a directory, and a list may hold files of segments only",
+                f"{path} is a directory, but a list may have only segment files",
                 code="bad_option",
                 path=str(path),
-                hint="Give one directory by itself, or the files of several that follow each other",
+                hint="Give a single directory, or list the segment files of directories that "
+                "follow each other",
             )
     segments = sorted(Segment.from_path(path) for path in paths)
     _check_files(segments)

@@ -78,8 +78,8 @@ class PreparedTransactions:
 
     def _refused(self, error: OSError) -> PgOutputError:
         return PgOutputError(
-            f"can't keep prepared transactions in {self._directory}: {error.strerror or error}; "
-            f"nothing is lost, the slot keeps what is not acknowledged",
+            f"can't store prepared transactions in {self._directory}: {error.strerror or error}. "
+            "Nothing is lost: the slot keeps the changes",
             code="io_failed",
             path=str(self._directory),
         )
@@ -284,9 +284,9 @@ def _read(path: Path, spill_directory: Path | None) -> Prepared:
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise PgOutputError(
             f"can't read {path} ({printable(str(error))}), which has a prepared transaction that "
-            f"the server does not send again",
+            "the server will not send again",
             code="damaged",
             path=str(path),
-            hint="Restore it from a copy; without one, begin with a "
-            "new slot, a new copy of the tables and an empty directory",
+            hint="Restore it from a backup; without a backup, start over with a new slot, an empty "
+            "directory and new snapshots",
         ) from error

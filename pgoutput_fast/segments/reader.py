@@ -91,8 +91,8 @@ class SegmentReader:
                 found = (schema.metadata or {}).get(METADATA_KEY)
             if found is None or not schema.remove_metadata().equals(segment_schema()):
                 raise PgOutputError(
-                    f"{self.path} is an Arrow file, but no segment, or a damaged one: its schema "
-                    f"or metadata are others",
+                    f"{self.path} is an Arrow file, but not a segment, or a damaged one: its "
+                    "schema or metadata differ",
                     code="not_ours",
                     path=str(self.path),
                     hint="Give a file that a capture wrote",
@@ -110,11 +110,11 @@ class SegmentReader:
             self._part = None if named is None else named.part
             if named is not None and named.start_lsn != self.metadata.start_lsn:
                 raise PgOutputError(
-                    f"{self.path} begins at {format_lsn(self.metadata.start_lsn)}, as its metadata "
-                    f"say: it has the name of another segment",
+                    f"{self.path} has the name of another segment: its metadata say that it starts "
+                    f"at {format_lsn(self.metadata.start_lsn)}",
                     code="damaged",
                     path=str(self.path),
-                    hint="Give it its own",
+                    hint="Restore its own name",
                 )
         except BaseException:
             self._file.close()
@@ -127,7 +127,7 @@ class SegmentReader:
             yield
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise PgOutputError(
-                f"{self.path} is no segment, or is cut short or damaged "
+                f"{self.path} is not a segment, or is cut short or damaged "
                 f"({printable(str(error))}); {RESTORE}",
                 code="damaged",
                 path=str(self.path),
@@ -173,13 +173,13 @@ class SegmentReader:
         """
         last = self._reader.num_record_batches - 1
         if last < 0:
-            raise self._damaged("its footer has no record batches, where each segment has one")
+            raise self._damaged("its footer lists no record batches, but each segment has one")
         batch, custom = self._batch(last)
         mark = custom.get(END_KEY)
         if mark is None or len(batch) != 1:
             raise self._damaged(
-                f"the last of its {last + 1} record batches is no end mark, so that others may "
-                f"be missing"
+                f"the last of its {last + 1} record batches is not an end mark, so further record "
+                "batches may be missing"
             )
         self._check(last, batch, custom, metadata + mark)
         return last, mark == LAST_PART, batch.column("data")[0].as_py() or b""
@@ -196,7 +196,9 @@ class SegmentReader:
         try:
             return read_index(self._index)
         except MALFORMED as error:
-            raise self._damaged(f"its layout index is none ({printable(str(error))})") from error
+            raise self._damaged(
+                f"its layout index is not valid ({printable(str(error))})"
+            ) from error
 
     def __repr__(self) -> str:
         return f"<SegmentReader {str(self.path)!r}>"
@@ -255,7 +257,8 @@ def is_segment(path: Path) -> bool:
         ) from error
     except (ValueError, pa.ArrowException) as error:
         raise PgOutputError(
-            f"{path} is no Arrow IPC file, or is cut short or damaged ({printable(str(error))})",
+            f"{path} is not an Arrow IPC file, or is cut short or damaged "
+            f"({printable(str(error))})",
             code="damaged",
             path=str(path),
         ) from error

@@ -64,7 +64,7 @@ class Recording:
             columns = {"start_lsn": pa.uint64(), "server_time": pa.int64(), "payload": pa.binary()}
             for name, type_ in columns.items():
                 if schema.field(name).type != type_:
-                    raise TypeError(f"its column {name} is no {type_}")
+                    raise TypeError(f"its column {name} is not {type_}")
         except (
             *self._arrow_errors,
             LookupError,

@@ -72,7 +72,7 @@ def _require_numpy() -> None:
         import numpy  # noqa: F401
     except ImportError as error:
         raise PgOutputError(
-            f"segments are written with numpy ({error})",
+            f"writing segments needs numpy ({error})",
             code="missing_package",
             hint="Install numpy",
         ) from error
@@ -293,8 +293,8 @@ class SegmentWriter:
         self._unusable = f"it failed before ({printable(str(error)) or type(error).__name__})"
         if isinstance(error, OSError):
             raise PgOutputError(
-                f"can't write a segment in {self.directory}: {error.strerror or error}; nothing is "
-                f"lost, the slot keeps what is not acknowledged",
+                f"can't write a segment in {self.directory}: {error.strerror or error}. Nothing is "
+                "lost: the slot keeps the changes",
                 code="io_failed",
                 path=str(self.directory),
             ) from error
@@ -306,7 +306,7 @@ class SegmentWriter:
                 f"this writer of {self.directory} can't be used any more: {self._unusable}",
                 code="unfit_input",
                 path=str(self.directory),
-                hint="Make a new one, which goes on where the directory ends",
+                hint="Create a new writer: it continues at the end of the directory",
             )
 
     # --- beginning
@@ -333,22 +333,21 @@ class SegmentWriter:
             confirmed_flush_lsn > self.position or unfinished.end_lsn <= self.position
         ):
             raise PgOutputError(
-                f"{unfinished.name} is not complete: there are its parts {unfinished.numbers}, "
-                f"without the last, and the server does not send it again: {slot}, beyond its "
-                f"start {format_lsn(unfinished.start_lsn)}; {RESTORE}",
+                f"{unfinished.name} is not complete: it has the parts {unfinished.numbers} without "
+                f"the last, and the server will not send the last part again, because {slot}, "
+                f"after the start {format_lsn(unfinished.start_lsn)} of the segment; {RESTORE}",
                 code="changes_missing",
                 path=str(self.directory),
             )
         if confirmed_flush_lsn > self.position:
             raise PgOutputError(
-                f"{slot}, beyond the end {format_lsn(self.position)} of what is in "
-                f"{self.directory}: the changes between them are not in it: a capture into another "
-                f"directory may have them, someone else has read the slot, or segments were "
-                f"deleted",
+                f"{slot}, after the end {format_lsn(self.position)} of {self.directory}: the "
+                "changes in between are missing there. A capture into another directory may have "
+                "them, another client has read the slot, or segments were deleted",
                 code="changes_missing",
                 path=str(self.directory),
-                hint="Bring the segments from there, or begin with a new copy of the "
-                "tables and an empty directory",
+                hint="Move the missing segments into the directory, or start over with an empty "
+                "directory and new snapshots",
             )
         self._clean_up(unfinished)
         # The next segment starts at the end of the last one, even if the stored position is beyond
@@ -392,7 +391,7 @@ class SegmentWriter:
                 path,
                 error,
                 "which says how far the slot was acknowledged",
-                "Restore it, or begin with a new slot and directory",
+                "Restore it, or start over with a new slot and directory",
             ) from error
         self._check_origin(found, path)
         return position
@@ -402,9 +401,9 @@ class SegmentWriter:
         differences = self._metadata.differences(found)
         if differences:
             is_other = found.slot != self._metadata.slot
-            go_on = (", or go on here with ", Argument("slot", found.slot)) if is_other else ()
+            go_on = (", or continue here with ", Argument("slot", found.slot)) if is_other else ()
             raise PgOutputError(
-                f"{path} is not of this slot: {'; '.join(differences)}",
+                f"{path} belongs to another slot or server: {'; '.join(differences)}",
                 code="another_history",
                 parameter="directory",
                 hint=(
@@ -496,9 +495,8 @@ class SegmentWriter:
             elif why == _TOO_EARLY:
                 commit_lsn, xid = _read_begin(frame)
                 return PgOutputError(
-                    f"the server sent the transaction {xid} that was committed at "
-                    f"{format_lsn(commit_lsn)}, before {format_lsn(end_lsn)} up to where it has "
-                    f"sent everything",
+                    f"the server sent transaction {xid}, committed at {format_lsn(commit_lsn)}, "
+                    f"although it had already sent everything before {format_lsn(end_lsn)}",
                     code="unfit_stream",
                 )
             elif why == _OTHER_COMMIT and self._open is not None:
@@ -751,7 +749,7 @@ class SegmentWriter:
             raise PgOutputError(
                 f"a transaction needs more than {MAX_PART + 1} parts",
                 code="out_of_memory",
-                hint=("Give larger ", Argument("segment_bytes")),
+                hint=("Give a larger ", Argument("segment_bytes")),
                 path=str(self.directory),
             )
         path = temporary_path(self.directory / f"{part:05d}.arrow")
