@@ -137,7 +137,7 @@ def _read(path: Path) -> ConsumerState:
             path,
             error,
             "which says how far a consumer has read",
-            "Restore it, or remove the consumer and add it anew",
+            "Restore it, or remove the consumer and add it again",
         ) from error
 
 
@@ -182,7 +182,7 @@ class Consumer:
             if missing:
                 raise PgOutputError(
                     f"a new consumer of {self.directory} needs the changes since each table's "
-                    f"snapshot, and for {counted(len(missing), 'table')} they are deleted: "
+                    f"snapshot, but those of {counted(len(missing), 'table')} are deleted: "
                     f"{how_to_copy(self.directory, missing)}",
                     code="changes_missing",
                     path=str(self.directory),
@@ -208,7 +208,7 @@ class Consumer:
         if not self._path.exists():
             raise PgOutputError(
                 f"consumer {self.name!r} was removed from {self.directory} while it was reading: "
-                f"add it anew",
+                "add it again",
                 code="no_consumer",
                 path=str(self.directory),
             )

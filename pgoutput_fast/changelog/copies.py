@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from .._disk import read_json_file, write_whole
 from .._forms import MALFORMED, of_form, unreadable
 from ..errors import PgOutputError
+from ..lsn import format_lsn
 from ..segments.folders import TABLES
 from ..types import TypeRegistry
 
@@ -229,7 +230,7 @@ class Tables:
             raise self._unreadable(copy, error) from error
 
     def _unreadable(self, copy: Copy, error: Exception) -> PgOutputError:
-        what = "which says what there is of a table"
+        what = "which records the snapshots of a table"
         return unreadable(self._directory / copy.name, error, what)
 
     def wait(self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool) -> Copy:
@@ -271,8 +272,8 @@ class Tables:
         """
         if lsn <= copy.lsn:
             raise PgOutputError(
-                f"the snapshot of relation {copy.relation_id} is of {lsn:X}, which is not behind "
-                f"{copy.lsn:X}, where its changes began to wait for it",
+                f"the snapshot of relation {copy.relation_id} is at {format_lsn(lsn)}, but the "
+                f"changes of the table wait for a snapshot after {format_lsn(copy.lsn)}",
                 code="another_history",
             )
         whole = self._write(copy._replace(state="snapshot", lsn=lsn), fields)

@@ -275,8 +275,8 @@ class History:
         check_lsn("lsn", lsn)
         if self.is_empty:
             raise PgOutputError(
-                f"{self._directory} has no history of types and tables: captures of earlier "
-                f"versions wrote none, and others were told to keep none",
+                f"{self._directory} has no schema history: its capture kept none, or was of an "
+                "earlier version",
                 code="schema_unknown",
                 path=str(self._directory),
                 hint="Give a registry",
@@ -707,12 +707,12 @@ class HistoryFollower:
             if oid >= _FIRST_USER_OID:
                 raise PgOutputError(
                     f"{where}: relation {relation_id} has a column of the type with OID {oid}, "
-                    "which the history does not have: the type was made, and perhaps dropped, "
-                    "between two reads of the catalogue",
+                    "which the schema history lacks: the type was created between two reads of the "
+                    "catalogue, and may have been dropped since",
                     code="schema_unknown",
                     parameter="history",
                     hint=(
-                        "Read again later, or have the type's values as text with ",
+                        "Read again later, or read the type's values as text with ",
                         Argument("history", "newer"),
                     ),
                 )
@@ -744,13 +744,13 @@ def _refused(where: object, name: str, relation_id: int, lower: int, upper: int)
     has = f"{where}: relation {relation_id} has a column of type {name}, and the type may have been"
     if upper == _END:
         return PgOutputError(
-            f"{has} altered after {format_lsn(lower)}, where the catalogue was read last",
+            f"{has} altered after {format_lsn(lower)}, the last read of the catalogue",
             code="schema_unknown",
             parameter="history",
             hint=(
                 (
-                    "Read again in a minute, when the capture has read the catalogue again, or "
-                    "take the newest known state with "
+                    "Read again in a minute, after the capture has read the catalogue again, or "
+                    "use the newest known state with "
                 ),
                 newer,
             ),

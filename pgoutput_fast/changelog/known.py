@@ -64,8 +64,8 @@ def how_to_copy(directory: Path, relation_ids: Iterable[int]) -> str:
     the advice is general, because nothing else is known.
     """
     if not directory.is_dir():
-        return "have them copied again"
+        return "request new snapshots of the tables"
     known = known_tables(directory)
     names = [sql_name(*known[one]) if one in known else str(one) for one in relation_ids]
     given = " ".join(f"--table {shlex.quote(name)}" for name in names)
-    return f"have them copied again: pgoutput-fast snapshot --dir {directory} {given}"
+    return f"request a new snapshot with pgoutput-fast snapshot --dir {directory} {given}"

@@ -131,11 +131,11 @@ class LogConsumer:
         view, position = self._view(), self._consumer.position
         if position.lsn > view.end:
             raise PgOutputError(
-                f"the consumer is at {format_lsn(position.lsn)}, and {view.where} ends at "
+                f"the consumer is at {format_lsn(position.lsn)}, but {view.where} ends at "
                 f"{format_lsn(view.end)}",
                 code="another_history",
                 path=view.where,
-                hint="Restore the change log, or begin anew with another consumer",
+                hint="Restore the change log, or start with another consumer",
             )
         plan = view.plan(position, max_bytes)
         if plan is None:

@@ -38,17 +38,17 @@ _PASSING = {
     "THROTTLING",
 }  # fmt: skip
 _CREDENTIALS = (
-    "The credentials are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of the profile "
-    "AWS_PROFILE, or of the machine's role; they need the rights to list, read and write there"
+    "Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the profile AWS_PROFILE, "
+    "or the machine's role; they need the rights to list, read and write there"
 )
 _OPTIONS = (
-    f"Leave it out. {_CREDENTIALS}. Delta tables take them in ",
+    f"Leave it out. {_CREDENTIALS}. For Delta tables, give credentials in ",
     Argument("storage_options"),
 )
 _ADVICE = {
-    "NO_SUCH_BUCKET": ("Make the bucket, or give the name of another one",),
+    "NO_SUCH_BUCKET": ("Create the bucket, or give another name",),
     "NETWORK_CONNECTION": (
-        "Look at the network, and at the endpoint of ",
+        "Check the network, and the endpoint of ",
         Argument("upload_endpoint"),
         " or AWS_ENDPOINT_URL",
     ),
@@ -112,15 +112,15 @@ def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
     prefix = prefix.removesuffix("/")
     if scheme != "s3" or not _BUCKET.fullmatch(bucket):
         raise PgOutputError(
-            f"{printable(url)} is no place for copies",
+            f"{printable(url)} is not a URL of S3",
             code="bad_option",
             hint="Give s3://bucket/prefix, with the name of a "
             "bucket in lower-case letters, digits, '-' and '.'",
         )
     if not prefix or not all(map(_STEP.fullmatch, prefix.split("/"))):
         raise PgOutputError(
-            f"{printable(url)} needs a prefix behind the bucket, of names with letters, digits, "
-            f"'_', '-', '=' and '.' and '/' between them, such as s3://bucket/lake",
+            f"{printable(url)} needs a prefix after the bucket, such as s3://bucket/lake. The "
+            "prefix has names of letters, digits, '_', '-', '=' and '.', separated by '/'",
             code="bad_option",
         )
     if endpoint is None:
@@ -134,7 +134,7 @@ def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
             is_url = False
         if not is_url or parts.path not in ("", "/") or parts.query or parts.fragment:
             raise PgOutputError(
-                f"{printable(endpoint)} is no endpoint",
+                f"{printable(endpoint)} is not an endpoint",
                 code="bad_option",
                 hint="Give http://host:port or https://host",
             )
@@ -170,7 +170,7 @@ def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
         query = unquote(rest.partition("?")[2])
         if "@" in query or _SECRET.search(query):
             raise PgOutputError(
-                "the URL of the object storage has a secret behind its '?'",
+                "the URL of the object storage has a secret after its '?'",
                 code="bad_option",
                 hint=_OPTIONS,
             )
@@ -224,9 +224,9 @@ class Remote:
             ) from error
         if not hasattr(fs, "S3FileSystem"):
             raise PgOutputError(
-                "this pyarrow is built without S3",
+                "this build of pyarrow lacks S3",
                 code="missing_package",
-                hint="Install the one of the Python Package Index",
+                hint="Install pyarrow from the Python Package Index",
             )
         self._fs = fs
         # Upload parts in the background. If a stream that uploads in the foreground fails, its
@@ -353,8 +353,8 @@ class Remote:
             self.write(name, content)
         elif size != content.size:
             raise PgOutputError(
-                f"{self.url}/{name} has {size} bytes, and {path} has {content.size}: another "
-                f"program has written there",
+                f"{self.url}/{name} has {size} bytes, but {path} has {content.size}: another "
+                "program wrote there",
                 code="not_ours",
                 path=f"{self.url}/{name}",
                 hint="Give another prefix",
@@ -377,10 +377,10 @@ class Remote:
             source = self._s3.open_input_file(self._path(name))
         except FileNotFoundError:
             raise PgOutputError(
-                f"{self.url}/{name} was deleted meanwhile",
+                f"{self.url}/{name} was deleted during the download",
                 code="changes_missing",
                 path=f"{self.url}/{name}",
-                hint="Begin again with an empty directory",
+                hint="Start again with an empty directory",
             ) from None
         except OSError as error:
             raise self._error(f"read {name}", error) from error

@@ -75,13 +75,16 @@ def requested(directory: Path) -> dict[int, Request]:
             fields = json.loads(read_json_file(one))
             table: list[str] = of_form(fields["table"], list[str], "table")
             if len(table) != 2:
-                raise ValueError("table is no schema and name")
+                raise ValueError("table is not a schema and a name")
             found[relation_id] = Request(table, of_form(fields["why"], str, "why"))
         except FileNotFoundError:
             continue  # the capture has deleted it since the listing
         except (OSError, *MALFORMED) as error:
             raise unreadable(
-                one, error, "which requests a snapshot of a table", "Delete it, and ask anew"
+                one,
+                error,
+                "which requests a snapshot of a table",
+                "Delete it, and request the snapshot again",
             ) from error
     return found
 

@@ -110,36 +110,36 @@ class Upload:
         own = self._read_own()
         if registered and own is not None and own["url"] != self.url:
             raise PgOutputError(
-                f"{self._directory} is copied to {own['url']}, not to {self.url}: go on there, or "
-                f"remove its consumer {CONSUMER_NAME}, and what is there by now is copied anew",
+                f"{self._directory} is copied to {own['url']}, not to {self.url}",
                 code="bad_option",
                 path=str(self._directory),
+                hint=f"Give the former URL, or remove the consumer {CONSUMER_NAME} of "
+                f"{self._directory}: the capture then copies everything again",
             )
         there = self._remote.read(UPLOAD_NAME)
         if there is None and registered:
             raise PgOutputError(
-                f"what was copied to {self.url} is not there any more",
+                f"the copy at {self.url} is missing",
                 code="missing_path",
                 path=self.url,
-                hint="Restore it, or remove the "
-                f"consumer {CONSUMER_NAME} of {self._directory}, and what is there by now is "
-                f"copied anew",
+                hint=f"Restore it, or remove the consumer {CONSUMER_NAME} of {self._directory}: "
+                "the capture then copies everything again",
             )
         if there is None and self._remote.has_any():
             raise PgOutputError(
-                f"{self.url} has other objects",
+                f"{self.url} has objects of another program",
                 code="not_ours",
                 path=self.url,
-                hint="Give a prefix of its own",
+                hint="Give an unused prefix",
             )
         if there is not None and (
             own is None or _fields(there, self.url, "id") != {"id": own["id"]}
         ):
             raise PgOutputError(
-                f"{self.url} has the copy of another directory than {self._directory}",
+                f"{self.url} has the copy of another directory, not of {self._directory}",
                 code="another_history",
                 path=self.url,
-                hint="Give a prefix of its own",
+                hint="Give an unused prefix",
             )
 
     def begin(self) -> None:
@@ -166,12 +166,11 @@ class Upload:
             there = parse_lsn(self._position["position"])
             if not found.begin <= there <= found.end:
                 raise PgOutputError(
-                    f"the copy at {self.url} ends at {format_lsn(there)}, and {self._directory} "
-                    f"has what was committed from {format_lsn(found.begin)} to "
-                    f"{format_lsn(found.end)}",
+                    f"the copy at {self.url} ends at {format_lsn(there)}, but {self._directory} "
+                    f"has only changes from {format_lsn(found.begin)} to {format_lsn(found.end)}",
                     code="another_history",
                     path=self.url,
-                    hint="Give a new prefix, and copy it anew",
+                    hint="Give a new prefix: the capture then copies everything again",
                 )
         self._consumer = Consumer(self._directory, CONSUMER_NAME)
         if self._mirrors:
@@ -362,7 +361,7 @@ def download(url: str, directory: str | os.PathLike[str], *, endpoint: str | Non
     stored = remote.read(POSITION_NAME)
     if stored is None:
         raise PgOutputError(
-            f"{remote.url} has no copy of a directory, or none that is whole yet",
+            f"{remote.url} has no copy of a directory, or no complete one yet",
             code="missing_path",
             path=remote.url,
         )

@@ -130,8 +130,8 @@ class View(NamedTuple):
             return Position(lsn, {})
         if (Path(self.where) / BEGIN_NAME).exists():
             raise PgOutputError(
-                f"what was committed from {format_lsn(lsn)} on, and before "
-                f"{format_lsn(self.begin)}, is deleted from {self.where}",
+                f"the changes committed from {format_lsn(lsn)} on, and before "
+                f"{format_lsn(self.begin)}, are deleted from {self.where}",
                 code="changes_missing",
                 path=self.where,
             )
@@ -144,11 +144,11 @@ class View(NamedTuple):
         missing = lacking(position, self.states, self.begin)
         if missing:
             raise PgOutputError(
-                f"of {counted(len(missing), 'table')} {what} are deleted from {self.where}: "
+                f"for {counted(len(missing), 'table')}, {self.where} no longer has {what}: "
                 f"{how_to_copy(Path(self.where), missing)}",
                 code="changes_missing",
                 path=self.where,
-                hint=("A ", Argument("consumer"), " keeps what is needed"),
+                hint=("Read with a ", Argument("consumer"), ": the change log keeps what it needs"),
             )
 
     # --- read plans
@@ -185,11 +185,11 @@ class View(NamedTuple):
         """
         if self.begin > position.lsn:
             raise PgOutputError(
-                f"the reader has everything up to {format_lsn(position.lsn)}, and {self.where} "
-                f"goes on at {format_lsn(self.begin)}: a segment between them is missing",
+                f"the reader has everything up to {format_lsn(position.lsn)}, but {self.where} "
+                f"continues at {format_lsn(self.begin)}: a segment between them is missing",
                 code="changes_missing",
                 path=self.where,
-                hint=("A ", Argument("consumer"), " keeps what is needed"),
+                hint=("Read with a ", Argument("consumer"), ": the change log keeps what it needs"),
             )
         self._check_whole(position, "changes that the reader lacks")
         reading = self._readable(self._reading(position, until))
@@ -291,7 +291,7 @@ class View(NamedTuple):
         if not os.path.lexists(expected[0]):
             raise _deleted(copy.relation_id, str(directory))
         raise PgOutputError(
-            f"{lost} is not there, a file of a snapshot",
+            f"a file of a snapshot is missing: {lost}",
             code="missing_path",
             path=str(lost),
             hint=f"Restore it, or {how_to_copy(directory, [copy.relation_id])}",
@@ -355,7 +355,7 @@ def view_of(
         return _view_of_directory(Path(path), find)
     segments = list_segments(path)
     if not segments:
-        raise PgOutputError("no file of segments was given", code="bad_option")
+        raise PgOutputError("no segment file was given", code="bad_option")
     with SegmentReader(segments[-1].path) as reader:
         metadata = reader.metadata
     found = Contents(segments, segments[0].start_lsn, segments[-1].end_lsn)
@@ -415,7 +415,8 @@ def check_file(reader: SegmentReader, metadata: SegmentMetadata) -> None:
     differences = metadata.differences(reader.metadata)
     if differences:
         raise PgOutputError(
-            f"{reader.path} does not go together with the other files: {'; '.join(differences)}",
+            f"{reader.path} does not belong to the capture of the other files: "
+            f"{'; '.join(differences)}",
             code="another_history",
             path=str(reader.path),
         )

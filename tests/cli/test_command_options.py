@@ -75,12 +75,12 @@ def test_errors_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (config(upload_keep="local"), "upload_keep: it goes with upload alone"),
         (config(upload_endpoint="http://x"), "upload_endpoint: it goes with upload alone"),
-        (["--upload", "http://bucket/lake"], "http://bucket/lake is no place for copies"),
-        (["--upload", "s3://bucket"], "s3://bucket needs a prefix behind the bucket"),
+        (["--upload", "http://bucket/lake"], "http://bucket/lake is not a URL of S3"),
+        (["--upload", "s3://bucket"], "s3://bucket needs a prefix after the bucket"),
         (["--upload", "s3://u:geheim@bucket/lake"], "the URL of the object storage has a user or "),
         (
             ["--upload", "s3://bucket/lake", *config(upload_endpoint="x")],
-            "x is no endpoint",
+            "x is not an endpoint",
         ),
         (["--out", "s3://bucket/lake"], "and for a copy in object storage --upload s3://bucket/pr"),
         (["--out", ""], "--out: it is empty"),

@@ -260,7 +260,7 @@ def test_dry_run_of_a_target_that_was_moved(
     assert re.search(r"public\.t  up to .* in the target.*; would be copied again, as the", said)
     assert there(tmp_path) == before
     assert main(["sync", *given, "--on-error", "stop", "--dry-run"]) == 1
-    assert "have them copied again" in capsys.readouterr().err
+    assert "request a new snapshot with pgoutput-fast" in capsys.readouterr().err
     run([*given, "--until", "now"])
     assert rows(new) == held(published)
     assert main(["sync", *given, "--dry-run"]) == 0
