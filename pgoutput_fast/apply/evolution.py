@@ -14,7 +14,7 @@ from ..protocol.encode import encode_fields
 from ..protocol.wire import Column as WireColumn
 from .naming import free_column
 from .targets import AddedColumn, Alteration, Removed, Renamed, Retyped, StoredColumn
-from .versions import DIGITS, ColumnVersion, Version, keeps_values
+from .versions import DIGITS, ColumnVersion, Version, keeps_values, shown_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -215,7 +215,8 @@ def evolve(held: Sequence[StoredColumn], version: Version, known: Known) -> Evol
         return Evolved(
             tuple(held),
             [],
-            f"{unknown}; the stream has no change for that, so the table has to be copied again",
+            f"{unknown}. The stream does not show the effect on existing rows, so the table needs "
+            "a new snapshot",
         )
     return Evolved(tuple(evolution.columns), evolution.alterations, None)
 
@@ -235,7 +236,7 @@ class _Evolution:
         """Collect the alterations; return why the table becomes stale, or None."""
         self._number()
         if self._known.is_ambiguous(self._version):
-            return "columns were dropped or renamed, and others have their names"
+            return "columns were dropped or renamed, and other columns have their names"
         names = [one.name for one in self._version.columns]
         had = [one.name for one in self.columns]
         if (
@@ -244,8 +245,8 @@ class _Evolution:
             and [name for name in names if name in had] != [name for name in had if name in names]
         ):
             return (
-                "its columns have changed places, or names with each other, and no catalogue that "
-                "was read says how"
+                "its columns changed their order or exchanged their names, and no read of the "
+                "catalogue says how"
             )
         follows = self._followed()
         self._gone = [one for one in self.columns if one.stored not in follows.values()]
@@ -296,7 +297,7 @@ class _Evolution:
         for one in self._gone:
             before = self._known.was(one)
             if before is not None and one.name in before.key:
-                return f"column {one.name} of its key was dropped"
+                return f"its key column {one.name} was dropped"
             self.columns.remove(one)
             self.alterations.append(Removed(one.stored))
         return None
@@ -328,24 +329,22 @@ class _Evolution:
         before, after = (old.type_id, old.type_modifier), (column.type_id or 0, _modifier(column))
         if before != after and not keeps_values(before, after):
             return (
-                f"the type of column {column.name} was altered (from {before[0]}, modifier "
-                f"{before[1]}, to {after[0]}, modifier {after[1]}), by which the server may have "
-                "made other values of those that there were"
+                f"the type of column {column.name} was altered from {shown_type(*before)} to "
+                f"{shown_type(*after)}, and the server may have converted existing values"
             )
         if before != after and is_rewritten(
             self._known.now(self._version.columns), self._known.was(old)
         ):
             return (
-                f"the type of column {column.name} was altered (from {before[0]}, modifier "
-                f"{before[1]}, to {after[0]}, modifier {after[1]}), and the server rewrote its rows"
+                f"the type of column {column.name} was altered from {shown_type(*before)} to "
+                f"{shown_type(*after)}, and the server rewrote the table"
             )
         made = _column(column, old.stored, self._numbers)
         if before == after and made.form != old.form:
             # The target can't convert older values: its casts give other texts than the decoder.
             return (
-                f"column {column.name} comes as {made.form} now, and came as {old.form}, as its "
-                "type was altered, or other policies or another format were chosen: older rows "
-                "have to come in the same form"
+                f"new rows have column {column.name} as {made.form}, and older rows have it as "
+                f"{old.form}, because its type was altered, or the policies or the format changed"
             )
         self.columns[at] = made if made.number is not None else made._replace(number=old.number)
         if made.form != old.form:
@@ -371,26 +370,27 @@ class _Evolution:
         table = self._known.now(self._version.columns)
         if table is None:
             return (
-                f"column {column.name} is new, and no catalogue that was read says what older rows "
-                "have in it"
+                f"column {column.name} is new, and no read of the catalogue says which value older "
+                "rows have in it"
             )
         if any(one.number is None for one in self._gone):
             return (
-                f"column {column.name} is new, and may be one that was renamed: the catalogue was "
-                "not read before"
+                f"column {column.name} is new or a renamed column: the catalogue was not read "
+                "before the change"
             )
         if self._skips(table, self._numbers.get(column.name)):
             return (
-                f"column {column.name} is new, and so may be another one that was dropped before "
-                "the catalogue was read, and may have had its name"
+                f"column {column.name} is new, and another column may have had its name before: it "
+                "was created and dropped between two reads of the catalogue"
             )
         values, number = table.added_values, self._numbers.get(column.name)
         if column.name not in values or (
             values[column.name] is None and is_rewritten(table, self._known.without(number))
         ):
             return (
-                f"column {column.name} is new, and the catalogue does not say what older rows have "
-                "in it, as a default was computed for each, or the table was rewritten since"
+                f"column {column.name} is new, and the catalogue does not say which value older "
+                "rows have in it: the server computed a default for each row, or rewrote the table "
+                "later"
             )
         stored = free_column(column.name, self.columns)
         self.columns.append(_column(column, stored, self._numbers))

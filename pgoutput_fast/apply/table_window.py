@@ -19,6 +19,7 @@ from .folding import Folding, NullKeyError
 from .outcomes import Committed, Stale
 from .stored_changes import Form, check_copied_keys, stored_version, with_added
 from .targets import Held, IncompleteError, Removed, Renamed
+from .versions import shown_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,9 +127,13 @@ class TableWindow:
         """Do not keep the state up to date any more."""
         if not self._stops:
             raise IncompleteError(
-                f"the rows of {qualified(self.held)} are not known any more: {reason}",
+                f"the rows of {qualified(self.held)} are no longer known: {reason}",
                 table=qualified(self.held),
-                hint=(Argument("on_error", "pause"), " has the table copied again"),
+                hint=(
+                    "Give ",
+                    Argument("on_error", "pause"),
+                    ": sync then requests a new snapshot",
+                ),
             )
         self.held = self.held._replace(stale=reason)
         self._state, self._parts, self._last = None, [], None
@@ -247,12 +252,12 @@ class TableWindow:
         has = {(one.name, one.type_id, one.type_modifier) for one in version.columns}
         if not self._evolves and had != has:
             raise PgOutputError(
-                f"{version.table} was altered: its columns were {_listed(had)}, and are "
+                f"{version.table} was altered: its columns were {_listed(had)}, and are now "
                 f"{_listed(has)}",
                 code="unfit_schema",
                 parameter="schema_changes",
                 table=version.table,
-                hint=("With ", Argument("schema_changes", "evolve"), " its state table follows"),
+                hint=("Give ", Argument("schema_changes", "evolve"), ": its state table follows"),
             )
 
     def _check_marker(self) -> None:
@@ -263,12 +268,12 @@ class TableWindow:
         for one in self.held.columns:
             if one.stored.casefold() == marker.casefold():
                 raise PgOutputError(
-                    f"{self.held.namespace}.{self.held.name} has a column {one.name!r} of its own, "
-                    "where deleted rows are to be marked",
+                    f"{self.held.namespace}.{self.held.name} has its own column {one.name!r}, so "
+                    "sync cannot mark deleted rows in a column with this name",
                     code="unfit_schema",
                     parameter="soft_deletes",
                     table=f"{self.held.namespace}.{self.held.name}",
-                    hint="Give another name, in a new target",
+                    hint="Give another name, and a new target",
                 )
 
     def _fold_on(
@@ -296,7 +301,7 @@ class TableWindow:
             return
         if self._parts and lsn <= self._folded:
             what = "columns were" if renames else "key was"
-            self.stop(f"its {what} altered among a transaction's changes")
+            self.stop(f"its {what} altered within a transaction")
             return
         folding = Folding(key, self._spill_file)
         self._parts.append(_Part(alterations, folding, key, lsn, form.schema))
@@ -466,5 +471,5 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 def _listed(columns: set[tuple[str, Any, Any]]) -> str:
     return ", ".join(
-        sorted(f"{name} ({type_id}, {modifier})" for name, type_id, modifier in columns)
+        sorted(f"{name} {shown_type(type_id, modifier)}" for name, type_id, modifier in columns)
     )

@@ -11,6 +11,8 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import PgOutputError
+from ..types.resolve import numeric_modifier
+from ..types.table import BY_ARRAY_OID, BY_OID
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,6 +149,20 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
     return False
 
 
+def shown_type(oid: int, modifier: int | None) -> str:
+    """Return PostgreSQL's name of a type with its modifier, or its OID for a user-defined type."""
+    array_of = BY_ARRAY_OID.get(oid)
+    entry = array_of or BY_OID.get(oid)
+    name = f"type {oid}" if entry is None else entry.name
+    shape = numeric_modifier(modifier) if modifier is not None and name == "numeric" else None
+    if shape is not None:
+        name += f"({shape[0]},{shape[1]})"
+    elif modifier is not None and modifier >= 0:
+        is_length = name in ("varchar", "bpchar")
+        name += f"({modifier - 4 if is_length else modifier})"
+    return f"{name}[]" if array_of is not None else name
+
+
 def check_follows(old: Version, new: Version) -> None:
     """Refuse changes that can't be folded together with the changes before.
 
@@ -161,7 +177,8 @@ def check_follows(old: Version, new: Version) -> None:
             f"({new.relation_id}), can't be folded together",
             code="unfit_input",
             table=new.table,
-            hint="Give those of one. A table that was dropped and made again is another one",
+            hint="Give the changes of one table. A table that was dropped and created again is "
+            "another table",
         )
     before = {column.name: column for column in old.columns}
     for column in new.columns:
@@ -170,11 +187,10 @@ def check_follows(old: Version, new: Version) -> None:
             continue
         if not _keeps(then, column):
             raise PgOutputError(
-                f"{new.table}, column {column.name}: its type was altered between the changes, "
-                f"from {_described(then)} to {_described(column)}, by which the server may have "
-                "made other values of those that it had; the stream has no change for that. Fold "
-                "the changes before and after it apart, and take a new copy of the table between "
-                "them",
+                f"{new.table}: the type of column {column.name} was altered between the changes, "
+                f"from {_described(then)} to {_described(column)}. The server may have converted "
+                "existing values, and the stream does not say to what. Fold the changes before and "
+                "after the alteration separately, and take a new snapshot of the table in between",
                 code="unfit_schema",
                 table=new.table,
             )
@@ -190,4 +206,4 @@ def _keeps(old: ColumnVersion, new: ColumnVersion) -> bool:
 def _described(column: ColumnVersion) -> str:
     if column.type_id is None:
         return str(column.type)
-    return f"type {column.type_id} with modifier {column.type_modifier}"
+    return shown_type(column.type_id, column.type_modifier)

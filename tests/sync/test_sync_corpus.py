@@ -51,9 +51,9 @@ SELECTED = {
 }
 STALE = {
     # Columns that were added; which of them depends on the windows.
-    "ev": "is new, and the catalogue does not say what older rows have in it",
+    "ev": "is new, and the catalogue does not say which value older rows have in it",
     # A generated column that became a plain one, without a change behind that.
-    "d_gen": "is new, and the catalogue does not say what older rows have in it",
+    "d_gen": "is new, and the catalogue does not say which value older rows have in it",
 }
 """Tables whose rows can't be known, and why."""
 DIFFERENT = {

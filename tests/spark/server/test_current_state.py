@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]  # fmt: skip
 
-REWRITTEN = "its type was altered between the changes"
+REWRITTEN = "was altered between the changes"
 
 
 class Case(NamedTuple):
