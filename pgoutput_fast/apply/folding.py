@@ -31,8 +31,8 @@ _HEAD = {
     "commit_time": pa.timestamp("us", "UTC"),
 }
 _PARTITIONS = (
-    ". Of a partition its own replica identity decides what its changes bring, so that it needs "
-    "that of the table whose name it has here: ALTER TABLE <partition> REPLICA IDENTITY"
+    ". A partition has its own replica identity, which must be that of the partitioned table: "
+    "ALTER TABLE <partition> REPLICA IDENTITY"
 )
 _ROWS_AT_ONCE = 1 << 16
 _BYTES_AT_ONCE = 16 << 20
@@ -159,7 +159,7 @@ class Folding:
     ) -> None:
         if isinstance(key, str):
             raise PgOutputError(
-                f"{key!r} is one text, and a key is a sequence of names",
+                f"{key!r} is a single text, but a key is a sequence of names",
                 code="bad_option",
                 parameter="key",
                 hint=("Give ", Argument("key", [key])),
@@ -215,7 +215,7 @@ class Folding:
             if key != rows.key:
                 raise PgOutputError(
                     f"the key of {version.table} changed from ({', '.join(rows.key)}) to "
-                    f"({', '.join(key)}): fold the changes before and after it apart",
+                    f"({', '.join(key)}): fold the changes before and after this separately",
                     code="unfit_schema",
                     table=version.table,
                 )
@@ -252,7 +252,8 @@ class Folding:
         """
         if self._going is None:
             raise PgOutputError(
-                "there are no batches to fold, not even one without rows", code="unfit_input"
+                "there are no batches to fold: give at least one, which may be empty",
+                code="unfit_input",
             )
         version, rows = self._going
         result = rows.result()
@@ -276,7 +277,7 @@ class _NetChangeColumns:
         if operations.null_count:
             unknown = batch.column("op")[_first(operations.is_null())].as_py()
             raise PgOutputError(
-                f"{self.table}: there is no operation {unknown!r}",
+                f"{self.table}: unknown operation {unknown!r}",
                 code="unfit_input",
                 table=self.table,
             )
@@ -299,8 +300,8 @@ class _NetChangeColumns:
         if columns.null_count:
             at = _first(columns.is_null())
             raise PgOutputError(
-                f"{self.table}: a change does not bring the column "
-                f"{unchanged.flatten()[at].as_py()!r}, which its table has not",
+                f"{self.table}: a change leaves out column {unchanged.flatten()[at].as_py()!r}, "
+                "but the table has no such column",
                 code="unfit_input",
                 table=self.table,
             )
@@ -308,8 +309,8 @@ class _NetChangeColumns:
         wrong = self.steps[pairs[0]] != UPDATE
         if wrong.any():
             raise PgOutputError(
-                f"{self.table}: {self.at(int(pairs[0][wrong][0]))} is no update, and leaves out "
-                "the value of a column",
+                f"{self.table}: {self.at(int(pairs[0][wrong][0]))} is not an update, but leaves "
+                "out the value of a column",
                 code="unfit_input",
                 table=self.table,
             )
@@ -347,12 +348,11 @@ def _check_order(table: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tu
     for name in ("commit_lsn", "seq"):
         if batch.column(name).null_count:
             raise PgOutputError(
-                f"{table}: a change has no {name}. Its transaction may yet be rolled back",
+                f"{table}: a change has no {name}: its transaction may still be rolled back",
                 code="incomplete",
                 table=table,
-                hint="Take "
-                "the changes from a transaction, from segments, or fill in their commit by "
-                "with_commit()",
+                hint="Take the changes from a transaction or from segments, or set their commit "
+                "with with_commit()",
             )
     lsns = batch.column("commit_lsn").cast(pa.uint64()).to_numpy()
     seqs = batch.column("seq").to_numpy()
@@ -361,8 +361,8 @@ def _check_order(table: str, batch: pa.RecordBatch, last: tuple[int, int]) -> tu
     if begins <= last or not rising.all():
         at = 0 if begins <= last else int(np.flatnonzero(~rising)[0]) + 1
         raise PgOutputError(
-            f"{table}: {_at(int(lsns[at]), int(seqs[at]))} is not behind the one before it. "
-            "Changes are folded in stream order, by commit LSN and seq, and each once",
+            f"{table}: {_at(int(lsns[at]), int(seqs[at]))} is out of order. Give changes in stream "
+            "order, by commit LSN and seq, and each change once",
             code="unfit_input",
             table=table,
         )
@@ -487,11 +487,14 @@ class _Keyed:
         count, steps, old = changes.num_rows, changes.steps, changes.brings_old()
         if self._store.count + count > MOST_CHANGES:
             raise PgOutputError(
-                f"{changes.table}: more than {MOST_CHANGES:,} changes of one table are in one "
-                "transaction, or in the transactions of one window",
+                f"{changes.table}: one transaction, or one window, has more than {MOST_CHANGES:,} "
+                "changes of this table",
                 code="not_supported",
                 table=changes.table,
-                hint=("Have the table copied again, or give a smaller ", Argument("window_bytes")),
+                hint=(
+                    "Request a new snapshot of the table, or give a smaller ",
+                    Argument("window_bytes"),
+                ),
             )
         at = [changes.names.index(name) for name in self.key]
         before = [changes.before[i] for i in at]
@@ -507,10 +510,10 @@ class _Keyed:
             if lacks.any():
                 where = changes.at(int(np.flatnonzero(lacks)[0]))
                 raise NullKeyError(
-                    f"{changes.table}: {where} brings no value of the key's column {name!r}; "
-                    "without it nobody can tell which row it changes. Give the columns of the "
-                    "table's replica identity as its key; if a policy makes NULL of this value, "
-                    f"choose another one{_PARTITIONS}",
+                    f"{changes.table}: {where} has no value in the key column {name!r}, so sync "
+                    "cannot find the row that it changes. Give the columns of the table's replica "
+                    "identity as its key; if a policy replaces this value by NULL, choose another "
+                    f"policy{_PARTITIONS}",
                     table=changes.table,
                 )
         is_key = np.isin(changes.unsent_columns, at)
@@ -551,13 +554,13 @@ class _Keyed:
         columns = changes.before if moved else changes.after
         values = ", ".join(repr(columns[i][row].as_py()) for i in at)
         what = (
-            "by the changes before there is a row with this key already"
+            "after the changes before it, a row with this key exists already"
             if occupied
-            else "by the changes before there is no row with this key"
+            else "after the changes before it, no row with this key exists"
         )
         raise PgOutputError(
             f"{changes.table}, row ({', '.join(self.key)}) = ({values}): {changes.at(row)} does "
-            f"not fit, as {what}. Changes are missing, or these columns are not the table's key",
+            f"not fit: {what}. Changes are missing, or these columns are not the table's key",
             code="unfit_row",
             table=changes.table,
         )
@@ -689,9 +692,9 @@ class _Multiset:
         old, new = ([one.name for one in each.columns] for each in (self._version, version))
         if old != new:
             raise PgOutputError(
-                f"{version.table} has no key, and its columns changed between the changes: which "
-                "rows before are like which ones after it can't be told. Fold the changes before "
-                "and after it apart",
+                f"{version.table} has no key, and its columns changed between the changes, so rows "
+                "from before cannot be matched with rows from after. Fold the changes before and "
+                "after it separately",
                 code="unfit_schema",
                 table=version.table,
             )
@@ -715,13 +718,13 @@ class _Multiset:
         if lacks.any():
             where = changes.at(int(np.flatnonzero(lacks)[0]))
             raise PgOutputError(
-                f"{changes.table}: {where} does not bring the whole old row, and no columns are "
-                "known as its key",
+                f"{changes.table}: {where} does not have the whole old row, and the table's key is "
+                "unknown",
                 code="no_key",
                 hint=(
                     "Give ",
                     Argument("key"),
-                    f", or let the table have REPLICA IDENTITY FULL{_PARTITIONS}",
+                    f", or set REPLICA IDENTITY FULL on the table{_PARTITIONS}",
                 ),
                 table=changes.table,
             )
@@ -765,8 +768,8 @@ class _Multiset:
         last, counts = self._alike()
         if self.truncated and (counts < 0).any():
             raise PgOutputError(
-                f"{self._version.table}: more rows like one go than come after the table was "
-                "truncated: changes are missing",
+                f"{self._version.table}: after a TRUNCATE, more rows are deleted than were "
+                "inserted: changes are missing",
                 code="unfit_row",
                 table=self._version.table,
             )

@@ -146,7 +146,7 @@ def test_a_key_that_no_change_tells(synced: Synced, monkeypatch: pytest.MonkeyPa
         assert thread.is_alive()
         (reason,) = next(one.stale for one in seen if one.stale).values()
         assert "row (id) = (301)" in reason
-        assert "there is a row with this key already" in reason
+        assert "a row with this key exists already" in reason
         wait_until(lambda: not thread.is_alive() or not seen[-1].stale)
     assert synced.settle() == []
     assert synced.compare("t", "id, v, n, d") == 52
