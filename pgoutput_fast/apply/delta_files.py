@@ -86,12 +86,12 @@ class DeltaFileWriter:
     ) -> None:
         if gone := [name for name in partition_by if name not in schema.names]:
             raise PgOutputError(
-                f"{table.directory} is partitioned by {gone[0]!r}, and the server has no column of "
-                "this name any more",
+                f"{table.directory} is partitioned by {gone[0]!r}, but the server no longer has "
+                "this column",
                 code="unfit_schema",
                 parameter="partition_by",
-                hint="Give columns that it has, delete this directory, and call sync again, which "
-                "has the table copied",
+                hint="Give columns that the table has, delete this directory, and start sync "
+                "again: the table gets a new snapshot",
             )
         self._table = table
         self.schema = schema
@@ -208,8 +208,8 @@ class _Open:
                 f"{table.directory}: {error.message}",
                 code=error.code,
                 parameter="partition_by",
-                hint="Give other columns, delete this directory if it is there, and call sync "
-                "again, which has the table copied",
+                hint="Give other columns, delete this directory if it exists, and start sync "
+                "again: the table gets a new snapshot",
             ) from None
         directory = table.uncommitted + directory
         if directory and table.place.path is not None:
@@ -279,8 +279,8 @@ def _partition_text(name: str, value: Any) -> str | None:
         return None
     if value == "":
         raise PgOutputError(
-            f"column {name} has an empty text, which Delta can't tell from null in a column by "
-            "which a table is partitioned",
+            f"column {name} has an empty text, and Delta cannot tell it from NULL in a partition "
+            "column",
             code="unfit_value",
         )
     if isinstance(value, bool):

@@ -61,7 +61,7 @@ def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
     for version in range(newest, known, -1):
         commit = _commit(filesystem, version, app)
         if commit is None:
-            changed = f"its log has lost version {version}"
+            changed = f"version {version} of its log is missing"
             break
         if commit.is_ours:
             has_ours = True

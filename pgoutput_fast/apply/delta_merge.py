@@ -108,8 +108,8 @@ class Merge:
         names = [field.name for field in net.schema.field("row").type]
         if lacking := [one for one in names if one not in shape.schema.names]:
             raise IncompleteError(
-                f"the table {name!r} in {table.place.uri} has no column {lacking[0]!r}, and nobody "
-                "says what its rows have there: copy it again"
+                f"the table {name!r} in {table.place.uri} has no column {lacking[0]!r}, and the "
+                "value of this column in its rows is unknown. The table needs a new snapshot"
             )
         if net.num_rows:
             if net.key:
@@ -138,7 +138,7 @@ class Merge:
         if not net.truncated:
             for wrong, what in (
                 (be_present & ~present, "it has no row with"),
-                (be_absent & present, "it has a row already with"),
+                (be_absent & present, "it already has a row with"),
             ):
                 if wrong.any():
                     self._refuse(np.flatnonzero(wrong), net.key, what)
@@ -185,7 +185,7 @@ class Merge:
                 )
             if not left.any():
                 return
-        self._refuse(numbers[left > 0], names, "it has fewer rows like")
+        self._refuse(numbers[left > 0], names, "it has too few rows with")
 
     def _refuse(self, numbers: Any, names: Sequence[str], what: str, of: str = "row") -> None:
         """Raise the error for net rows that do not fit the table; it shows some of them."""
@@ -199,12 +199,12 @@ class Merge:
         texts = ["(" + ", ".join(map(repr, row)) + ")" for row in zip(*values, strict=True)]
         more = " and more" if len(numbers) > _SHOWN else ""
         raise IncompleteError(
-            f"the changes of {self.net.table} do not fit its table {self._name!r} in "
+            f"the changes of {self.net.table} do not fit its state table {self._name!r} in "
             f"{self.table.place.uri}: {what} ({', '.join(names)}) = {'; '.join(texts)}{more}. "
-            "Changes are missing, or the table began without the rows that were there",
+            "Changes are missing, or the table began without its existing rows",
             code="unfit_row",
             table=self.net.table,
-            hint="Copy the table again",
+            hint="Request a new snapshot of the table",
         )
 
     # --- what comes of it ------------------------------------------------------------------------

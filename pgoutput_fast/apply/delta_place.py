@@ -91,9 +91,9 @@ class DeltaPlace:
         self.uri = uri.rstrip("/")
         if bad := re.search(r"[%\[\]{}`^|<>\\?*]", self.uri):
             raise PgOutputError(
-                f"delta-rs can't keep tables in {self.uri}, as its name has {bad.group()!r}",
+                f"delta-rs can't keep tables in {self.uri}: its name has {bad.group()!r}",
                 code="bad_option",
-                hint="Give a directory of another name",
+                hint="Give a directory with another name",
             )
 
     def __repr__(self) -> str:
@@ -116,7 +116,7 @@ class DeltaPlace:
             if (self.path / after).is_dir() and any((self.path / after).iterdir()):
                 raise PgOutputError(
                     f"the table in {self.path / before} was renamed, but the directory of its new "
-                    f"name, {self.path / after}, is there already",
+                    f"name, {self.path / after}, exists already",
                     code="not_ours",
                     path=str(self.path / after),
                     hint="Find out which of the two directories holds the table, and move the "
@@ -147,22 +147,22 @@ class DeltaPlace:
                 raise
             text = f"can't read or write {what} in {self.uri}: {self.shown(error)}"
             if self.path is None:
-                text += ". Look at the credentials, the endpoint and the bucket"
+                text += ". Check the credentials, the endpoint and the bucket"
                 if "URL scheme is not allowed" in text:
-                    text += "; an endpoint of http:// needs AWS_ALLOW_HTTP=true"
+                    text += "; an http:// endpoint needs AWS_ALLOW_HTTP=true"
                 if may_pass(text):
                     raise RetryableError(text, code="io_failed") from None
             code = "io_failed"
             if _FULL.search(text):
                 code = "disk_full"
-                text += ". Nothing is lost: free space there, and call it again"
+                text += ". Nothing is lost. Free space there, and start sync again"
             raise PgOutputError(text, code=code) from None
 
     def conflict(self, what: str, shown: str = "") -> ConflictError:
         """Return the error that another program has committed first; `shown` is its details."""
         return ConflictError(
-            f"another program has written {what} in {self.uri} at the same time{shown}. One sync "
-            "at a time can write a target"
+            f"another program wrote {what} in {self.uri} at the same time{shown}. Only one sync at "
+            "a time can write a target"
         )
 
     def shown(self, error: BaseException) -> str:

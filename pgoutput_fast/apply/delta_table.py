@@ -219,10 +219,10 @@ class LakeTable:
         """Refuse files of others. Parquet files are ours: an attempt ended before its commit."""
         if any(one.suffix != ".parquet" for one in directory.rglob("*") if not one.is_dir()):
             raise PgOutputError(
-                f"{directory} has files and is no Delta table",
+                f"{directory} has files, but is not a Delta table",
                 code="not_ours",
                 path=str(directory),
-                hint="Give another target, or delete it",
+                hint="Give another target, or delete this directory",
             )
 
     def _check(self, delta: Any) -> None:
@@ -232,17 +232,18 @@ class LakeTable:
         features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
         if unknown := sorted(features - _FEATURES):
             raise PgOutputError(
-                f"the table in {self.uri} was given features that a sync does not know: "
+                f"the Delta table in {self.uri} has features that sync does not support: "
                 f"{', '.join(unknown)}",
                 code="not_supported",
                 path=self.uri,
-                hint="Take them away, or delete the table, which has it copied again",
+                hint="Remove these features, or delete the table and start sync again: it gets a "
+                "new snapshot",
             )
 
     def is_foreign(self) -> PgOutputError:
         """Return the error that the table has no transactions of `app`."""
         return PgOutputError(
-            f"the table in {self.uri} is not of this sync ({self.app})",
+            f"the table in {self.uri} does not belong to this sync ({self.app})",
             code="not_ours",
             path=self.uri,
             hint="Move it away, or give another target",

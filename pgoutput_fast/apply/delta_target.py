@@ -285,17 +285,17 @@ class DeltaTarget:
         other = sorted(one.base_name for one in found if one.base_name != _PROGRESS)
         if {*other} & {"changes", "state"}:
             raise PgOutputError(
-                f"{self.place.uri} has tables, and not {_PROGRESS}, which says how far they are",
+                f"{self.place.uri} has tables, but {_PROGRESS} with their positions is missing",
                 code="damaged",
                 path=self.place.uri,
-                hint="Restore that, or move the whole target away, and it begins anew",
+                hint=f"Restore {_PROGRESS}, or move the whole target away to start with a new one",
             )
         if other:
             raise PgOutputError(
-                f"{self.place.uri} has other things, such as {other[0]!r}, and no tables of a sync",
+                f"{self.place.uri} is not a sync target: it has other files, such as {other[0]!r}",
                 code="not_ours",
                 path=self.place.uri,
-                hint="Give another place",
+                hint="Give another target",
             )
 
     def _checked(self, progress: LakeTable, origin: TargetOrigin) -> Stored:
@@ -303,20 +303,20 @@ class DeltaTarget:
         found = json.loads(progress.delta.metadata().description)
         if found["format"] != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self.place.uri} has format {found['format']}, and this version knows "
-                f"{TARGET_FORMAT}",
+                f"{self.place.uri} has target format {found['format']}, but this version of "
+                f"pgoutput_fast needs {TARGET_FORMAT}",
                 code="not_supported",
                 path=self.place.uri,
-                hint="Use the version that wrote it, or begin anew in another target",
+                hint="Use the version that wrote it, or start with a new target",
             )
         if (found["system_identifier"], found["database"]) != tuple(origin):
             raise PgOutputError(
-                f"{self.place.uri} has tables of database {found['database']!r} of system "
-                f"{found['system_identifier']}, and the changes are of {origin.database!r} of "
-                f"{origin.system_identifier}",
+                f"{self.place.uri} has tables of database {found['database']!r} (system identifier "
+                f"{found['system_identifier']}), but the changes come from {origin.database!r} "
+                f"({origin.system_identifier})",
                 code="another_history",
                 path=self.place.uri,
-                hint="Give another place",
+                hint="Give another target",
             )
         held = self._read(progress)
         kept = Kept.of(found["soft_deletes"], found["tables"], found["policies"], found["keep"])
@@ -402,8 +402,10 @@ class DeltaTarget:
                     code=error.code,
                     parameter=error.parameter,
                     hint=error.hint
-                    or f"Restore {table.directory}; or delete it, and call sync again, which has "
-                    "the table copied",
+                    or (
+                        f"Restore {table.directory}, or delete it and start sync again: the table "
+                        "gets a new snapshot"
+                    ),
                     path=error.path,
                 ) from error
         return tables

@@ -99,8 +99,8 @@ class DeltaChanges(Positioned):
             merged = merged_schema(self._schema, schema)
             if merged is None:
                 raise PgOutputError(
-                    f"the changes of {self.held.namespace}.{self.held.name} have columns of "
-                    f"other types than its change table {self.table.directory}",
+                    f"the changes of {self.held.namespace}.{self.held.name} do not fit its change "
+                    f"table {self.table.directory}: columns have other types",
                     code="unfit_schema",
                     table=qualified(self.held),
                 )
@@ -155,8 +155,8 @@ class DeltaChanges(Positioned):
             return
         if held.lsn <= self.lsn and held.copy_lsn <= self.copy_lsn:
             raise PgOutputError(
-                f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and is "
-                f"given others up to {format_lsn(held.lsn)}",
+                f"{table.directory} already has the changes before {format_lsn(self.lsn)}, but got "
+                f"changes up to {format_lsn(held.lsn)}",
                 code="unfit_input",
                 table=qualified(held),
             )
@@ -222,7 +222,10 @@ class DeltaState(Positioned):
                 hint=(
                     "Leave out ",
                     Argument("partition_by"),
-                    (", or delete this directory and call sync again, which has the table copied"),
+                    (
+                        ", or delete this directory and start sync again: the table gets a new "
+                        "snapshot"
+                    ),
                 ),
             )
         self._writer: DeltaFileWriter | None = None
@@ -255,15 +258,16 @@ class DeltaState(Positioned):
             names = [name for name in names if name in schema.names]
             if gone:
                 _log.warning(
-                    "%s is partitioned by %s from now on, as the server has no column %s any more",
+                    "%s is now partitioned by %s: the server no longer has column %s",
                     self.table.directory, ", ".join(names) or "nothing", ", ".join(gone),
                 )  # fmt: skip
         for name in names:
             at = schema.get_field_index(name)
             if at < 0 or not _can_partition(schema.field(at).type):
                 raise PgOutputError(
-                    f"{self.held.namespace}.{self.held.name} can't be partitioned by {name!r}: "
-                    "it has no such column of integers, text, booleans, dates or timestamps",
+                    f"{self.held.namespace}.{self.held.name} can't be partitioned by {name!r}: it "
+                    "has no column of this name with integers, text, booleans, dates or "
+                    "timestamps",
                     code="bad_option",
                     parameter="partition_by",
                     table=qualified(self.held),
@@ -331,15 +335,16 @@ class DeltaState(Positioned):
         if held.lsn <= self.lsn and not (is_same and alterations):
             if net.truncated or net.num_rows:
                 raise PgOutputError(
-                    f"{table.directory} has the changes before {format_lsn(self.lsn)} already, and "
-                    f"is given others up to {format_lsn(held.lsn)}",
+                    f"{table.directory} already has the changes before {format_lsn(self.lsn)}, but "
+                    f"got changes up to {format_lsn(held.lsn)}",
                     code="unfit_input",
                     table=qualified(held),
                 )
             return
         if not table.exists:
             raise IncompleteError(
-                f"its table {table.directory} in {table.place.uri} was deleted: copy it again",
+                f"its state table {table.directory} in {table.place.uri} was deleted. The table "
+                "needs a new snapshot",
                 table=qualified(held),
             )
         altered = _number(alterations)
@@ -347,9 +352,9 @@ class DeltaState(Positioned):
             alterations = []
         elif self.is_ahead and any(isinstance(one, (Removed, Renamed)) for one in alterations):
             raise IncompleteError(
-                f"{table.directory} has changes before {format_lsn(self.lsn)} of a sync that was "
-                "cut short, and nobody knows whether its columns have their names from before or "
-                "after a column was renamed, or dropped and made again: copy the table again",
+                f"an interrupted sync wrote changes before {format_lsn(self.lsn)} to "
+                f"{table.directory}, and a column was renamed or dropped among these changes. Sync "
+                "cannot tell the columns apart, so the table needs a new snapshot",
                 table=qualified(held),
             )
         if not (alterations or net.truncated or net.num_rows):
@@ -357,8 +362,8 @@ class DeltaState(Positioned):
         changed = {one.column for one in alterations if isinstance(one, (Removed, Renamed))}
         if gone := [name for name in self._partition_by if name in changed]:
             raise IncompleteError(
-                f"column {gone[0]} was dropped or renamed, by which {table.directory} is "
-                "partitioned: copy it again",
+                f"column {gone[0]} was dropped or renamed, but {table.directory} is partitioned by "
+                "it. The table needs a new snapshot",
                 table=qualified(held),
             )
         position = held.lsn, max(held.copy_lsn, self.copy_lsn)
@@ -379,7 +384,7 @@ class DeltaState(Positioned):
         whole = net.truncated or shape.rewrites
         if shape.rewrites:
             size = sum(file.size for file in table.files())
-            _log.info("%s is written anew, %d bytes, as its columns change", table.directory, size)
+            _log.info("rewriting %s (%d bytes), because its columns change", table.directory, size)
         if whole:
             table.allow(shape.schema)
         else:

@@ -123,14 +123,14 @@ class DuckdbFile:
                         f"{self._lock_timeout:g} seconds ({error})",
                         code="in_use",
                         parameter="lock_timeout",
-                        hint="Close the file there and call sync again, which goes on",
+                        hint="Close the file there, and start sync again: it continues",
                         path=str(self.path),
                     ) from error
                 if seconds >= said:
                     said = seconds + _SAID_EVERY
                     _log.warning(
-                        "%s has been open in another process for %.0f s: windows wait until it is "
-                        "closed there, and the capture goes on (%s)",
+                        "%s has been open in another process for %.0f s: sync waits until it is "
+                        "closed there, and the capture continues (%s)",
                         self.path, seconds, error,
                     )  # fmt: skip
                 self.on_wait()

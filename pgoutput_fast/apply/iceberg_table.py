@@ -35,7 +35,7 @@ _SHORT = 3  # characters up to which a property is no secret
 # With retries, pyiceberg would add our files after another program's snapshot.
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
 _ELSEWHERE = (
-    "another program has written the Iceberg table {} at the same time. One sync at a time can "
+    "another program wrote the Iceberg table {} at the same time. Only one sync at a time can "
     "write a target"
 )
 _APP, _LSN, _COPY_LSN, _SCHEMA, _GAP = (
@@ -104,8 +104,8 @@ class IcebergCatalog:
             raise ConflictError(_ELSEWHERE.format(what)) from None
         except CommitStateUnknownException:
             raise RetryableError(
-                f"nobody knows whether a commit to the Iceberg table {what} stands; the next sync "
-                "finds that out",
+                "the catalogue did not say whether it accepted a commit to the Iceberg table "
+                f"{what}. The next sync checks this",
                 code="io_failed",
             ) from None
         except Exception as error:  # noqa: BLE001 - of their libraries
@@ -166,8 +166,8 @@ class IcebergTable(LakeTable):
         local = self.place.path
         if local is not None and (local / self.directory / "_delta_log").is_dir():
             raise PgOutputError(
-                f"{local / self.directory} is a Delta table, and a target keeps to the kind of "
-                "change tables with which it began",
+                f"{local / self.directory} is a Delta table, and a target cannot change the kind "
+                "of its change tables",
                 code="bad_option",
                 path=str(local / self.directory),
                 parameter="iceberg",
@@ -180,7 +180,7 @@ class IcebergTable(LakeTable):
                 self._table = self._catalog.opened.load_table(self._identifier)
         if self._table is not None and self._property(_APP) != self.app:
             raise PgOutputError(
-                f"the Iceberg table {self._identifier} is not of this sync ({self.app})",
+                f"the Iceberg table {self._identifier} does not belong to this sync ({self.app})",
                 code="not_ours",
                 hint="Rename it, or give another catalogue",
             )

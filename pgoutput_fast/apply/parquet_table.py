@@ -141,10 +141,11 @@ class ParquetTable(LakeTable):
             found = json.loads(text)
             if isinstance(found, dict) and found.get("format", _FORMAT) != _FORMAT:
                 raise PgOutputError(
-                    f"{where} has format {found['format']!r:.20}, and this version knows {_FORMAT}",
+                    f"{where} has format {found['format']!r:.20}, but this version of "
+                    f"pgoutput_fast needs {_FORMAT}",
                     code="not_supported",
                     path=where,
-                    hint="Use a newer one",
+                    hint="Update pgoutput_fast",
                 )
             entry: _LogEntry = of_form(found, _LogEntry)
             for one in (*entry.files, *entry.files.values()):
@@ -155,12 +156,11 @@ class ParquetTable(LakeTable):
             raise
         except MALFORMED as error:
             raise PgOutputError(
-                f"{where} is damaged ({error}), and without it nobody knows which changes this "
-                "change table has",
+                f"{where}, the list of the files of a change table, is damaged ({error})",
                 code="damaged",
                 path=where,
-                hint="Restore the file, or move the directory away, which has the "
-                "table copied again",
+                hint="Restore the file, or move the directory away and start sync again: the table "
+                "gets a new snapshot",
             ) from None
 
     def _refuse_other_things(self) -> None:
@@ -168,7 +168,7 @@ class ParquetTable(LakeTable):
         own = (_LOG, self.uncommitted.rstrip("/"))
         if other := [one.base_name for one in self._listed("") if one.base_name not in own]:
             raise PgOutputError(
-                f"{self.uri} has other things, such as {other[0]!r}, and no log of a sync",
+                f"{self.uri} has other files, such as {other[0]!r}, and no log of a change table",
                 code="not_ours",
                 path=self.uri,
                 hint="Move them away, or give another target",

@@ -80,11 +80,11 @@ class SpillFile:
         except OSError as error:
             where = tempfile.gettempdir()
             raise RetryableError(
-                f"a window needs more memory than it may have, and its rows can't be kept in "
-                f"{where}: {error.strerror or error}",
+                f"a window exceeds its memory, and {where} cannot store its rows: "
+                f"{error.strerror or error}",
                 code="io_failed",
                 path=where,
-                hint="Nothing is lost: make room there, or set TMPDIR to another directory",
+                hint="Nothing is lost. Free space there, or set TMPDIR to another directory",
             ) from error
         return spilled
 
