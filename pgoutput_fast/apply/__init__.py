@@ -14,8 +14,8 @@ except ImportError as error:
     raise PgOutputError(
         f"tables need pyarrow ({error})",
         code="missing_package",
-        hint="Install the extra pgoutput-fast[arrow], or one of those "
-        "of sync, pgoutput-fast[delta] and pgoutput-fast[duckdb], which have it too",
+        hint="Install pgoutput-fast[arrow]; pgoutput-fast[delta] and pgoutput-fast[duckdb] include "
+        "it",
     ) from error
 
 from .folding import NetChanges, fold

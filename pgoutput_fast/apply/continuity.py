@@ -58,12 +58,12 @@ def check_position(
     directory = log.directory
     if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
         raise PgOutputError(
-            f"the first segments of {directory} are deleted, so tables without a snapshot do not "
-            "begin empty there",
+            f"the first segments of {directory} are deleted: a table without a snapshot may have "
+            "had rows before the changes that are left",
             code="changes_missing",
             path=str(directory),
             parameter="uncopied",
-            hint=("Have them copied, or give ", Argument("uncopied", "changes")),
+            hint=("Request a snapshot of each table, or give ", Argument("uncopied", "changes")),
         )
     lacks = _behind(log.view().states, stored, position)
     gone = departed(log.history(), lacks)
@@ -72,8 +72,8 @@ def check_position(
         one = stored.tables[behind[0]]
         raise PgOutputError(
             f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
-            f"and {directory} goes on for it at {format_lsn(position.of(behind[0]))}: what lies "
-            f"between is not read again",
+            f"but sync would read {directory} from {format_lsn(position.of(behind[0]))} on: the "
+            "changes in between would be lost",
             code="changes_missing",
             hint=f"Restore the change log, or {how_to_copy(directory, behind)}",
             table=qualified(one),

@@ -48,7 +48,7 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
         The published tables, as patterns match them.
     """
     if not shown:
-        yield "the publications have no table: nothing comes until one is added to them"
+        yield "the publications have no table: no changes arrive until you add one"
         return
     patterns = [*patterns]
     for one in dict.fromkeys(one.removeprefix("*.") for one in patterns):
@@ -86,8 +86,8 @@ def check_tables(
     there = {*published, *(shown_name(".".join(one)) for one in known)}
     if not any(fnmatchcase(name, one) for name in there for one in patterns):
         raise PgOutputError(
-            "no published table is wanted, so nothing was begun (begin once one is published, or "
-            f"name one that is): {'; '.join(mistaken(patterns, there))}",
+            "no published table is selected, so sync did not start: "
+            f"{'; '.join(mistaken(patterns, there))}",
             code="no_table",
         )
 
@@ -128,7 +128,7 @@ def check_partitions(
         table = published.get(name)
         if table is None:
             raise PgOutputError(
-                f"{name} is no published table, as schema.name{did_you_mean(name, published)}",
+                f"{name} is not a published table; give schema.name{did_you_mean(name, published)}",
                 code="no_table",
                 table=name,
                 parameter="partition_by",
@@ -201,16 +201,17 @@ class Departures:
             if name in names and stored == stored_table(held.namespace, held.name):
                 # A new table has this name, and will get it in the target, too.
                 _log.warning(
-                    "%s was dropped, and another one has its name; what it had stays under another "
-                    "name", name,
+                    "%s was dropped, and a new table has its name: the target keeps the dropped "
+                    "table under another name", name,
                 )  # fmt: skip
                 continue
             happened = (
-                "was dropped, and another one has its name"
+                "was dropped, and a new table has its name"
                 if name in names
-                else "is not published any more, or was dropped"
+                else "is no longer published, or was dropped"
             )
-            _log.warning("%s %s; what it had stays in %s", name, happened, self._shown(stored))
+            kept = self._shown(stored)
+            _log.warning("%s %s; the target keeps its rows and changes in %s", name, happened, kept)
         self._gone = set(gone)
         self.left = tuple(self._shown(held.stored) for held in gone.values())
         if self._patterns is not None:

@@ -136,13 +136,13 @@ class DuckdbTarget:
             if lacks_memory(error):
                 said = str(error).partition("\n")[0]
                 raise TargetError(
-                    f"can't write {self.path}: DuckDB can't write it within "
-                    f"{self.file.memory} bytes of memory ({said}). It needs memory for 2,048 rows "
-                    "of each table with long values, and for tables that a transaction makes or "
-                    "alters", code="out_of_memory", path=str(self.path),
-                    hint=("Nothing is lost. Give more ", Argument("duckdb_memory"), ". A smaller ",
-                          Argument("window_bytes"), (" helps if a window has several transactions "
-                          "that make or alter tables")),
+                    f"can't write {self.path}: DuckDB needs more than {self.file.memory} bytes of "
+                    f"memory ({said}). It holds 2,048 rows of each table with long values, and all "
+                    "tables that a transaction creates or alters",
+                    code="out_of_memory", path=str(self.path),
+                    hint=("Nothing is lost. Give more ", Argument("duckdb_memory"),
+                          (". If a window creates or alters tables in several transactions, "
+                           "a smaller "), Argument("window_bytes"), " helps, too"),
                 ) from error  # fmt: skip
             whole = self._duckdb.IOException, self._duckdb.FatalException
             kind = TargetError if isinstance(error, whole) else PgOutputError
@@ -236,7 +236,7 @@ class DuckdbTarget:
         """Refuse a file that no sync has made."""
         if "main._source" not in names:
             raise PgOutputError(
-                f"{self.path} has tables that no sync has made", code="not_ours",
+                f"{self.path} is not a sync target: it has other tables", code="not_ours",
                 path=str(self.path), hint="Give another file",
             )  # fmt: skip
 
@@ -244,14 +244,15 @@ class DuckdbTarget:
         (found,) = connection.execute("FROM _source").fetchall()
         if found[0] != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self.path} has format {found[0]}, and this version knows {TARGET_FORMAT}",
+                f"{self.path} has target format {found[0]}, but this version of pgoutput_fast "
+                f"needs {TARGET_FORMAT}",
                 code="not_supported", path=str(self.path),
-                hint="Use the version that wrote it, or begin anew in another target",
+                hint="Use the version that wrote it, or start with a new target",
             )  # fmt: skip
         if found[1:3] != tuple(origin):
             raise PgOutputError(
-                f"{self.path} has tables of database {found[2]!r} of system {found[1]}, and the "
-                f"changes are of {origin.database!r} of {origin.system_identifier}",
+                f"{self.path} has tables of database {found[2]!r} (system identifier {found[1]}), "
+                f"but the changes come from {origin.database!r} ({origin.system_identifier})",
                 code="another_history", path=str(self.path), hint="Give another file",
             )  # fmt: skip
         kept = Kept.of(found[4], found[5], found[8], found[9])
@@ -281,9 +282,10 @@ class DuckdbTarget:
         """See `Target`."""
         if self._has_written and not self.path.exists():
             raise PgOutputError(
-                f"{self.path} is gone, which this sync has written",
+                f"{self.path} was removed or renamed while sync was running",
                 code="missing_path", path=str(self.path),
-                hint="Bring it back, and call sync again; without it, that begins anew",
+                hint="Restore it, and start sync again; without this file, sync starts with a new "
+                "target",
             )  # fmt: skip
         with self.refusals():
             self._connection = self._connect()
@@ -698,7 +700,7 @@ class _DuckdbState:
             wanted=wanted,
         )
         if too_many or here != pc.sum(present).as_py():
-            kind, what = ("SEMI", "it has a row already with") if too_many else (
+            kind, what = ("SEMI", "it already has a row with") if too_many else (
                 "ANTI", "it has no row with"
             )  # fmt: skip
             found = self._target.run(
@@ -712,10 +714,10 @@ class _DuckdbState:
         shown = "; ".join("(" + ", ".join(map(repr, row)) + ")" for row in found[:_SHOWN])
         more = " and more" if len(found) > _SHOWN else ""
         return IncompleteError(
-            f"the changes of {net.table} do not fit its table {self._held.stored!r} in "
+            f"the changes of {net.table} do not fit its state table {self._held.stored!r} in "
             f"{self._target.path}: {what} ({', '.join(net.key)}) = {shown}{more}. Changes are "
-            "missing, or the table began without the rows that were there",
-            code="unfit_row", table=net.table, hint="Copy the table again",
+            "missing, or the table began without its existing rows",
+            code="unfit_row", table=net.table, hint="Request a new snapshot of the table",
         )  # fmt: skip
 
     def _fill(self, net: NetChanges, unsent: set[str]) -> None:
@@ -782,7 +784,9 @@ class _DuckdbState:
             f"LIMIT {_SHOWN + 1}"
         ).fetchall()
         if found:
-            raise self._incomplete(net._replace(key=tuple(names)), "it has fewer rows like", found)
+            raise self._incomplete(
+                net._replace(key=tuple(names)), "it has too few rows with", found
+            )
         if self._marker is None:
             self._target.run(
                 f"DELETE FROM {self._table} WHERE rowid IN "

@@ -36,7 +36,7 @@ def check_slot(directory: Path, slot: str) -> None:
             f"{directory} has the changes of slot {found.slot!r}, not of {slot!r}",
             code="another_history", path=str(directory),
             parameter="slot",
-            hint=("Give ", Argument("slot", found.slot), " to go on with them, or another ",
+            hint=("Give ", Argument("slot", found.slot), " to continue with them, or another ",
                   Argument("directory"), f" for slot {slot!r}"),
         )  # fmt: skip
 
@@ -77,7 +77,7 @@ class EmbeddedCapture:
             if self._is_over:
                 self.result()
                 raise PgOutputError(
-                    f"the capture into {self._directory} ended before it began",
+                    f"the capture into {self._directory} ended before it was ready",
                     code="stopped",
                     path=str(self._directory),
                 )

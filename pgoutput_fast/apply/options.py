@@ -105,7 +105,7 @@ class TargetOptions(Options):
     lock_timeout: float | None = option(
         seconds(zero=True), None,
         "End if the DuckDB file is locked for this time. By default, windows wait, and the "
-        "capture goes on.",
+        "capture continues.",
     )  # fmt: skip
     partition_by: Mapping[str, Sequence[str]] | None = option(
         _PARTITIONS, None,

@@ -33,7 +33,7 @@ class OwnTarget:
     def __init__(self, own: ChangeTarget, kept: Kept) -> None:
         if kept.keep == "state":
             raise PgOutputError(
-                f"{own.name} keeps change tables", code="bad_option", parameter="keep",
+                f"{own.name} keeps only change tables", code="bad_option", parameter="keep",
                 hint=("Leave out ", Argument("keep")),
             )  # fmt: skip
         self.own = own
@@ -63,16 +63,16 @@ class OwnTarget:
         found = json.loads(text)
         if found["format"] != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self.own.name} has format {found['format']}, and this version knows "
-                f"{TARGET_FORMAT}",
+                f"{self.own.name} has target format {found['format']}, but this version of "
+                f"pgoutput_fast needs {TARGET_FORMAT}",
                 code="not_supported",
-                hint="Use the version that wrote it, or begin anew in another target",
+                hint="Use the version that wrote it, or start with a new target",
             )
         if found["origin"] != [*origin]:
             raise PgOutputError(
-                f"{self.own.name} has changes of database {found['origin'][1]!r} of system "
-                f"{found['origin'][0]}, and those that come are of {origin.database!r} of "
-                f"{origin.system_identifier}",
+                f"{self.own.name} has changes of database {found['origin'][1]!r} (system "
+                f"identifier {found['origin'][0]}), but the changes come from {origin.database!r} "
+                f"({origin.system_identifier})",
                 code="another_history",
                 hint="Give another target",
             )

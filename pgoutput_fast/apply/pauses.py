@@ -73,7 +73,7 @@ class Apart:
         state = view.states.get(held.relation_id)
         newer = 0 if state is None or not state.snapshots else state.snapshots[-1].lsn - 1
         if newer > at:
-            why, end = "a newer snapshot is there", newer
+            why, end = "a newer snapshot is complete", newer
         else:
             since = time.time() - held.paused.since
             kept = _bytes_for(view, position, at)
@@ -86,9 +86,9 @@ class Apart:
             end = max(at, position.lsn, view.end)
             if state is not None and state.held_from is not None:
                 end = max(at, min(end, state.held_from))
-        gap = f"its changes from {format_lsn(at)} to {format_lsn(end)} were passed over"
+        gap = f"its changes from {format_lsn(at)} to {format_lsn(end)} were skipped"
         return Stale(
-            held, f"{gap}, as {why}. They were refused: {held.paused.reason}", Gap(at, end)
+            held, f"{gap}, because {why}. It was paused: {held.paused.reason}", Gap(at, end)
         )
 
 

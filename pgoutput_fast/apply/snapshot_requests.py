@@ -29,8 +29,9 @@ _SNAPSHOTS = 10
 _SNAPSHOTS_WITHIN = 86400.0  # seconds
 """A table that got `_SNAPSHOTS` snapshots in this time gets no further request."""
 _MANY = (
-    "it got so many snapshots within a day that no other one is asked for before the oldest is a "
-    "day old. Find out why its changes do not fit, or order one: pgoutput-fast snapshot"
+    f"it got {_SNAPSHOTS} snapshots within a day, so sync requests no other one until the oldest "
+    "of them is a day old. Find out why its changes do not fit, or request a snapshot yourself "
+    "with pgoutput-fast snapshot"
 )
 CUT_OFF = (
     "it was dropped or left the publications, and its last changes before that are not in this "
@@ -103,7 +104,7 @@ class SnapshotRequests:
                     _log.warning("%s stays stale: %s", qualified(held), _MANY)
                 continue
             self._asked.add((relation_id, held.stale))
-            why = f"the sync to {self._name} asks for it: {held.stale}"
+            why = f"the sync to {self._name} requested it: {held.stale}"
             request_copy(self._directory, relation_id, [held.namespace, held.name], why)
 
 

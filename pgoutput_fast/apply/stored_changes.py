@@ -220,8 +220,8 @@ def check_copied_keys(rows: pa.RecordBatch) -> None:
                 metadata[b"pgoutput." + part].decode() for part in (b"namespace", b"relation")
             )
             raise PgOutputError(
-                f"the snapshot of {table} has a row without a value of the key's column {name!r}: "
-                "a policy makes NULL of it. Choose another one, such as text",
+                f"the snapshot of {table} has a row with NULL in the key column {name!r}, because "
+                "a policy replaced the value by NULL. Choose another policy, such as text",
                 code="null_key",
                 table=table,
             )

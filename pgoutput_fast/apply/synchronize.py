@@ -135,7 +135,7 @@ def sync(
     capture_options = options_of(CaptureOptions, capture_options or DEFAULT_CAPTURE, keywords)
     if capture_options.snapshot == "only":
         raise PgOutputError(
-            "'only' is for a capture by itself", code="bad_option", parameter="snapshot"
+            "'only' is for capture, not for sync", code="bad_option", parameter="snapshot"
         )
     if until is not None and until != "now":
         check_lsn("until", until)
@@ -217,7 +217,7 @@ def _required(slot: str | None, publications: Sequence[str] | None) -> tuple[str
     """Return the slot and the publications; refuse a call that lacks one of them."""
     if slot is None or publications is None:
         raise PgOutputError(
-            "nothing says what is synced", code="bad_option",
+            "sync has no source", code="bad_option",
             hint=("Give ", Argument("slot"), " and ", Argument("publications"), ", or ",
                   Argument("segments")),
         )  # fmt: skip
@@ -276,8 +276,8 @@ class OpenedTarget(NamedTuple):
             return Path(given)
         if self.path is None:
             raise PgOutputError(
-                f"nothing says where the slot is captured, as {self.name} is not in this file "
-                "system",
+                f"sync needs a local directory for the change log, because {self.name} is not in "
+                "this file system",
                 code="bad_option",
                 parameter="directory",
             )
@@ -316,7 +316,7 @@ def open_target(
         )
     text = os.fspath(target)
     if not text or "\0" in text:
-        raise _wrong_target("it names nothing")
+        raise _wrong_target("it names no target")
     # First of all, because the other errors show the text.
     refuse_secrets(text.removeprefix(PARQUET), options.storage_options)
     wanted = None if tables is None else tuple(sorted(tables))
@@ -328,7 +328,7 @@ def open_target(
         _check_kind(options, _DELTA_OPTIONS, f"Delta tables, and {text!r} is a DuckDB file")
         opened = _open_duckdb(text, options, kept)
     elif text.startswith(PARQUET):
-        _check_kind(options, _NOT_OF_PARQUET, f"Delta tables, and {text!r} has Parquet files alone")
+        _check_kind(options, _NOT_OF_PARQUET, f"Delta tables, and {text!r} has only Parquet files")
         _check_kind(options, _DUCKDB_OPTIONS, f"DuckDB files, and {text!r} is a directory")
         from .parquet_target import ParquetTarget
 
@@ -361,14 +361,14 @@ def _check_keep(options: TargetOptions, *, is_parquet: bool) -> None:
     """Refuse options that concern change tables or state tables which the target will not have."""
     if options.keep == "state" and (is_parquet or options.iceberg is not None):
         raise PgOutputError(
-            "Parquet files and Iceberg tables are of change tables", code="bad_option",
+            "Parquet files and Iceberg tables can keep only changes", code="bad_option",
             parameter="keep", hint=("Leave out ", Argument("keep")),
         )  # fmt: skip
     if options.keep == "changes":
         for name in ("soft_deletes", "partition_by"):
             if getattr(options, name) is not None:
                 raise PgOutputError(
-                    "it is for state tables, and the target is to keep changes",
+                    "it is for state tables, but this target keeps only changes",
                     code="bad_option", parameter=name,
                 )  # fmt: skip
 
@@ -385,7 +385,7 @@ def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
 
     if (options.soft_deletes or "").casefold() == "rowid":
         raise PgOutputError(
-            "DuckDB calls a row's own number rowid", code="bad_option", parameter="soft_deletes",
+            "DuckDB reserves the name rowid", code="bad_option", parameter="soft_deletes",
             hint="Give another name",
         )  # fmt: skip
     name = text.removeprefix(_DUCKDB)
@@ -414,7 +414,7 @@ def _open_directory(
     if not name:
         raise _wrong_target(f"{text!r} names no directory")
     if _SCHEME.match(name):
-        raise _wrong_target(f"{text!r} is of no kind that is known")
+        raise _wrong_target(f"{text!r} is not a known kind of target")
     path = Path(name)
     if name.endswith(SUFFIXES) or path.is_file():
         raise PgOutputError(
@@ -488,9 +488,9 @@ def _claim_target(
         with contextlib.suppress(RetryableError):  # the capture retries and checks this itself
             if (found := asked()) != origin:
                 raise PgOutputError(
-                    f"{directory} has changes of database {origin.database!r} of "
-                    f"{origin.system_identifier}, and the server's are of {found.database!r} of "
-                    f"{found.system_identifier}",
+                    f"{directory} has changes of database {origin.database!r} (system identifier "
+                    f"{origin.system_identifier}), but the server has {found.database!r} "
+                    f"({found.system_identifier})",
                     code="another_history",
                     path=str(directory),
                     hint=("Give the DSN of that database, or another ", Argument("directory")),
@@ -565,7 +565,7 @@ def _say_numerics(parameters: ConnectionParameters, publications: Sequence[str])
                 lambda query, *given: connection.execute(query, given or None).fetchall(), oids
             )
     except (PgOutputError, psycopg.Error) as error:
-        _log.debug("can't look at numeric columns: %s", error)
+        _log.debug("can't read the numeric columns: %s", error)
         return
     if found:
         names = ", ".join(one.shown for one in found[:_SHOWN])
@@ -625,10 +625,13 @@ class _Lost:
             self._asked.add(relation_id)
             name = names.get(relation_id, ("", str(relation_id)))
             _log.warning(
-                "%s goes on behind changes of %s that %s lacks: it is copied again",
+                "%s no longer has changes of %s that %s lacks: the table gets a new snapshot",
                 self._directory, ".".join(name), "a new target" if not stored.lsn else "the target",
             )  # fmt: skip
-            why = f"the sync that reads as {self._consumer} asks for it: it lacks changes of it"
+            why = (
+                f"the sync with consumer {self._consumer} requested it: the target lacks changes "
+                "of the table"
+            )
             request_copy(self._directory, relation_id, name, why)
         return bool(lost)
 

@@ -267,7 +267,7 @@ class Syncing:
         if lost and self._options.on_error == "stop":
             one = next(iter(lost.values()))
             raise IncompleteError(
-                f"{qualified(one)}: {one.stale}: {how_to_copy(self._directory, lost)}",
+                f"{qualified(one)}: {one.stale}; {how_to_copy(self._directory, lost)}",
                 table=qualified(one),
             )
 
@@ -309,11 +309,11 @@ class Syncing:
                 size += one.path.stat().st_size if one.end_lsn > self.lsn else 0
         if size > self._options.pause_bytes:
             raise PgOutputError(
-                f"{size} bytes of segments in {self._directory} wait for {self._name}, which "
-                f"another process has open, and {self._options.pause_bytes} may wait",
+                f"{size} bytes of segments in {self._directory} wait because another process has "
+                f"{self._name} open, and the limit is {self._options.pause_bytes} bytes",
                 code="in_use",
                 parameter="pause_bytes",
-                hint="Close the file there and call sync again, which goes on without loss",
+                hint="Close the file there, and start sync again: nothing is lost",
                 path=str(self._directory),
             )
 
@@ -339,7 +339,8 @@ class Syncing:
             self._stored.tables[relation_id] = held._replace(lsn=at, gaps=gaps)
             self._is_unstored = True
             _log.warning(
-                "the change table of %s lacks the changes from %s to %s: %s goes on behind them",
+                "the change table of %s lacks the changes from %s to %s, because %s no longer has "
+                "them",
                 qualified(held), format_lsn(held.lsn), format_lsn(at), self._directory,
             )  # fmt: skip
 
@@ -348,8 +349,8 @@ class Syncing:
         remove_consumer(self._directory, consumer)
         if self._stored.is_new:
             _log.warning(
-                "%s begins anew: one that was written from %s is not there. If it was not deleted, "
-                "see whether its disk is mounted",
+                "%s is a new target, but a sync has read %s for it before. If you did not delete "
+                "the earlier target, check whether its disk is mounted",
                 self._name, self._directory,
             )  # fmt: skip
 
@@ -571,7 +572,7 @@ class Syncing:
             self._give_up(view, relation_id)
             return False
         if held.paused is not None:
-            _log.info("%s goes on", qualified(held))
+            _log.info("%s is no longer paused", qualified(held))
         position = self._consumer.position
         if position.of(relation_id) >= position.lsn:
             self._rejoin(relation_id)
@@ -614,8 +615,8 @@ class Syncing:
                 continue
             self._said.add((relation_id, held.paused.reason))
             _log.warning(
-                "%s is paused: %s. Its changes from %s on wait in %s, and it is tried again each "
-                "minute; the others go on",
+                "%s is paused: %s. Its changes from %s on wait in %s. Sync tries the table again "
+                "each minute; other tables continue",
                 qualified(held), held.paused.reason,
                 format_lsn(self._consumer.position.of(relation_id)), self._directory,
             )  # fmt: skip
@@ -662,7 +663,10 @@ class Syncing:
                     # window again and finds out.
                     if isinstance(error, PgOutputError) and self._options.on_error == "stop":
                         raise
-                    _log.info("a window is written by this process: %s", error)
+                    _log.info(
+                        "the executors could not write a window, so this process writes it: %s",
+                        error,
+                    )
             return self._written_by(WindowWriter(*given), view, plan)
         except ConflictError as error:
             # Another job, or a task of a killed sync, may write a table for a while: try again.
@@ -681,8 +685,8 @@ class Syncing:
         if is_long and not self._is_behind_told:
             self._is_behind_told = True
             _log.warning(
-                "%s has what was committed before %s, and %s ends at %s: it goes on once that has "
-                "as much",
+                "%s has all changes before %s, but %s ends at %s: sync continues once the change "
+                "log reaches the target",
                 self._name, format_lsn(self._stored.lsn), self._directory,
                 format_lsn(self._end_lsn),
             )  # fmt: skip
@@ -702,11 +706,11 @@ class Syncing:
         if self._options.on_error == "stop":
             raise IncompleteError(
                 f"{self._name} has the transaction that was committed at {format_lsn(newest.lsn)}, "
-                f"and {self._directory} does not: an earlier state of the directory was put back, "
-                "and of the server; or another directory has brought it, of other tables",
+                f"but {self._directory} does not. Either an earlier state of the change log and of "
+                "the server was restored, or this target belongs to another change log",
                 code="another_history",
                 path=str(self._directory),
-                hint=(Argument("on_error", "pause"), " has the tables copied again"),
+                hint=("Give ", Argument("on_error", "pause"), ": sync then requests new snapshots"),
             )
         tables = self._stored.tables
         gone = departed(self._log.history(), list(tables))
@@ -778,8 +782,8 @@ class Syncing:
                 continue
             self._said.add((relation_id, str(held.gap)))
             _log.warning(
-                "%s: another program changed its change table, which may have others than the "
-                "server's before %s",
+                "%s: another program changed its change table. Changes in it before %s may differ "
+                "from the server's",
                 qualified(held), format_lsn(held.gap),
             )  # fmt: skip
 

@@ -289,27 +289,25 @@ class Kept(NamedTuple):
                     "Give ", Argument(name, shown)
                 )  # fmt: skip
                 raise PgOutputError(
-                    f"{where} was made {had}, and keeps to that", code="bad_option", parameter=name,
-                    hint=(*fix, ", or begin anew in another target"),
+                    f"{where} was created {had}, and this cannot be changed",
+                    code="bad_option", parameter=name,
+                    hint=(*fix, ", or start with a new target"),
                 )  # fmt: skip
         if self.policies is None:
             return self._replace(policies=found.policies, keep=keep)
         if self.policies != found.policies and not self.changes_policies:
             made, given = (" ".join(one.policy_texts) or "the defaults" for one in (found, self))
             raise PgOutputError(
-                f"the rows in {where} were written by other policies ({made}) than this call gives "
-                f"({given})",
+                f"the rows in {where} were written with other policies ({made}) than those you "
+                f"give ({given})",
                 code="bad_option",
                 parameter="policies",
                 hint=(
                     "Leave out ",
                     Argument("policies"),
-                    " to go on with those of the target. With ",
+                    " to keep the policies of the target. Add ",
                     Argument("change_policies", True),
-                    (
-                        " those of this call hold from now on, and "
-                        "tables with a column that they concern get a new snapshot"
-                    ),
+                    " to change them: tables with an affected column then get a new snapshot",
                 ),
             )
         return self._replace(keep=keep)
@@ -331,7 +329,10 @@ class Kept(NamedTuple):
                 continue
             for column in held.columns:
                 if _depends(column, name):
-                    return f"the policy {name} was {before}, is {after}, and concerns {column.name}"
+                    return (
+                        f"the policy {name} changed from {before} to {after}, which affects column "
+                        f"{column.name}"
+                    )
         return None
 
 
@@ -375,25 +376,36 @@ def check_kind(where: str, kind: str, made: str) -> None:
         elif made == "iceberg":
             fix += [" with " if fix else "Give ", Argument("iceberg")]
         raise PgOutputError(
-            f"the change tables in {where} are {_KINDS[made]}, and a target keeps to the kind with "
-            "which it began",
+            f"the change tables in {where} are {_KINDS[made]}, and a target cannot change their "
+            "kind",
             code="bad_option",
-            hint=(*fix, ", or begin anew in another target"),
+            hint=(*fix, ", or start with a new target"),
         )
 
 
-DELETED = "its table of rows was deleted from the target"
+DELETED = "its state table was deleted from the target"
 """Reason of a stale table whose state table is missing."""
-PUT_BACK = "an earlier state of its table of rows was put back into the target"
-CHANGED = "another program changed its table of rows"
+PUT_BACK = "an earlier state of its state table was restored in the target"
+CHANGED = "another program changed its state table"
 CHANGES_DELETED = "its change table was deleted from the target"
-CHANGES_PUT_BACK = "an earlier state of its change table was put back into the target"
+CHANGES_PUT_BACK = "an earlier state of its change table was restored in the target"
 OTHER_HISTORY = (
-    "the target has what did not happen by the directory: an earlier state of that was put back, "
-    "and of the server"
+    "the target has changes that the change log lacks: an earlier state of the change log and of "
+    "the server was restored"
 )
-RENAMED = "it has another name, and object storage can't move its table of rows there"
-LOST = (DELETED, PUT_BACK, CHANGED, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY, RENAMED)
+RENAMED = "it was renamed, and object storage can't rename the directory of its state table"
+# Earlier versions stored these texts in targets.
+_FORMER = (
+    "its table of rows was deleted from the target",
+    "an earlier state of its table of rows was put back into the target",
+    "another program changed its table of rows",
+    "an earlier state of its change table was put back into the target",
+    "the target has what did not happen by the directory",
+    "it has another name, and object storage can't move its table of rows there",
+)
+LOST = (
+    DELETED, PUT_BACK, CHANGED, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY, RENAMED, *_FORMER,
+)  # fmt: skip
 """Beginnings of the reasons of stale tables whose data in the target is not what sync wrote."""
 CHANGES_ALONE = "its rows before the capture are not known"
 """Reason of a table that has no state table because it got no snapshot."""

@@ -61,7 +61,9 @@ _TOLD = 0.5  # seconds between two calls of `tell` while tables are written
 _BY_POLICY = frozenset({"out_of_range", "bad_encoding"})
 """The codes of values that another policy may let pass."""
 _OTHER_POLICIES = (
-    "A target takes other policies than it was written with by ",
+    "Choose another policy for such values: give ",
+    Argument("policies"),
+    " (NAME=VALUE, such as infinity=null) and ",
     Argument("change_policies", True),
 )
 LEFT_UNCOPIED = (
@@ -222,8 +224,8 @@ class WindowWriter:
         for one in self._open.values():
             for column in one.removed:
                 _log.info(
-                    "column %s of %s went from the table of rows with its values, which stay in "
-                    "the change table", column, qualified(one.held),
+                    "column %s of %s was removed from the state table; the change table keeps its "
+                    "values", column, qualified(one.held),
                 )  # fmt: skip
         return stored
 
@@ -402,14 +404,14 @@ class WindowWriter:
             return held._replace(stale=LEFT_UNCOPIED)
         if self._options.uncopied == "error":
             raise PgOutputError(
-                f"{qualified(relation)} has no snapshot in {self._directory}, so nobody knows the "
-                "rows that it had before its first change there",
+                f"{qualified(relation)} has no snapshot in {self._directory}, so its rows before "
+                "its first change there are unknown",
                 code="no_snapshot", path=str(self._directory),
                 table=qualified(relation),
                 hint=("Capture with ", Argument("snapshot", "initial"),
                       f", or {how_to_copy(self._directory, [relation_id])}. ",
-                      Argument("uncopied", "empty"), " says that there were none, ",
-                      Argument("uncopied", "changes"), " keeps its changes alone"),
+                      Argument("uncopied", "empty"), " assumes that it was empty, ",
+                      Argument("uncopied", "changes"), " keeps only its changes"),
             )  # fmt: skip
         if self._options.uncopied == "changes":
             return held._replace(stale=CHANGES_ALONE)
@@ -473,8 +475,8 @@ class WindowWriter:
                     if what == "stop":
                         one.stop(
                             f"column {replaced(one.held.columns, table)} was dropped or renamed, "
-                            "and another one has its name; changes since were taken as those of "
-                            "the former one"
+                            "and another column has its name: sync took later changes for those of "
+                            "the former column"
                         )
                     else:
                         schema, relation = self._foretold(view, table, after.lsn)

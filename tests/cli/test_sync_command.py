@@ -218,8 +218,8 @@ def test_dry_run_leaves_nothing_behind(
     # What it would warn of.
     assert main(["sync", *given, "--table", "t", "--dry-run"]) == 1
     assert (
-        f"--table: {file} was made without it, and keeps to that [bad_option]. Leave out --table"
-        in capsys.readouterr().err
+        f"--table: {file} was created without it, and this cannot be changed [bad_option]. "
+        "Leave out --table" in capsys.readouterr().err
     )
     lake = [*arguments(published, tmp_path / "lake", "--dir", str(tmp_path / "d")), "--dry-run"]
     lake[lake.index("--to") + 1] = str(tmp_path / "lake")
@@ -230,7 +230,7 @@ def test_dry_run_leaves_nothing_behind(
         "warning: the pattern 'q' matches no published table"
     ]
     for wrong, text in (
-        ("public.x=id", "--partition-by: public.x is no published"),
+        ("public.x=id", "--partition-by: public.x is not a published"),
         ("public.t=x", "--partition-by: public.t has no published column 'x'"),
     ):
         assert main(["sync", *lake, "--partition-by", wrong]) == 1
@@ -340,7 +340,7 @@ def test_a_directory_of_another_slot_or_database(
             until_lsn=pf.parse_lsn(lsn))  # fmt: skip
     text = (
         f"--slot: {directory} has the changes of slot '{name}', not of '{name}_2' "
-        f"[another_history]. Give --slot {name} to go on with them, or another --dir for slot "
+        f"[another_history]. Give --slot {name} to continue with them, or another --dir for slot "
         f"'{name}_2'"
     )
     for target in (file, tmp_path / "third.duckdb"):
@@ -386,7 +386,7 @@ def test_what_waits_and_what_is_stale(published: Any, run: Running, tmp_path: Pa
     def look() -> None:
         wait_until(lambda: "public.t was copied again" in run.text)
         assert (
-            f"table public.t is to be copied: the sync to duckdb:{file} asks for it: "
+            f"table public.t is to be copied: the sync to duckdb:{file} requested it: "
             f"{told['stale']['public.t']}"
         ) in [one["message"] for one in run.events()]
 
@@ -649,7 +649,7 @@ def test_errors_and_their_exit_codes(
         (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
         (["--segments", "d", "--partition-by", "public.a="], "expected schema.name=COLUMN"),
         (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "storage has a user or password"),
-        (["--segments", "d", "--to", "ducdb:x"], "--to: 'ducdb:x' is of no kind that is known"),
+        (["--segments", "d", "--to", "ducdb:x"], "--to: 'ducdb:x' is not a known kind of target"),
         (["--segments", "d", "--to", "duckdb:"], "'duckdb:' names no file"),
         (["--segments", "d", "--soft-deletes", ""], "'--soft-deletes': '' is not a non-empty"),
         (["--segments", "d", "--partition-by", "s.a=b"], "--partition-by: it is for Delta tables"),
@@ -894,7 +894,8 @@ def test_a_report_of_what_ends_before_it_begins(
     run([*given, "--table", "t"], code=1)
     page = Page(report.read_text()).shown
     assert "The sync ended by an error" in page
-    assert "was made without it, and keeps to that [bad_option]. Leave out --table" in page
+    text = "was created without it, and this cannot be changed [bad_option]. Leave out --table"
+    assert text in page
     assert "It had not looked at the tables yet" in page
     assert "kept up to date" not in page
 
@@ -928,7 +929,7 @@ def test_tables_that_are_all_misspelled(
     run(wrong, code=1)
     assert said in run.text
     assert "the pattern 'public.q' matches no published table" in run.text
-    assert "no published table is wanted, so nothing was begun" in run.text
+    assert "no published table is selected, so sync did not start" in run.text
     assert published.slots() == {}
     with expect_error(code="no_table"):
         apply.sync(
@@ -960,7 +961,7 @@ def test_a_table_is_wanted_before_any_is_published(
     file = tmp_path / "shop.duckdb"
     given = arguments(database18, file, "--until", "now", "--table", "t")
     run(given)
-    assert "the publications have no table: nothing comes until one is added to them" in run.text
+    assert "the publications have no table: no changes arrive until you add one" in run.text
     database18.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     run(given)
     assert rows(file) == [(1,)]

@@ -163,7 +163,7 @@ def test_a_window_that_the_driver_has_to_write(
     made.commit(1300, THINGS.relation(), testing.delete(THINGS, [1, None], "K"))
     ended = sync(made, tables, engine)
     assert (ended.changes, ended.windows) == (1, 1)
-    assert "a window is written by this process: the target has changes" in caplog.text
+    assert "so this process writes it: the target has changes" in caplog.text
     assert (rows(tables), changes(tables)) == (ROWS[1:], [*OPERATIONS, "delete"])
     # Nothing is left of what the tasks have written for it.
     assert len({*tables.path.glob("*/public.things/*.parquet")} - {*files}) == 2

@@ -471,7 +471,7 @@ def test_arguments_of_plain_files(
     assert "[bad_option]" in capsys.readouterr().err
     for dry_run in ([], ["--dry-run"]):
         assert main([*command, str(tables.path), *dry_run]) == 1
-        assert f"Give --to {tables.target}, or begin" in " ".join(capsys.readouterr().err.split())
+        assert f"Give --to {tables.target}, or start" in " ".join(capsys.readouterr().err.split())
     assert main([*command, tables.target]) == 0
     assert globbed(tables) == FIRST + SECOND
 

@@ -280,7 +280,7 @@ def test_changes_that_do_not_fit(made: MadeDirectory, tables: Tables) -> None:
     (request,) = (made.directory / "requests").iterdir()
     asked = json.loads(request.read_text())
     assert asked["table"] == ["public", "accounts"]
-    assert re.fullmatch(r"the sync to .* asks for it: .* no row with .*", asked["why"])
+    assert re.fullmatch(r"the sync to .* requested it: .* no row with .*", asked["why"])
     # The capture answers with a copy, which has what came before it.
     made.wait(ACCOUNTS, 3100, first=False)
     made.copy(ACCOUNTS, 3200, [[1, "x"], [3, "y"]])
@@ -577,8 +577,9 @@ def test_a_table_that_is_not_to_follow(made: MadeDirectory, tables: Tables) -> N
     found = sync(made, tables)
     assert list(found.stale.values()) == [
         (
-            "column n is new, and no catalogue that was read says what older rows have in it; the "
-            "stream has no change for that, so the table has to be copied again"
+            "column n is new, and no read of the catalogue says which value older rows have in "
+            "it. The stream does not show the effect on existing rows, so the table needs a new "
+            "snapshot"
         )
     ]
 
@@ -635,7 +636,7 @@ def test_that_there_is_no_published_table_is_told_once(
         caplog.clear()
         assert sync(made, tables, **known).tables == {}
         assert [record.getMessage() for record in caplog.records] == [
-            "the publications have no table: nothing comes until one is added to them"
+            "the publications have no table: no changes arrive until you add one"
         ]
 
 
@@ -667,7 +668,8 @@ def test_tables_that_left_or_never_came_are_told(
     found = sync(made, tables, **known)
     assert (found.left, found.stale) == (("public.other",), {})
     assert caplog.records[0].getMessage() == (
-        "public.other is not published any more, or was dropped; what it had stays in public.other"
+        "public.other is no longer published, or was dropped; the target keeps its rows and "
+        "changes in public.other"
     )
 
 
@@ -722,8 +724,8 @@ def test_a_table_that_was_made_again_has_not_left(
     assert found.left == ("public.accounts~16390",)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told == (
-        "public.accounts was dropped, and another one has its name; what it had stays in "
-        "public.accounts~16390"
+        "public.accounts was dropped, and a new table has its name; the target keeps its rows and "
+        "changes in public.accounts~16390"
     )
 
 
@@ -858,14 +860,15 @@ def test_people_read_the_names_that_they_find(
     assert cli.main(command) == 0
     told = capsys.readouterr().err
     assert (
-        f"we.ird.T a is not published any more, or was dropped; what it had stays in {name}" in told
+        "we.ird.T a is no longer published, or was dropped; the target keeps its rows and changes "
+        f"in {name}" in told
     )
     assert "not published any more, or dropped: it stays as it is" in page.read_text()
     assert [row["stored"] for row in kept.progress().values()] == ["we%2Eird.T a"]
     made.commit(1600, odd.relation(), testing.insert(odd, [2]))
     history.note(catalog_read(1700))
     stale = sync(made, kept).stale["we.ird.T a"]
-    assert f"the changes of we.ird.T a do not fit its table '{name}' in " in stale
+    assert f"the changes of we.ird.T a do not fit its state table '{name}' in " in stale
     if kind == "delta":
         assert [one.name for one in (tmp_path / "lake" / "state").iterdir()] == [name]
         assert quote("we%2Eird.T a", safe="%").replace("%", "@") == name  # as delta-tables.md says
@@ -897,10 +900,10 @@ def test_another_binary_has_tables_copied(
     found = sync(made, tables)
     assert [*found.stale] == ["public.prices"]
     assert (
-        "column v comes as string now, and came as string of digits, from binary format"
-        in found.stale["public.prices"]
+        "new rows have column v as string, and older rows have it as string of digits, from "
+        "binary format" in found.stale["public.prices"]
     )
-    assert "another format were chosen" in found.stale["public.prices"]
+    assert "the policies or the format changed" in found.stale["public.prices"]
     assert rows(tables, "public.prices") == (was if is_after else was[:1])
     assert rows(tables, "public.numbers") == [{"id": 1}, {"id": 2}]
     assert requested(made.directory).keys() == {prices.relation_id}

@@ -169,13 +169,13 @@ def test_a_target_that_is_not_there(synced: Synced, caplog: pytest.LogCaptureFix
     synced.sync()
     synced.database.execute("INSERT INTO t VALUES (70, 'x', 1, 'd')")
     synced.sync()
-    assert "begins anew" not in caplog.text
+    assert "is a new target" not in caplog.text
     synced.tables.remove()
     synced.settle()
-    told = f"{synced.options['target']} begins anew: one that was written from "
+    told = f"{synced.options['target']} is a new target, but a sync has read "
     assert told in caplog.text
     assert synced.compare("t", COLUMNS) == 51
-    assert caplog.text.count("begins anew") == 1
+    assert caplog.text.count("is a new target") == 1
 
 
 @pytest.mark.parametrize("tables", ["delta"], indirect=True)
@@ -200,7 +200,7 @@ def test_a_target_of_which_no_table_has_come_yet(
     for row in range(4):
         synced.sync(**given)
         synced.database.execute(f"INSERT INTO bag VALUES ({row}, 'b')")
-    assert "begins anew" not in caplog.text
+    assert "is a new target" not in caplog.text
     synced.database.execute("INSERT INTO t VALUES (1, 'x', 1, 'd')")
     assert synced.sync(**given).stale == {}
     assert synced.compare("t", COLUMNS) == 1
