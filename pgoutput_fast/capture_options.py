@@ -177,7 +177,7 @@ class CaptureOptions(StreamOptions):
         super().__post_init__()
         if self.give_up and self.silent_after is None:
             raise PgOutputError(
-                "it needs the time after which a consumer that has not moved is removed",
+                "it needs the time after which a consumer counts as silent",
                 code="bad_option", parameter="give_up",
                 hint=("Give ", Argument("silent_after"), " too"),
             )  # fmt: skip
@@ -185,4 +185,7 @@ class CaptureOptions(StreamOptions):
             parse_place(self.upload, self.upload_endpoint)  # raises an error for a malformed URL
         elif self.upload_endpoint is not None or self.upload_keep != "all":
             wrong = "upload_endpoint" if self.upload_endpoint is not None else "upload_keep"
-            raise PgOutputError("it goes with upload alone", code="bad_option", parameter=wrong)
+            raise PgOutputError(
+                "it needs an upload", code="bad_option", parameter=wrong,
+                hint=("Give ", Argument("upload"), " too"),
+            )  # fmt: skip

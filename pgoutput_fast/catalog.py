@@ -203,12 +203,15 @@ class Catalog:
                 return catalog
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise PgOutputError(
-                f"this is no catalogue ({error!r}); read it again", code="damaged"
+                f"this is not a catalogue ({error!r})",
+                code="damaged",
+                hint="Read the catalogue from the server again",
             ) from error
         raise PgOutputError(
-            f"the catalogue's format version is {version!r}, this version of pgoutput_fast reads "
-            f"{FORMAT_VERSION}; update pgoutput_fast",
+            f"the catalogue has format version {version!r}, but this version of pgoutput_fast "
+            f"reads only {FORMAT_VERSION}",
             code="not_supported",
+            hint="Update pgoutput_fast",
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

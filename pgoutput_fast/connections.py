@@ -62,24 +62,37 @@ _LIVELINESS = {
 # server that hangs, as its kernel answers them.
 _ANSWER_TIMEOUT = 60.0
 
+NEW_CONNECTION_ADVICE = "Open a new connection: it gets all changes that were not acknowledged"
+"""The hint of an error after which a stream has to be opened again.
+
+In a log, the text "connecting again in 0.1 s" may follow."""
+NEW_SLOT_ADVICE = (
+    "Drop the slot and move the change log away. Then start again with a new slot and new "
+    "snapshots of all tables"
+)
+"""The hint of an error after which the server can't send the changes of a slot any more."""
+
 ADVICE = {
     "28000": "Check that the role has the attribute REPLICATION, and that pg_hba.conf lets it in",
     "28P01": "Check the password and the user",
     "3D000": "Check the database's name",
     "42501": "Give the role the attribute REPLICATION, and rights on the published tables",
-    "42601": "Leave out options for which the server may be too old",
-    "22023": "Leave out options for which the server may be too old",
+    "42601": "Leave out options that this version of the server may not support",
+    "22023": "Leave out options that this version of the server may not support",
     "42704": "Check the names of the slot and the publications, in this database",
-    "42710": "Give another name, or use the one that is there",
+    "42710": "Give another name, or use the existing one",
     "53300": "Raise max_wal_senders, or end another replication connection",
     "53400": "Raise max_replication_slots, or drop a slot that nobody uses",
-    "55000": "If the slot's WAL is gone, drop the slot, make a new one, and copy the tables anew",
+    "55000": (
+        "If the server has deleted WAL that the slot needs, drop the slot and move the change log "
+        "away. Then start again with a new slot and new snapshots of all tables"
+    ),
     "55006": "End the process that reads the slot, or use a slot of your own",
     "57P01": (
-        "The server shuts down, or an administrator ended the connection. A new connection can be "
-        "made as soon as the server accepts it"
+        "The server shuts down, or an administrator ended the connection. Open a new connection "
+        "when the server accepts connections"
     ),
-    "58P01": "Make a new slot, and copy the tables anew: WAL that the slot needs is gone",
+    "58P01": f"The server has deleted WAL that the slot needs. {NEW_SLOT_ADVICE}",
 }
 """Hints by SQLSTATE. The error itself has the server's own words."""
 
@@ -87,10 +100,10 @@ ADVICE = {
 # Hints by a setting that the server's message names. The name is the same in every language, and
 # the SQLSTATE alone has other causes too.
 _SETTINGS_ADVICE = {
-    "wal_level": "Set wal_level to logical in the server's configuration, and restart it",
+    "wal_level": "Set wal_level to logical in the server's configuration, and restart the server",
     "max_replication_slots": (
-        "Set max_replication_slots to the number of slots that are needed, at least 1, in the "
-        "server's configuration, and restart it"
+        "Set max_replication_slots in the server's configuration to at least the number of slots "
+        "that you need, and restart the server"
     ),
     "temp_file_limit": "Raise temp_file_limit for the role: ALTER ROLE … SET temp_file_limit",
 }
@@ -100,7 +113,7 @@ _ROLE = re.compile(r"\bREPLICATION\b|replication role")
 _ROLE_ADVICE = "Give the role the attribute: ALTER ROLE … REPLICATION"
 
 _POOLER_ADVICE = (
-    "Give host and port of the server itself: a connection pooler seems to be in between, which "
+    "Give the host and port of the server itself: there seems to be a connection pooler, which "
     "does not pass on replication connections"
 )
 IDENTIFY_ADVICE = ADVICE | {"42601": _POOLER_ADVICE}
@@ -115,8 +128,8 @@ _CONNECTING_ADVICE = (
     (
         re.compile(r"no pg_hba\.conf entry|pg_hba\.conf rejects"),
         (
-            "Check host, user and database, or ask the server's administrator for a line in "
-            "pg_hba.conf that lets this user connect from here to this database"
+            "Check host, user and database. If they are right, ask the server's administrator "
+            "for a line in pg_hba.conf that lets this user connect from here to this database"
         ),
     ),
     # PgBouncer's message, which is the same in every language.
@@ -124,8 +137,8 @@ _CONNECTING_ADVICE = (
 )
 
 PUBLICATION_ADVICE = (
-    "Make the publication first, then a new slot, and copy the tables anew: a publication must "
-    "have been there when the changes were written, and must not have been dropped since"
+    "Make the publication: it must exist before a change is written, and must not be dropped "
+    f"while a slot needs it. {NEW_SLOT_ADVICE}"
 )
 _SHOWN = 8  # the most publications that an error names
 STREAM_ADVICE = ADVICE | {"42704": PUBLICATION_ADVICE}
@@ -327,9 +340,10 @@ def answered(pgconn: pq.abc.PGconn, works: float = 0.0) -> Iterator[None]:
         except (psycopg.Error, PgOutputError):
             if silent.is_set():
                 raise RetryableError(
-                    f"the server has not answered for {_ANSWER_TIMEOUT + works:.0f} s: it or the "
-                    f"network hangs; connect again",
+                    f"the server did not answer for {_ANSWER_TIMEOUT + works:.0f} s: the server or "
+                    f"the network hangs",
                     code="connection_lost",
+                    hint="Open a new connection",
                 ) from None
             raise
         finally:
@@ -408,8 +422,8 @@ class ConnectionParameters:
                 f"the connection string can't be read{why}",
                 code="bad_option",
                 parameter="dsn",
-                hint="Write it as 'host=… dbname=…' or 'postgresql://user@host/dbname', special "
-                "characters in a URL as %XX",
+                hint="Write it as 'host=… dbname=…' or 'postgresql://user@host/dbname'. In a URL, "
+                "write special characters as %XX",
             )
         _check_shown(dsn or "", parameters)
         # Remove these secrets from messages. Leave out very short ones, as ordinary words contain
@@ -486,10 +500,10 @@ class ConnectionParameters:
             refused = server_error("can't connect", text, error.sqlstate)
             if isinstance(refused, RetryableError) and _is_unclear(text, given):
                 refused = RetryableError(
-                    f"{refused.message}; whether this passes is not known, as words of the server "
-                    f"can be told apart in English only",
+                    f"{refused.message}; this may not pass by itself: only messages in English say "
+                    f"whether to try again",
                     code="connection_lost",
-                    hint="Set lc_messages to C in its configuration",
+                    hint="Set lc_messages to C in the server's configuration",
                 )
                 refused.retry_for = _UNCLEAR_FOR
         if refused is not None:
@@ -553,16 +567,16 @@ def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
     odd_host = any(re.search(r"[@=;\s]", one) for one in hosts if not one.startswith("/"))
     if in_url or odd_host or not re.fullmatch(r"[0-9,]*", port):
         raise PgOutputError(
-            "the connection string has a host, port or database that can't be one; special "
-            "characters in a URL's user and password are written as %XX, and outside of a URL, "
-            "spaces stand between parameters, not semicolons",
+            "the connection string has a host, port or database that is not valid",
             code="bad_option",
+            hint="In a URL, write special characters of the user and the password as %XX. In other "
+            "connection strings, separate parameters with spaces, not semicolons",
         )
     for name in ("host", "hostaddr", "user", "dbname", "service"):
         value = str(parameters.get(name) or "")
         if "://" in value or re.search(r";\s*\w+\s*=|\bpassword\s*=", value):
             raise PgOutputError(
-                f"the parameter {name!r} has others in it",
+                f"the value of the parameter {name!r} contains other parameters",
                 code="bad_option",
                 hint="Give a connection string as `dsn`, with spaces between its parameters",
             )
@@ -591,7 +605,7 @@ def check_publication_names(publications: object) -> None:
                 parameter="publications",
             )
     if not publications:
-        raise PgOutputError("it names none", code="bad_option", parameter="publications")
+        raise PgOutputError("it names no publication", code="bad_option", parameter="publications")
 
 
 def check_publications(
@@ -611,7 +625,7 @@ def check_publications(
         with answered(connection.pgconn):
             known = [str(name) for (name,) in connection.execute(query).fetchall()]
     except psycopg.Error as error:
-        raise server_error("can't look publications up", str(error), error.sqlstate) from error
+        raise server_error("can't read the publications", str(error), error.sqlstate) from error
     missing = sorted({*publications}.difference(known))
     if missing:
         quoted = any(name[:1] == name[-1:] == '"' for name in missing)

@@ -145,7 +145,7 @@ def _quote_setting(name: str, value: object) -> str:
         raise PgOutputError(f"{name!r} is no name of a server setting", code="bad_option")
     if name.lower() in _OWN_SETTINGS:
         raise PgOutputError(
-            f"the setting {name} is the embedded server's own and can't be given", code="bad_option"
+            f"the embedded server sets {name} itself, so you can't give it", code="bad_option"
         )
     text = ("on" if value else "off") if isinstance(value, bool) else str(value)
     if "\n" in text or "\0" in text:
@@ -187,7 +187,7 @@ class _User:
                 f"this system has no user {name!r}, and PostgreSQL does not run as root",
                 code="bad_option",
                 parameter="user",
-                hint="Give the name of a user without rights of its own",
+                hint="Give the name of an unprivileged user",
             ) from None
         if entry.pw_uid == 0:
             raise PgOutputError(
@@ -343,7 +343,7 @@ class EmbeddedServer:
             found = _bindir_version(bindir)
             if found is None:
                 raise PgOutputError(
-                    f"{bindir} has no PostgreSQL server that runs",
+                    f"{bindir} has no working PostgreSQL server",
                     code="bad_option",
                     path=str(bindir),
                 )
@@ -373,7 +373,7 @@ class EmbeddedServer:
         for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):  # noqa: S108
             path = self.directory = Path(parent, f"pgoutput-fast-{secrets.token_hex(6)}").absolute()
             if len(os.fsencode(path / ".s.PGSQL.65535")) > _MAX_SOCKET_PATH:
-                refused.append(f"{parent}: a socket's path there passes {_MAX_SOCKET_PATH} bytes")
+                refused.append(f"{parent}: a socket's path is over {_MAX_SOCKET_PATH} bytes")
                 continue
             try:
                 path.mkdir(0o700)
@@ -386,7 +386,7 @@ class EmbeddedServer:
             refused.append(f"{parent}: the server's user can't enter it")
             path.rmdir()
         raise PgOutputError(
-            f"no place for the embedded server ({'; '.join(refused)})",
+            f"found no directory for the embedded server ({'; '.join(refused)})",
             code="io_failed",
             hint="Set TMPDIR to a short path that every user can enter",
         )
@@ -494,11 +494,11 @@ class EmbeddedServer:
         signals = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill": signal.SIGKILL}
         choice(*signals).check("mode", mode)
         if self._keeper is None:
-            raise PgOutputError("the embedded server does not run", code="unfit_input")
+            raise PgOutputError("the embedded server is not running", code="unfit_input")
         found = self._pid_file()
         if not found or self._keeper.poll() is not None:
             raise PgOutputError(
-                f"the embedded server has ended by itself; the end of its log:\n{self.log()}",
+                f"the embedded server has stopped unexpectedly; the end of its log:\n{self.log()}",
                 code="process_failed",
             )
         before = found[0]
@@ -560,7 +560,7 @@ class EmbeddedServer:
             The server does not run, or was started without TCP.
         """
         if self._keeper is None:
-            raise PgOutputError("the embedded server does not run", code="unfit_input")
+            raise PgOutputError("the embedded server is not running", code="unfit_input")
         if tcp and not self._tcp:
             raise PgOutputError(
                 "the embedded server was started without TCP",

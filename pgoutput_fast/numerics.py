@@ -90,8 +90,10 @@ def advice(found: Sequence[Numerics]) -> str:
     """What to do about such columns."""
     policy = proposed(found)
     if policy is None:
-        return "their values have more digits than a decimal: cast them where they are read"
+        return (
+            "their values have more digits than a decimal can hold: cast the text when you read it"
+        )
     return (
-        f"give sync --policy {policy} for decimals, which fits the first {_READ:,} rows of each "
+        f"give sync --policy {policy} to get decimals. It fits the first {_READ:,} rows of each "
         "table; a value that does not fit is an error"
     )

@@ -540,10 +540,10 @@ class Publications:
             first, second = list(chosen.values())[:2]
             raise PgOutputError(
                 f"publications {first!r} and {second!r} publish different columns of table "
-                f"{qualified(table)}, at which the server ends a stream of both",
+                f"{qualified(table)}: the server refuses to send both in one stream",
                 code="bad_option",
                 table=qualified(table),
-                hint="Give them the same list of columns, or take them in streams of their own",
+                hint="Give both the same column list, or read each publication in its own stream",
             )
         (published_numbers,) = chosen
         return [one for one in columns if one.number in published_numbers]

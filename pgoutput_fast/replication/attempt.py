@@ -86,9 +86,7 @@ def unless_stopped(
     try:
         while not attempt.wait(_POLL):
             if stop.is_set():
-                raise RetryableError(
-                    "it was told to end before there was a connection", code="stopped"
-                )
+                raise RetryableError("stopped before there was a connection", code="stopped")
         return attempt.result()
     except BaseException:
         attempt.abandon()

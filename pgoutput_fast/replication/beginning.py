@@ -264,10 +264,10 @@ def _check_empty(directory: Path) -> None:
     if others:
         shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
         raise PgOutputError(
-            f"{directory} has other things in it ({shown}), and no capture has begun there",
+            f"{directory} has other files in it ({shown}), and no change log",
             code="not_ours",
             path=str(directory),
-            hint="Give a new or an empty directory",
+            hint="Give an empty or a new directory",
         )
 
 
@@ -284,18 +284,19 @@ def _check_download(directory: Path, *, adopt_slot: bool) -> None:
         return
     if not adopt_slot:
         raise PgOutputError(
-            f"{directory} is a copy that was downloaded from {url}, and what a capture brings here "
-            f"the original would lack",
+            f"{directory} is a copy that was downloaded from {url}: the original would lack the "
+            f"changes that are captured here",
             code="not_ours", path=str(directory),
-            hint=("Go on in that. If it is lost for good, ", Argument("adopt_slot", True),
-                  " has this one take its place, if the slot is not beyond its end"),
+            hint=("Continue in the original. If it is lost for good, give ",
+                  Argument("adopt_slot", True),
+                  " to continue in the copy, unless the slot is beyond the copy's end"),
         )  # fmt: skip
     if not (directory / POSITION_NAME).exists():
         raise PgOutputError(
-            f"{directory} was not downloaded from {url} to the end: download it anew into an empty "
-            f"directory",
+            f"the download of {directory} from {url} is not complete",
             code="incomplete",
             path=str(directory),
+            hint="Download it again into an empty directory",
         )
 
 
@@ -331,30 +332,29 @@ def check_beginning(
         _check_empty(Path(directory))
     if state is not None and not adopt_slot and not begun:
         raise PgOutputError(
-            f"slot {slot!r} is there already, and no capture has begun in {os.fspath(directory)}",
+            f"slot {slot!r} exists already, but {os.fspath(directory)} has no change log",
             code="not_ours",
             path=os.fspath(directory),
             hint=(
-                "Give the directory that has what the slot brought so far, or, if there is none, ",
+                "Give the directory of the slot's change log. If there is none, give ",
                 Argument("adopt_slot", True),
-                (f" to begin where the slot stands, {format_lsn(state.confirmed_flush_lsn or 0)}"),
+                f" to begin at the slot's position {format_lsn(state.confirmed_flush_lsn or 0)}",
             ),
         )
     if state is None and begun:
         metadata = metadata_of(Path(directory))
         begun_with = slot if metadata is None else metadata.slot
         raise PgOutputError(
-            f"the server has no slot {slot!r}, and a capture has begun in {os.fspath(directory)} "
-            f"with slot {begun_with!r}",
+            f"the server has no slot {slot!r}, and {os.fspath(directory)} was captured from slot "
+            f"{begun_with!r}",
             code="no_slot",
             path=os.fspath(directory),
             parameter="slot",
             hint=(
                 *(() if begun_with == slot else ("Give ", Argument("slot", begun_with), ". ")),
                 (
-                    "If it was dropped, begin with a new slot and an empty directory, and copy the "
-                    "tables anew, as a slot that is made now brings nothing of what was committed "
-                    "since this one's end"
+                    f"If slot {begun_with!r} was dropped, changes are lost. Move the change log "
+                    "away, and start again with a new slot and new snapshots of all tables"
                 ),
             ),
         )

@@ -265,13 +265,16 @@ def check_local(directory: str) -> None:
     """Refuse an empty path or a URL as the directory of a capture."""
     if not directory:
         raise PgOutputError(
-            "it is empty; '.' is the current directory", code="bad_option", parameter="directory"
+            "it is empty",
+            code="bad_option",
+            parameter="directory",
+            hint="Give '.' for the current directory",
         )
     if found := _URL.match(directory):
         scheme = found[0].partition(":")[0]
         raise PgOutputError(
-            f"it is a URL of {scheme}, and a capture writes to a local disk", code="bad_option",
+            f"it is a URL of {scheme}, but a capture writes to a local disk", code="bad_option",
             parameter="directory",
-            hint=("Give a local directory, and for a copy in object storage ",
+            hint=("Give a local directory. To copy it to object storage, also give ",
                   Argument("upload", "s3://bucket/prefix")),
         )  # fmt: skip

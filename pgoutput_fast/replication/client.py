@@ -43,8 +43,8 @@ def _check_assembling(assembling: Mapping[str, Any]) -> None:
 
 
 _BEYOND_ADVICE = (
-    ". Only if no other program has read the slot, and this one did so without `on_idle`, the "
-    "server had nothing there: without `start_lsn` the stream goes on"
+    ". If only this program reads the slot, and without `on_idle`, no change is lost: leave out "
+    "`start_lsn` to continue"
 )
 
 
@@ -64,7 +64,7 @@ def _check_position(
         check_lsn("start_lsn", start_lsn)
         if temporary:
             raise PgOutputError(
-                "a temporary slot begins now", code="bad_option", parameter="start_lsn"
+                "a temporary slot always begins now", code="bad_option", parameter="start_lsn"
             )
     if on_idle is not None and not callable(on_idle):
         raise TypeError(f"on_idle must be callable, not {type(on_idle).__name__}")

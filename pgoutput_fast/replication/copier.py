@@ -247,7 +247,7 @@ class Copier:
             # The text of an OSError, such as "No space left on device", is clearer alone.
             reason = str(error) if isinstance(error, OSError) else repr(error)
             code = "io_failed" if isinstance(error, OSError) else "internal"
-            unexpected = PgOutputError(f"copies of tables can't be made: {reason}", code=code)
+            unexpected = PgOutputError(f"can't take snapshots of tables: {reason}", code=code)
             self.error = error if isinstance(error, PgOutputError) else unexpected
         finally:
             if self._opened is not None:
@@ -271,7 +271,7 @@ class Copier:
 
     def _tell_failure(self, error: PgOutputError, wait: float) -> None:
         if not self._stop.is_set():
-            _log.warning("tables wait for their copy: %s; trying again in %.0f s", error, wait)
+            _log.warning("tables wait for their snapshots: %s; trying again in %.0f s", error, wait)
             self._stop.wait(wait)
 
     def _copy(self, orders: dict[int, Copy]) -> None:
@@ -305,7 +305,7 @@ class Copier:
     def _note_refused(self, refused: dict[int, PgOutputError]) -> None:
         for error in refused.values():
             _log.warning(
-                "a table waits for its copy: %s; trying again in %.0f s", error, _LONGEST_WAIT
+                "a table waits for its snapshot: %s; trying again in %.0f s", error, _LONGEST_WAIT
             )
         if refused:
             self.refused = {**self.refused, **refused}
@@ -351,7 +351,7 @@ class _Round:
         """Copy the tables; return the errors of tables whose COPY the server broke off."""
         for relation_id, why in self._opened.lost.items():
             _log.warning(
-                "the table with relation id %d is copied at a later point: %s", relation_id, why
+                "the table with relation id %d gets its snapshot later: %s", relation_id, why
             )
         for files in self._files.values():
             files.begin()
@@ -366,7 +366,7 @@ class _Round:
         def refused(table: SnapshotTable, error: PgOutputError) -> None:
             broken_off[table.relation_id] = error
             if len(self._tables) > 1:  # the others may take long, so say now what happens next
-                _log.warning("%s; it is tried again once the others are copied", error)
+                _log.warning("%s; trying again after the other tables", error)
 
         self._opened.copy(self._take, self._finished, stop, refused)
         self._confirm(is_last=True)
@@ -439,10 +439,10 @@ class _Round:
         if member is not None and now is not None:
             why = now.change(member.stored)
         if why is None and self._is_altered(table, types):
-            why = "a type of it was altered"
+            why = "one of its types was altered"
         if member is None or why is not None:
             _log.warning(
-                "table %s.%s is copied anew: %s while it was copied",
+                "table %s.%s needs a new snapshot: %s while it was copied",
                 table.namespace, table.name, why,
             )  # fmt: skip
             return

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from ..connections import NEW_CONNECTION_ADVICE
 from ..errors import PgOutputError
 from ..transactions import Assembler, Transaction
 from ..transactions.runs import Run
@@ -120,9 +121,10 @@ class Delivery:
         except BaseException as error:
             # Ctrl-C, for example, may have come while a transaction was on its way to the consumer.
             self._error = self._error or PgOutputError(
-                f"the iteration was interrupted ({type(error).__name__}), so that this stream may "
-                "have lost a transaction: connect again, what was not acknowledged comes again",
+                f"the iteration was interrupted ({type(error).__name__}), so this stream may have "
+                "lost a transaction",
                 code="incomplete",
+                hint=NEW_CONNECTION_ADVICE,
             )
             raise
 

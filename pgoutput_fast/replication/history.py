@@ -95,7 +95,7 @@ def read_state(
     with parameters.open(replication=False) as connection:
         if connection.info.server_version < _OLDEST_SERVER:
             raise PgOutputError(
-                "the history of types and tables needs PostgreSQL 14 or later",
+                "the schema history needs PostgreSQL 14 or newer",
                 code="not_supported",
                 hint=("Capture with ", Argument("schema_history", False)),
             )
@@ -283,8 +283,8 @@ class HistoryWatch:
         self._ends.set()
         if not self.catch_up():
             _log.warning(
-                "the server has not told its types and tables within %.0f s; what the history does "
-                "not confirm yet, the next capture confirms", _READ_TIMEOUT,
+                "the server did not return its types and tables within %.0f s: the schema history "
+                "is not complete up to the end, and the next capture completes it", _READ_TIMEOUT,
             )  # fmt: skip
         if self._error is not None:
             raise self._error
@@ -305,7 +305,7 @@ class HistoryWatch:
                 self._error = error
             except Exception as error:  # noqa: BLE001 - raised in the capture's thread
                 self._error = PgOutputError(
-                    f"the history can't be kept: {error!r}", code="internal"
+                    f"can't write the schema history: {error!r}", code="internal"
                 )
             with self._answers:
                 self._answered = asked
@@ -329,9 +329,9 @@ class HistoryWatch:
         except PgOutputError as error:
             # The stream has its own connection, and reports a lost server itself.
             if str(error) != self._failed:
-                _log.warning("the history of types and tables is not kept: %s", error)
+                _log.warning("the schema history is not up to date: %s", error)
             self._failed = str(error)
             return
         self._failed = ""
         if not self._stop.is_set() and self._writer.note(found):
-            _log.info("the catalogue of types and tables has changed")
+            _log.info("the schema history has new types or tables")

@@ -54,16 +54,16 @@ _BEGIN_COPY = sql.SQL("SAVEPOINT copying; SET LOCAL client_encoding = {}")
 _UNDO_COPY = sql.SQL("ROLLBACK TO SAVEPOINT copying; RELEASE SAVEPOINT copying")
 _END_COPY = sql.SQL("RELEASE SAVEPOINT copying; SET LOCAL client_encoding = 'UTF8'")
 
-SEE_DOCTOR = "pgoutput-fast doctor lists all that it lacks, with the SQL that repairs it"
+SEE_DOCTOR = "Run pgoutput-fast doctor for all rights that it lacks, and the SQL to grant them"
 _OTHER_COMMAND = "Keep the connection that made the slot open, and run no other command in it"
 ADVICE = {
     "22021": (
-        "Rename what has a name that is no text in UTF-8, as a database with the encoding "
-        "SQL_ASCII allows"
+        "Rename the tables, columns and types whose names are not valid UTF-8. A database with "
+        "the encoding SQL_ASCII allows such names"
     ),
     "22023": _OTHER_COMMAND,
     "42704": _OTHER_COMMAND,
-    "42501": f"Give the role the right to SELECT from it; {SEE_DOCTOR}",
+    "42501": f"Grant the role SELECT on the table. {SEE_DOCTOR}",
     "53200": "Raise max_locks_per_transaction: each table that is copied is locked",
     "57014": "Take the snapshot again: an administrator or a timeout has cancelled the copy",
 }
@@ -278,9 +278,9 @@ class Reader:
             sent = self._expect(pq.ExecStatus.COMMAND_OK, table, check).command_tuples
             if not ended or data or rows != sent:
                 raise PgOutputError(
-                    f"{doing}: the server says that it has sent {sent} rows, {rows} came, and its "
-                    f"trailer {'came' if ended else 'did not come'}; something in between has "
-                    f"changed them",
+                    f"{doing}: the server sent {sent} rows, but {rows} arrived, "
+                    f"{'with' if ended else 'without'} the end of the data: something between "
+                    f"server and client has changed the data",
                     code="incomplete",
                     table=table,
                 )

@@ -178,8 +178,8 @@ class Link:
         if not is_internal or self._source is None or not self._source.stop_streaming():
             raise error
         return RetryableError(
-            f"{error.message}: the server may fail so only while it decodes transactions in "
-            "progress, so the stream goes on without streaming",
+            f"{error.message}: this may fail only for transactions in progress, so the stream "
+            "continues without streaming",
             code="server_refused",
         )
 

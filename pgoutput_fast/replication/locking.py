@@ -168,7 +168,7 @@ class Locking:
                     if self._lock(oid, before[oid]):
                         held.add(oid)
                 except psycopg.errors.LockNotAvailable:
-                    reasons[oid] = f"other sessions have it locked, longer than {self._timeout} s"
+                    reasons[oid] = f"other sessions kept it locked for {self._timeout} s"
                 except PgOutputError as error:
                     if self._refused is None or isinstance(error, RetryableError):
                         raise
@@ -180,7 +180,7 @@ class Locking:
                 oid: now for oid, now in self._now(list(held)).items() if now[:2] == before[oid][:2]
             }
             waiting = [oid for oid in waiting if oid not in found and oid not in reasons]
-        reasons |= dict.fromkeys(waiting, "it was renamed again and again")
+        reasons |= dict.fromkeys(waiting, "it was renamed too often")
         return {oid: one for oid, one in found.items() if oid not in reasons}, reasons
 
     def _now(self, oids: Sequence[int]) -> dict[int, Now]:
@@ -223,7 +223,7 @@ class Locking:
         if not uses_schema:
             return (
                 f"Give the role USAGE on the schema: GRANT USAGE ON SCHEMA "
-                f"{sql_name(now.namespace)} TO …; {SEE_DOCTOR}"
+                f"{sql_name(now.namespace)} TO …. {SEE_DOCTOR}"
             )
         return _ROW_SECURITY if has_row_security else None
 
@@ -246,12 +246,15 @@ def _change(
         if found.filenode != leaf.filenode:
             return (
                 f"{name} was truncated or rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL or "
-                f"CLUSTER) after the point, and its rows are gone"
+                f"CLUSTER) after the snapshot began: its rows are gone"
             )
         for column in leaf.columns:
             own = columns.get(leaf.relation_id, {}).get(column.number)
             if own is None or (own.type_id, own.modifier) != (column.type_id, column.modifier):
-                return f"column {column.name!r} of {name} was dropped or altered after the point"
+                return (
+                    f"column {column.name!r} of {name} was dropped or altered after the snapshot "
+                    "began"
+                )
     return None
 
 

@@ -100,7 +100,7 @@ def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[
                 with answered(connection.pgconn):
                     found = read_unidentified(connection, publications)
             except psycopg.Error as error:
-                doing = "can't look at replica identities"
+                doing = "can't read the replica identities"
                 raise server_error(doing, str(error), error.sqlstate) from error
     except RetryableError:
         raise
@@ -118,7 +118,7 @@ def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[
         "%s in the publications without a replica identity: the server refuses their updates and "
         "deletes. Give each a primary key, or run: %s%s",
         counted(len(found), "table"), " ".join(statements),
-        f" And {more:,} more, which pgoutput-fast doctor names" if more > 0 else "",
+        f" For {more:,} more, run pgoutput-fast doctor" if more > 0 else "",
         extra={"event": "identity"},
     )  # fmt: skip
     return len(found)
@@ -161,6 +161,6 @@ class Watch:
             except PgOutputError as error:
                 # The stream has its own connection, and reports a lost server itself.
                 if str(error) != failed:
-                    _log.warning("can't see whether tables have joined: %s", error)
+                    _log.warning("can't check whether tables joined the publications: %s", error)
                 failed = str(error)
             self._ends.wait(self._interval)

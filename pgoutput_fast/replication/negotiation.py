@@ -91,14 +91,14 @@ def _two_phase_of(
     marked = marked and server_version >= 150000
     if two_phase is False and marked:
         raise PgOutputError(
-            "the slot is marked two_phase, which stays: the server sends prepared transactions "
-            "when they are prepared",
+            "the slot was made with two_phase, which can't be turned off: the server sends "
+            "prepared transactions when they are prepared",
             code="bad_option",
             parameter="two_phase",
             hint=(
                 "Give ",
                 Argument("two_phase", True),
-                (", or None for what the slot is; or another slot"),
+                ", or None for the slot's own setting. Or give another slot",
             ),
         )
     wanted = marked if two_phase is None else two_phase

@@ -119,16 +119,16 @@ class Member(NamedTuple):
             return "it has left the publications and returned, or its row filter or columns changed"
         before, generated = stored.get("actions"), stored.get("generated")
         if not isinstance(before, dict) or not isinstance(generated, dict):
-            return "it is not known what was published of it"
+            return "its snapshot does not say what was published"
         # A new column or partition is no reason: the stream or the catalogue shows its values.
         if any(generated.get(key, one) != one for key, one in self.generated.items()):
             return "a generated column got another expression, and the server rewrote its rows"
         if lost := [one for one in ACTIONS if before.get(one) and not self.actions[one]]:
             names = " and ".join(f"{one}s" for one in lost)
-            return f"its publications do not publish its {names} any more"
+            return f"its publications no longer publish its {names}"
         if all(_goes_on(before.get(one), self.actions[one]) for one in ACTIONS):
             return None
-        return "its publications were altered, and may not have published all of it for some time"
+        return "its publications were altered, so some of its changes may be missing"
 
 
 def _goes_on(before: object, now: list[str]) -> bool:

@@ -142,7 +142,7 @@ class _Copying:
                 return
             if self._stop.is_set():
                 raise RetryableError(
-                    "the snapshot was closed before all of it was taken", code="stopped"
+                    "the snapshot was closed before all rows were read", code="stopped"
                 )
 
 
@@ -254,7 +254,9 @@ def snapshot(
         if server.lost:
             reasons = "; ".join(sorted(server.lost.values()))
             raise RetryableError(
-                f"tables were altered just now ({reasons})", code="conflict", hint="Take it again"
+                f"tables were altered just now ({reasons})",
+                code="conflict",
+                hint="Take the snapshot again",
             )
         if tables is not None and not server.tables:
             raise PgOutputError(

@@ -20,7 +20,13 @@ import psycopg
 from psycopg import pq
 
 from .._impl import twin
-from ..connections import STREAM_ADVICE, STREAM_CODES, result_error, server_error
+from ..connections import (
+    NEW_CONNECTION_ADVICE,
+    STREAM_ADVICE,
+    STREAM_CODES,
+    result_error,
+    server_error,
+)
 from ..errors import PgOutputError, RetryableError
 from ..protocol.copydata import parse_keepalive, status_update
 from .waiter import (
@@ -239,9 +245,10 @@ class Receiver:
                 # For example, Ctrl-C came after a frame was taken from libpq and before the
                 # consumer got the frame.
                 self._error = PgOutputError(
-                    f"receiving was interrupted ({type(error).__name__}), so that this stream may "
-                    "have lost frames: connect again, what was not acknowledged comes again",
+                    f"receiving was interrupted ({type(error).__name__}), so this stream may have "
+                    "lost frames",
                     code="incomplete",
+                    hint=NEW_CONNECTION_ADVICE,
                 )
             raise
 
@@ -390,9 +397,9 @@ class Receiver:
             )
         else:
             self._error = RetryableError(
-                "the server ended the stream without an error, as it does when it shuts down; "
-                "connect again, what was not acknowledged comes again",
+                "the server ended the stream without an error, as it does when it shuts down",
                 code="connection_lost",
+                hint=NEW_CONNECTION_ADVICE,
             )
 
     def _keep_alive(self) -> None:
@@ -423,9 +430,10 @@ class Receiver:
         silence = time.monotonic() - self._waiter.last_data
         if self._silence_limit is not None and silence > self._silence_limit:
             raise RetryableError(
-                f"the server has said nothing for {silence:.0f} s, and did not answer: the network "
-                f"or the server hangs; connect again",
+                f"the server sent nothing for {silence:.0f} s and did not answer: the server or "
+                f"the network hangs",
                 code="connection_lost",
+                hint=NEW_CONNECTION_ADVICE,
             )
         limit = self._status_interval if self._silence_limit is None else self._silence_limit / 3
         if min(silence, time.monotonic() - self._asked) > min(limit, self._status_interval):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import sql
 
+from ..connections import NEW_SLOT_ADVICE
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentReader
@@ -126,7 +127,8 @@ def check_resent(
         return
     resending = _Resending(connection, state, directory)
     _log.info(
-        "slot %s stands at %s, before the directory's end %s: comparing what it would send again",
+        "slot %s is at %s, before the end of the change log at %s: comparing the transactions "
+        "that the server would send again",
         slot, format_lsn(confirmed), format_lsn(position),
     )  # fmt: skip
     while True:
@@ -162,8 +164,8 @@ def _compare(resending: _Resending, stretches: Iterator[_CapturedStretch]) -> No
             unknown = error
     if unknown is not None:
         _log.warning(
-            "it is not known whether an earlier state of the server was restored, as it does not "
-            "tell what slot %s would send again: %s", resending.slot.name, unknown,
+            "can't check whether an earlier state of the server was restored: the server does not "
+            "show what slot %s would send again: %s", resending.slot.name, unknown,
         )  # fmt: skip
 
 
@@ -219,10 +221,10 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
     )
     raise PgOutputError(
         f"{told}: an earlier state of the server was restored, together with slot "
-        f"{resending.slot.name!r}, so that what the directory has up to {format_lsn(stretch.end)} "
-        f"is not what happened there",
+        f"{resending.slot.name!r}. The change log up to {format_lsn(stretch.end)} does not fit "
+        f"the server any more",
         code="another_history",
-        hint="Make a new slot and a new directory, and copy the tables anew",
+        hint=NEW_SLOT_ADVICE,
         path=str(resending.directory),
     )
 

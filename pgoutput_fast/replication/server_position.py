@@ -59,14 +59,15 @@ def _ask(connection: _Connection, query: str) -> tuple[object, ...]:
         with answered(connection.pgconn):
             (row,) = connection.execute(query.encode()).fetchall()
     except psycopg.Error as error:
-        raise server_error("can't ask how far the log is", str(error), error.sqlstate) from error
+        doing = "can't ask where the server's log ends"
+        raise server_error(doing, str(error), error.sqlstate) from error
     return row
 
 
 def _lsn(found: object) -> int:
     if found is None:
         raise RetryableError(
-            "the server is in recovery, and has read nothing of its log yet", code="standby"
+            "the server is in recovery, and has replayed nothing of its log yet", code="standby"
         )
     return parse_lsn(str(found))
 
@@ -108,13 +109,13 @@ def check_target(lsn: int, end: int, *, in_recovery: bool) -> None:
     text = f"the target has changes up to {format_lsn(lsn)}, and the server's log ends at "
     if in_recovery:
         raise RetryableError(
-            f"{text}{format_lsn(end)}: the standby has not come so far yet", code="standby"
+            f"{text}{format_lsn(end)}: the standby has not replayed that far yet", code="standby"
         )
     raise PgOutputError(
         f"{text}{format_lsn(end)}: an earlier state of the server was restored, or a standby that "
-        "lagged was promoted. What the target has beyond that did not happen there",
+        "lagged was promoted. The later changes in the target did not happen on this server",
         code="another_history",
-        hint="Give a new target, a new slot and a new directory",
+        hint="Begin with a new slot, an empty directory for the change log, and a new target",
     )
 
 

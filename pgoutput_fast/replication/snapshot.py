@@ -173,7 +173,7 @@ class ServerSnapshot:
             as it is. The first error ends all threads.
         """
         if self._copied:
-            raise PgOutputError("a snapshot can be copied once", code="unfit_input")
+            raise PgOutputError("a snapshot can be copied only once", code="unfit_input")
         self._copied = True
         errors: list[BaseException] = []
 
@@ -183,9 +183,7 @@ class ServerSnapshot:
             if self._closed.is_set():
                 raise RetryableError("the snapshot was closed before it was copied", code="stopped")
             if stop is not None and stop.is_set():
-                raise RetryableError(
-                    "it was told to end before the snapshot was copied", code="stopped"
-                )
+                raise RetryableError("stopped before the snapshot was copied", code="stopped")
 
         def run(reader: Reader) -> None:
             try:
@@ -249,7 +247,7 @@ class ServerSnapshot:
         take(part, frames)
         if next(frames, None) is not None or reader.is_busy:
             raise PgOutputError(
-                f"the function that was given to copy() has not taken all rows of "
+                f"the function `take` returned before it had read all rows of "
                 f"{qualified(part.table)}, range {part.number}",
                 code="unfit_input",
                 table=qualified(part.table),
@@ -421,9 +419,7 @@ def open_snapshot(
 
     def check_stop() -> None:
         if stop is not None and stop.is_set():
-            raise RetryableError(
-                "it was told to end before the snapshot was opened", code="stopped"
-            )
+            raise RetryableError("stopped before the snapshot was opened", code="stopped")
 
     with contextlib.ExitStack() as exporting, contextlib.ExitStack() as held:
         if exported is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..connections import ConnectionParameters
+from ..connections import NEW_SLOT_ADVICE, ConnectionParameters
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
 from .negotiation import negotiate
@@ -100,8 +100,8 @@ class Source:
             )  # refuses options that the server does not know
             if connection.in_recovery and version < 160000:
                 raise RetryableError(
-                    "the server is a standby, on which logical decoding needs PostgreSQL 16; it "
-                    "works once the standby is promoted",
+                    "the server is a standby, where logical decoding needs PostgreSQL 16 or newer; "
+                    "it works once the standby is promoted",
                     code="standby",
                 )
             started, begin, options = self._look(connection, position, timeline, received)
@@ -185,10 +185,10 @@ class Source:
         """
         if self._temporary:
             raise PgOutputError(
-                f"the connection is lost, and with it the temporary slot {self.slot!r}: what it "
-                f"has not brought is lost",
+                f"the connection is lost, and with it the temporary slot {self.slot!r}: changes "
+                f"that did not arrive yet are lost, too",
                 code="changes_missing",
-                hint="Use a slot that stays to go on after a failure",
+                hint="Use a permanent slot, so that a stream can continue after a failure",
             )
         return self.start(position, timeline, received)
 
@@ -197,11 +197,11 @@ class Source:
             self._system = connection.system_identifier
         elif connection.system_identifier != self._system:
             raise PgOutputError(
-                f"the server is another one now: its system identifier is "
-                f"{connection.system_identifier}, and was {self._system}. The positions of one "
-                f"mean nothing to the other",
+                f"this is another server: its system identifier is "
+                f"{connection.system_identifier}, and was {self._system} before. An LSN of one "
+                f"server means nothing on the other",
                 code="another_history",
-                hint="Make a new slot, and copy the tables anew",
+                hint=NEW_SLOT_ADVICE,
             )
 
     def _take_slot(self, connection: ReplicationConnection) -> tuple[int, bool, bool]:
@@ -228,8 +228,8 @@ def missing_slot(name: str) -> PgOutputError:
         f"no slot {name!r} on the server (SQLSTATE 42704)", code="no_slot",
         parameter="slot",
         hint=("Create it with ", Argument("create_slot", True), (" or SELECT "
-              f"pg_create_logical_replication_slot('{name}', 'pgoutput'). If there was one, what "
-              "was committed since then is lost to it: copy the tables anew")),
+              f"pg_create_logical_replication_slot('{name}', 'pgoutput'). If the slot was "
+              "dropped, changes are lost: take new snapshots of all tables")),
     )  # fmt: skip
 
 
@@ -269,34 +269,35 @@ def check_position(
     if confirmed > position:
         # The server itself would begin later, without an error.
         raise PgOutputError(
-            f"slot {slot!r} is at {format_lsn(confirmed)}, beyond {format_lsn(position)} "
-            f"where to go on: the changes between them are lost",
+            f"slot {slot!r} is at {format_lsn(confirmed)}, but the stream has to continue at "
+            f"{format_lsn(position)}: the changes between are lost",
             code="changes_missing",
-            hint=f"Copy the tables anew{advice}",
+            hint=f"{NEW_SLOT_ADVICE}{advice}",
         )
     received = max(position, received)
     if timeline is not None and timeline != connection.timeline:
         fork = connection.end_of_timeline(timeline)
         if fork is None or received > fork:
-            where = "does not come from" if fork is None else f"left at {format_lsn(fork)}"
+            where = "is no branch of" if fork is None else f"branched at {format_lsn(fork)} off"
             raise PgOutputError(
                 f"the server is on timeline {connection.timeline} now, which {where} timeline "
-                f"{timeline}: what was received up to {format_lsn(received)} did not happen there. "
-                f"A standby that lagged was promoted, or an earlier state was restored",
+                f"{timeline}: some changes received up to {format_lsn(received)} did not happen "
+                f"there. A standby that lagged was promoted, or an earlier state was restored",
                 code="another_history",
-                hint="Make a new slot, and copy the tables anew",
+                hint=NEW_SLOT_ADVICE,
             )
     if received > connection.end_lsn:
         end = format_lsn(connection.end_lsn)
         if connection.in_recovery:
             raise RetryableError(
-                f"the standby's log ends at {end}, before {format_lsn(received)} where to go on; "
-                f"it has not come so far yet",
+                f"the standby's log ends at {end}, but the stream has to continue at "
+                f"{format_lsn(received)}: the standby has not received that yet",
                 code="standby",
             )
         raise PgOutputError(
-            f"the server's log ends at {end}, before {format_lsn(received)} where to go on: an "
-            f"earlier state of it was restored, or this is another server",
+            f"the server's log ends at {end}, but the stream has to continue at "
+            f"{format_lsn(received)}: an earlier state of the server was restored, or this is "
+            f"another server",
             code="another_history",
-            hint="Make a new slot, and copy the tables anew",
+            hint=NEW_SLOT_ADVICE,
         )

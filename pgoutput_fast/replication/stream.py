@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from ..connections import NEW_CONNECTION_ADVICE
 from ..errors import PgOutputError
 from ..lsn import check_lsn, format_lsn
 from ..options import seconds
@@ -206,9 +207,9 @@ class ReplicationStream:
         """
         if self._link.is_closed:
             raise PgOutputError(
-                "the stream is closed, so that nothing comes any more; connect again, and what was "
-                "not acknowledged comes again",
+                "the stream is closed, and has no more frames",
                 code="unfit_input",
+                hint=NEW_CONNECTION_ADVICE,
             )
 
     def _begin_delivery(self) -> Delivery:
@@ -222,9 +223,10 @@ class ReplicationStream:
         self._check_open()
         if self._gave_frames:
             raise PgOutputError(
-                "frames were received from this stream already: their transactions would be "
-                "missing; connect again",
+                "`receive()` has returned frames of this stream already: their transactions would "
+                "be missing",
                 code="unfit_input",
+                hint=NEW_CONNECTION_ADVICE,
             )
         from ..transactions import Assembler
         from .delivery import Delivery  # loads NumPy, which receiving frames does not need
@@ -267,9 +269,9 @@ class ReplicationStream:
         """
         if self._delivery is not None:
             raise PgOutputError(
-                "the frames of this stream go into its transactions already: iterate over "
-                "`transactions()`, or connect with another slot for frames",
+                "this stream returns transactions already, and needs its frames for them",
                 code="unfit_input",
+                hint="Iterate over `transactions()`, or connect with another slot for frames",
             )
         if self._left_over:
             frames = list(self._left_over)
@@ -304,15 +306,15 @@ class ReplicationStream:
         lsn = done if type(done) is int else getattr(done, "end_lsn", None)
         if type(lsn) is not int:
             raise TypeError(
-                f"a transaction or an int, its end LSN, can be acknowledged, not "
+                f"acknowledge() takes a transaction or an int, its end LSN, not "
                 f"{type(done).__name__}"
             )
         receiver = self._link.receiver
         if self._link.is_closed:
             raise PgOutputError(
-                "the stream is closed, so that the server can't be told; connect again, and what "
-                "was not acknowledged comes again",
+                "the stream is closed, and can't acknowledge anything",
                 code="unfit_input",
+                hint=NEW_CONNECTION_ADVICE,
             )
         if self._delivery is None:
             limit, done_so_far = receiver.received, "received"
@@ -322,9 +324,10 @@ class ReplicationStream:
         if not 0 <= lsn <= limit:
             raise PgOutputError(
                 f"{format_lsn(lsn)} can't be acknowledged: nothing beyond {format_lsn(limit)} was "
-                f"{done_so_far}. Give the transaction, or its `end_lsn`, not a time or a number of "
-                f"your own: the server forgets all that is before it",
+                + done_so_far,
                 code="unfit_input",
+                hint="Give the transaction, or its `end_lsn`: the server forgets all changes "
+                "before an acknowledged LSN",
             )
         receiver.acknowledged = max(receiver.acknowledged, lsn)
 

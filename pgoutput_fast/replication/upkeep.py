@@ -140,9 +140,9 @@ class Upkeep:
         copied = sum(one.copies[-1].state != "gone" for one in self._tables.states.values())
         if copied and not self._copies:
             _log.warning(
-                "the directory has copies of %s, and this capture copies none that joins the "
-                "publications or returns to them: without %s, which each call needs, such a table "
-                "lacks the rows that it has by then",
+                "earlier captures took snapshots of %s, but this one takes none: a table that "
+                "joins the publications from now on lacks its existing rows. Give %s to each "
+                "capture of this directory",
                 counted(copied, "table"),
                 Argument("snapshot", "initial"),
             )
@@ -261,7 +261,7 @@ class Upkeep:
         try:
             members = self._target.members()
         except PgOutputError as error:
-            _log.warning("tables are copied again, as it can't be seen how they changed: %s", error)
+            _log.warning("can't check how tables changed, so they get new snapshots: %s", error)
             members = Members({}, 0)
         for relation_id in seen.keys() - members.partitions:
             state = self._tables.states.get(relation_id)
@@ -284,7 +284,7 @@ class Upkeep:
         first = state is None or not state.snapshots
         lsn = max(self._writer.position, self._left_at(relation_id))
         self._tables.wait(relation_id, lsn, {"table": table}, first=first)
-        _log.info("table %s is to be copied: %s", ".".join(table), why)
+        _log.info("table %s needs a snapshot: %s", ".".join(table), why)
         if self._copier is None:
             self._copier = Copier(self._target, self._tables, history=self._history)
         self._copier.wake()
@@ -329,7 +329,7 @@ class Upkeep:
             return "it has returned to the publications"
         member = members.tables.get(relation_id)
         if member is None:
-            return "it came, and is not published any more, or it can't be seen whether it is"
+            return "its changes came, but it is not published any more, or this can't be checked"
         known = self._stored.get(relation_id)
         if known is None or known[0] != last:
             # The file of a snapshot does not change, so it is read once.
@@ -372,7 +372,7 @@ class Upkeep:
                 self._next_tidy = now + max(_TIDY_INTERVAL, took / _TIDY_SHARE)
         except OSError as error:
             raise PgOutputError(
-                f"can't keep {self._directory}: {error.strerror or error}",
+                f"can't maintain {self._directory}: {error.strerror or error}",
                 code="io_failed",
                 path=str(self._directory),
             ) from error
@@ -395,18 +395,23 @@ class Upkeep:
             free = shutil.disk_usage(self._directory).free
         except OSError as error:
             raise PgOutputError(
-                f"can't look at the disk of {self._directory}: {error.strerror or error}",
+                f"can't read the free space of {self._directory}: {error.strerror or error}",
                 code="io_failed",
                 path=str(self._directory),
             ) from error
         if free < self._options.min_free:
             raise PgOutputError(
-                f"the disk of {self._directory} has {free} bytes free, less than the "
-                f"{self._options.min_free} that are to stay free; nothing is lost, the slot keeps "
-                f"what is not acknowledged",
+                f"the disk of {self._directory} has {free} bytes free, less than the limit of "
+                f"{self._options.min_free}. No change is lost: the slot keeps all changes that are "
+                f"not acknowledged",
                 code="disk_full",
                 path=str(self._directory),
-                hint="Make room, or have less kept",
+                hint=(
+                    "Free some space, or set a lower ",
+                    Argument("keep_bytes"),
+                    " or ",
+                    Argument("min_free"),
+                ),
             )
 
     def _tidy(self) -> None:
@@ -435,7 +440,7 @@ class Upkeep:
             self._writer.store_position,
         )
         if count:
-            _log.info("deleted %s without further use", counted(count, "file"))
+            _log.info("deleted %s that nobody needs any more", counted(count, "file"))
         self._gatherer.gather()
 
     def _check_consumers(self) -> None:
@@ -457,8 +462,8 @@ class Upkeep:
             elif now - self._warned.get(consumer.name, 0.0) >= _WARNING_INTERVAL:
                 self._warned[consumer.name] = now
                 _log.warning(
-                    "consumer %s has not moved for %.0f s and is %s bytes of the log behind; "
-                    "nothing that it has not read is deleted. If nobody reads as this consumer "
+                    "consumer %s has not moved for %.0f s and is %s bytes of the log behind: the "
+                    "change log keeps all files that it has not read. If nobody uses this consumer "
                     "any more, remove it: pgoutput-fast consumers --dir %s remove %s",
                     consumer.name, silent, f"{kept:,}", shlex.quote(str(self._directory)),
                     consumer.name,
@@ -470,10 +475,10 @@ class Upkeep:
         _log.warning("removed consumer %s, which has not moved for %.0f s", name, silent)
         if name == CONSUMER_NAME and self._uploader is not None:
             raise PgOutputError(
-                f"{self._uploader.url} could not be written to for {silent:.0f} s, and is "
-                f"given up: what is not copied is no longer kept for it",
+                f"the upload to {self._uploader.url} failed for {silent:.0f} s and is given up: "
+                f"the change log keeps no more files for it",
                 code="io_failed",
-                hint=("Begin again when the storage is there, or without ", Argument("upload")),
+                hint=("Start again when the storage works, or without ", Argument("upload")),
             )
 
     def finish(self, stop: threading.Event | None, tell: Callable[[], None]) -> None:

@@ -98,7 +98,7 @@ class Uploader:
                 raise
             if not self._upload.is_registered:
                 raise RetryableError(error.message, code=error.code, hint=error.hint) from error
-            _log.warning("the copy waits: %s", error)
+            _log.warning("the upload waits: %s", error)
             return False
         return True
 
@@ -131,13 +131,13 @@ class Uploader:
                     continue
                 self._failing_since = None
                 if self._failures:
-                    _log.info("the copy goes on, at %s", format_lsn(self.position))
+                    _log.info("the upload continues at %s", format_lsn(self.position))
                     self._failures = 0
                 if not more:
                     self._answered = asked
                     self._stop.wait(_INTERVAL)
         except Exception as error:  # noqa: BLE001 - raised in the capture's thread
-            unexpected = f"{self._directory} can't be copied to {self._upload.url}: {error!r}"
+            unexpected = f"can't upload {self._directory} to {self._upload.url}: {error!r}"
             self.error = (
                 error
                 if isinstance(error, PgOutputError)
@@ -151,5 +151,5 @@ class Uploader:
         self._failures = min(self._failures + 1, 20)
         self._failing_since = self._failing_since or time.monotonic()
         if not self._stop.is_set():
-            _log.warning("the copy waits: %s; trying again in %.0f s", error, wait)
+            _log.warning("the upload waits: %s; trying again in %.0f s", error, wait)
             self._stop.wait(wait)

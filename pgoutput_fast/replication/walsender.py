@@ -19,6 +19,7 @@ from psycopg import pq, sql
 from ..connections import (
     ADVICE,
     IDENTIFY_ADVICE,
+    NEW_SLOT_ADVICE,
     PUBLICATION_ADVICE,
     SESSION_SETTINGS,
     SLOT_CODES,
@@ -128,8 +129,8 @@ _SLOT_COLUMNS = (
 )
 # Explanations of the server's invalidation reasons.
 _INVALID = {
-    "wal_removed": "WAL that it needs is gone; a larger max_slot_wal_keep_size keeps more",
-    "rows_removed": "rows of the catalogue that it needs are gone; hot_standby_feedback keeps them",
+    "wal_removed": "the server has deleted WAL that it needs: max_slot_wal_keep_size was too small",
+    "rows_removed": "catalogue rows that it needs are gone: set hot_standby_feedback to on",
     "wal_level_insufficient": "wal_level of the primary is no longer logical",
     "idle_timeout": "nobody read it for idle_replication_slot_timeout",
 }
@@ -329,9 +330,9 @@ class ReplicationConnection:
         if beside._started != self._started or beside.system_identifier != self.system_identifier:
             beside.close()
             raise PgOutputError(
-                "a second connection came to another server",
+                "a second connection reached another server",
                 code="another_history",
-                hint="Give a name or an address that leads to one server only",
+                hint="Give a host name or an address of one server only",
             )
         return beside
 
@@ -379,15 +380,15 @@ class ReplicationConnection:
         for state in self.slots(name):
             if state.plugin is None:
                 raise PgOutputError(
-                    f"slot {name!r} is a physical one, for a standby, which brings no changes of "
+                    f"slot {name!r} is a physical slot, for a standby, and sends no changes of "
                     f"tables",
                     code="not_ours",
                     hint="Give a logical slot of pgoutput",
                 )
             if state.plugin != "pgoutput" or state.database != self.database:
                 raise PgOutputError(
-                    f"slot {name!r} is of plugin {state.plugin!r} and database "
-                    f"{state.database!r}, not of 'pgoutput' and {self.database!r}",
+                    f"slot {name!r} is for plugin {state.plugin!r} and database "
+                    f"{state.database!r}, not for 'pgoutput' and {self.database!r}",
                     code="not_ours",
                     hint="Give another slot",
                 )
@@ -397,7 +398,7 @@ class ReplicationConnection:
                 raise PgOutputError(
                     f"slot {name!r} is invalidated ({why})",
                     code="changes_missing",
-                    hint="Drop it, make a new one, and copy the tables anew",
+                    hint=NEW_SLOT_ADVICE,
                 )
             if state.confirmed_flush_lsn is None:
                 raise RetryableError(
@@ -523,24 +524,22 @@ class ReplicationConnection:
             pgconn.send_query(command)
             while pgconn.is_busy():
                 if stop is not None and stop.is_set():
-                    raise RetryableError(
-                        f"it was told to end before slot {name!r} was made", code="stopped"
-                    )
+                    raise RetryableError(f"stopped before slot {name!r} was made", code="stopped")
                 now = time.monotonic()
                 if now > min(tell, deadline):
                     waits_for = self._waited_for()
                     if now > deadline:
                         raise RetryableError(
                             f"slot {name!r} was not made within {timeout} s: the server waits for "
-                            f"{waits_for}; end it, or give more time",
+                            f"{waits_for}. End it, or give a longer timeout",
                             code="timed_out",
                         )
                     tell = time.monotonic() + _TELL_AGAIN
                     if waits_for != told:
                         told = waits_for
                         _log.warning(
-                            "slot %s is made once all transactions that run have ended; the "
-                            "server waits for %s",
+                            "the server makes slot %s when all running transactions have ended; "
+                            "it waits for %s",
                             name, waits_for,
                         )  # fmt: skip
                 wait_for(pgconn, select.POLLIN, 0.1)
@@ -764,7 +763,7 @@ class _Notices:
         now = time.monotonic()
         if now >= self._until:
             if self._count > _MOST_NOTICES:
-                _log.info("the server said %d more things", self._count - _MOST_NOTICES)
+                _log.info("the server sent %d more notices", self._count - _MOST_NOTICES)
             self._until, self._count = now + _NOTICE_INTERVAL, 0
         self._count += 1
         if self._count <= _MOST_NOTICES:
@@ -789,7 +788,7 @@ def check_slot_name(name: str) -> None:
         raise TypeError(f"the name of a slot must be a str, not {type(name).__name__}")
     if not _SLOT_NAME.fullmatch(name):
         raise PgOutputError(
-            f"{name!r} is no name of a slot: 1 to 63 lower-case letters, digits and underscores",
+            f"{name!r} is not a slot name: use 1 to 63 lower-case letters, digits and underscores",
             code="bad_option",
             parameter="slot",
         )

@@ -27,4 +27,4 @@ def test_a_copier_whose_disk_is_full_says_what_the_system_does(
     copies = copier.Copier(target, Tables(tmp_path))
     copies._thread.join(30)
     said = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: 'snapshots/1.arrow'"
-    assert str(copies.error) == f"copies of tables can't be made: {said} [io_failed]"
+    assert str(copies.error) == f"can't take snapshots of tables: {said} [io_failed]"

@@ -248,7 +248,7 @@ def test_a_server_that_refuses_is_told_once(
 
     monkeypatch.setattr(_position, "_INTERVAL", 0.02)
     monkeypatch.setattr(_position, "ask_position", refuse)
-    said = "refused; the lag is not known until it is answered"
+    said = "refused; the lag is unknown until the server answers"
 
     def look() -> None:
         wait_until(lambda: said in run.text)
@@ -272,7 +272,7 @@ def test_no_secret_is_shown(
         ("host=/nonexistent password=s3cret", 75, "can't connect"),
         ("postgresql://u:s3cret@%2Fnonexistent/d", 75, "can't connect"),
         (f"{published.dsn} password=s3cret sslmode=nonsense", 1, "can't connect"),
-        ("postgresql://u:s3cret@x@y/z", 1, "host, port or database that can't be one"),
+        ("postgresql://u:s3cret@x@y/z", 1, "host, port or database that is not valid"),
         ("host=x passwort=s3cret", 1, "can't be read"),
     ]:
         run([*arguments(published, out, dsn=dsn), *JSON], code=code)

@@ -73,8 +73,8 @@ def test_errors_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (config(upload_keep="local"), "upload_keep: it goes with upload alone"),
-        (config(upload_endpoint="http://x"), "upload_endpoint: it goes with upload alone"),
+        (config(upload_keep="local"), "upload_keep: it needs an upload"),
+        (config(upload_endpoint="http://x"), "upload_endpoint: it needs an upload"),
         (["--upload", "http://bucket/lake"], "http://bucket/lake is not a URL of S3"),
         (["--upload", "s3://bucket"], "s3://bucket needs a prefix after the bucket"),
         (["--upload", "s3://u:geheim@bucket/lake"], "the URL of the object storage has a user or "),
@@ -82,7 +82,7 @@ def test_errors_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             ["--upload", "s3://bucket/lake", *config(upload_endpoint="x")],
             "x is not an endpoint",
         ),
-        (["--out", "s3://bucket/lake"], "and for a copy in object storage --upload s3://bucket/pr"),
+        (["--out", "s3://bucket/lake"], "to object storage, also give --upload s3://bucket/pr"),
         (["--out", ""], "--out: it is empty"),
         (config(give_up=True), "give_up: it needs the time"),
         (config(max_delay=float("nan")), "max_delay: nan is not a number of seconds"),
@@ -244,11 +244,11 @@ def test_which_allocator_a_sync_has(name: str, given: dict[str, str], backend: s
 @pytest.mark.parametrize(
     ("kind", "code", "sqlstate", "hint"),
     [
-        (ReplicationError, None, "55000", ("doctor --publication 'a b' lists all",)),
+        (ReplicationError, None, "55000", ("doctor --publication 'a b' to see all",)),
         (ReplicationError, None, "57014", ()),
         (RetryableError, "no_rights", "42501", ()),
-        (PgOutputError, "no_publication", None, ("doctor --publication 'a b' lists all",)),
-        (PgOutputError, "no_rights", None, ("doctor --publication 'a b' lists all",)),
+        (PgOutputError, "no_publication", None, ("doctor --publication 'a b' to see all",)),
+        (PgOutputError, "no_rights", None, ("doctor --publication 'a b' to see all",)),
         (PgOutputError, "bad_option", None, ()),
     ],
 )

@@ -379,9 +379,12 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
 @pytest.mark.parametrize(
     ("said", "advice"),
     [
-        ("logical decoding requires wal_level >= logical", "and restart it"),
-        ('replication slots can only be used if "max_replication_slots" > 0', "and restart it"),
-        ("can no longer get changes from replication slot", "copy the tables anew"),
+        ("logical decoding requires wal_level >= logical", "and restart the server"),
+        (
+            'replication slots can only be used if "max_replication_slots" > 0',
+            "and restart the server",
+        ),
+        ("can no longer get changes from replication slot", "new snapshots of all tables"),
     ],
 )
 def test_the_same_state_has_advice_for_what_was_said(said, advice):

@@ -149,7 +149,7 @@ def test_notices_are_logged_a_few_a_minute(
         assert len(said) == 20 if at_first else len(said) < 50
         assert all(text.isprintable() for text in said)
         walsender._notices._until = 0.0
-    assert sum("more things" in text for text in said) == 1
+    assert sum("more notices" in text for text in said) == 1
 
 
 def test_a_sqlstate_that_is_no_text(talk: Any) -> None:

@@ -194,7 +194,7 @@ def test_a_server_without_slots_is_told_what_to_set(tmp_path: Path) -> None:
                 server.dsn(), slot="s", publications=["p"], directory=tmp_path, create_slot=True
             )
     assert "max_replication_slots" in str(caught.value)
-    assert "anew" not in str(caught.value)
+    assert "new slot" not in str(caught.value)
 
 
 def test_an_idle_capture_waits_even_without_delay(

@@ -321,7 +321,7 @@ def test_values_behind_the_last_read(
     with monkeypatch.context() as patched:
         patched.setattr(reading, "_read", refuse)
         shop.capture(until_lsn=shop.now())
-    assert caplog.messages.count("the history of types and tables is not kept: no") == 1
+    assert caplog.messages.count("the schema history is not up to date: no") == 1
     with expect_error(parameter="history", options=[Argument("history", "newer")]):
         shop.decoded()
     assert shop.decoded(history="newer") == shop.rows
@@ -410,8 +410,8 @@ def test_a_type_is_altered_while_its_table_is_copied(
     shop.copied()
     shop.confirmed()
     shop.stop()
-    assert [one for one in caplog.messages if "copied anew" in one] == [
-        "table public.t is copied anew: a type of it was altered while it was copied"
+    assert [one for one in caplog.messages if "needs a new snapshot" in one] == [
+        "table public.t needs a new snapshot: one of its types was altered while it was copied"
     ]
     rows = shop.database.execute("SELECT row_to_json(t)::text FROM t")
     expected = {1: json.loads(rows[0][0])}

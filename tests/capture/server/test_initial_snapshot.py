@@ -200,13 +200,13 @@ def test_the_command_that_asks_for_a_copy(
     finish(shop, tmp_path, snapshot="never")
     given = ["snapshot", "--dir", str(tmp_path), "--table", "public.small"]
     assert main([*given, "--wait", "0.1"]) == 1
-    assert "no capture has seen the request for public.small" in capsys.readouterr().err
+    assert "no capture has read the request for public.small" in capsys.readouterr().err
     assert requested(tmp_path)[oid(shop, "small")].table == ["public", "small"]
     with running(shop, tmp_path, snapshot="never", create_slot=False):
         assert main([*given, "--wait", "20"]) == 0
     (copy,) = Tables(tmp_path).read()[oid(shop, "small")].snapshots
     told = capsys.readouterr().out
-    assert told == f"public.small is copied as of {pf.format_lsn(copy.lsn)}\n"
+    assert told == f"public.small has a snapshot as of {pf.format_lsn(copy.lsn)}\n"
     finish(shop, tmp_path, snapshot="never")
     folded = Folded(tmp_path).take()
     check(shop, folded, "small")
@@ -308,15 +308,15 @@ def test_each_call_says_whether_tables_are_copied(
     def call(directory: Path, **options: Any) -> list[str]:
         caplog.clear()
         finish(shop, directory, **options)
-        return [one for one in caplog.messages if "copies none" in one]
+        return [one for one in caplog.messages if "this one takes none" in one]
 
     assert call(tmp_path) == []
     shop.execute("ALTER PUBLICATION p ADD TABLE late", "UPDATE late SET v = 'new' WHERE id = 1")
     (warning,) = call(tmp_path, snapshot="never")
     assert warning == (
-        "the directory has copies of 3 tables, and this capture copies none that joins the "
-        "publications or returns to them: without snapshot='initial', which each call needs, such "
-        "a table lacks the rows that it has by then"
+        "earlier captures took snapshots of 3 tables, but this one takes none: a table that joins "
+        "the publications from now on lacks its existing rows. Give snapshot='initial' to each "
+        "capture of this directory"
     )
     assert len(Tables(tmp_path).read()) == 3
     # A later call makes up for it.
@@ -497,7 +497,7 @@ def test_a_copy_that_the_server_breaks_off_does_not_hold_up_others(
         assert not list((lake / "snapshots").glob(f"{bad:08X}-*"))
         shop.execute("TRUNCATE bad", "INSERT INTO bad VALUES (1, 'good')")
         wait_until(lambda: run.error or copied(lake, bad))
-    assert "a table waits for its copy: can't copy table public.bad: division" in caplog.text
+    assert "a table waits for its snapshot: can't copy table public.bad: division" in caplog.text
     finish(shop, lake)
     check(shop, Folded(lake, "all").take(), "big", "small", "empty", "bad")
 
@@ -778,8 +778,8 @@ def test_actions_that_were_not_published_while_no_capture_ran(
     )
     finish(database18, tmp_path)
     assert folded.take().rows[oid(database18, "t")].keys() == {"2", "3"}
-    why = "its publications were altered, and may not have published all of it for some time"
-    assert f"table public.t is to be copied: {why}" in caplog.messages
+    why = "its publications were altered, so some of its changes may be missing"
+    assert f"table public.t needs a snapshot: {why}" in caplog.messages
     finish(database18, tmp_path)
     assert copied(tmp_path, oid(database18, "t")) == 2
 
@@ -818,8 +818,8 @@ def test_an_action_that_is_not_published_for_a_time(
         database18.execute("INSERT INTO t VALUES (5, 'five')")
     finish(database18, tmp_path)
     check(database18, folded.take(), "t")
-    why = f"its publications do not publish its {action}s any more"
-    assert f"table public.t is to be copied: {why}" in caplog.messages
+    why = f"its publications no longer publish its {action}s"
+    assert f"table public.t needs a snapshot: {why}" in caplog.messages
 
 
 def members_of(database: Any, publications: list[str]) -> dict[int, Any]:

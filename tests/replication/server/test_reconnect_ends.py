@@ -159,7 +159,7 @@ def test_an_order_to_end_is_heard_while_the_slot_is_made(
     with psycopg.connect(server.dsn()) as connection:
         connection.execute("INSERT INTO t VALUES (0)")
         running = Capturing(server.dsn(), tmp_path, create_slot=True, slot="waits")
-        told = "slot waits is made once all transactions that run have ended"
+        told = "the server makes slot waits when all running transactions have ended"
         wait_until(lambda: told in caplog.text)
         assert isinstance(running.end(), RetryableError)
         wait_until(lambda: not execute(server, "SELECT FROM pg_replication_slots"))

@@ -213,7 +213,7 @@ def test_a_table_that_others_have_locked_is_lost(database18: Any) -> None:
         holder.execute("BEGIN; LOCK TABLE many")
         with open_snapshot(database18.dsn, ["p"], exported=slot, lock_timeout=0.2) as snapshot:
             (reason,) = snapshot.lost.values()
-            assert reason == "other sessions have it locked, longer than 0.2 s"
+            assert reason == "other sessions kept it locked for 0.2 s"
             assert len(values(snapshot)["other"]) == 5
 
 
