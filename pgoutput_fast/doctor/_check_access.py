@@ -50,9 +50,8 @@ def replication(
             yield Finding(
                 "replication-connection",
                 printable(str(error)),
-                advice="where pg_hba.conf decides, it needs a line for this role and address, of "
-                "database replication or, for logical replication, of this database; a pooler "
-                "between has to be left out",
+                advice="connect to the server itself, without a pooler. If pg_hba.conf refuses, "
+                "add a line for this role, this address and this database",
             )
 
 

@@ -67,8 +67,8 @@ def _missing(server: Examined, kind: str, name: str, found: str) -> Finding:
         kind,
         found,
         () if many else (f"CREATE PUBLICATION {quoted(name)}{which};",),
-        "name the tables that are wanted" + (
-            ": the statement has those with a primary key" if tables and not many else ""
+        "list the tables that you want" + (
+            "; the statement has all tables with a primary key" if tables and not many else ""
         ),
         (name,),
     )  # fmt: skip
@@ -98,8 +98,8 @@ def contents(server: Examined, published: ExaminedPublications) -> Iterator[Find
                 (f"ALTER PUBLICATION {quoted(one.name)} ADD TABLE {', '.join(tables)};",)
                 if fits
                 else (),
-                "add the tables that are wanted"
-                + (": the statement has those with a primary key" if fits else ""),
+                "add the tables that you want"
+                + ("; the statement has all tables with a primary key" if fits else ""),
                 objects,
             )
         left_out = [action for action, there in one.actions.items() if not there]
@@ -176,15 +176,14 @@ def together(server: Examined, published: ExaminedPublications) -> Iterator[Find
                 for one, table in listing.values()
                 for statement in with_columns(server, one, table, None)
             ),
-            "the statements publish all columns; or read the publications by different streams",
+            "publish all columns with the statements, or read each publication in its own stream",
             tuple(table.sql for table in lists),
         )
     if mixed:
         yield Finding(
             "via-root-mixed",
-            f"of the publications {names}, some send {counted(len(mixed), 'partition')} by the "
-            f"root and others do not: "
-            f"{listed([table.shown for table in mixed])}",
+            f"the publications {names} have different values of publish_via_partition_root for "
+            f"{counted(len(mixed), 'partition')}: {listed([table.shown for table in mixed])}",
             tuple(same_root),
             objects=tuple(table.sql for table in mixed),
         )

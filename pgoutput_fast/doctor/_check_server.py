@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ._examined import Examined, Setting
 
-_RESTART = "restart the server after that"
+_RESTART = "then restart the server"
 
 
 def version(server: Examined) -> Iterator[Finding]:
@@ -34,8 +34,9 @@ def version(server: Examined) -> Iterator[Finding]:
         yield Finding(
             "encoding-sql-ascii",
             f"the encoding of database {printable(server.role.database)} is SQL_ASCII",
-            advice="give --policy invalid_text=replace or invalid_text=binary if texts may not be "
-            "UTF-8, or dump the database, and restore it into one of encoding UTF8",
+            advice="if texts may not be UTF-8, give --policy invalid_text=replace or "
+            "invalid_text=binary. Or dump the database, and restore it into a database with "
+            "encoding UTF8",
             objects=(server.role.database,),
         )
 
@@ -55,7 +56,7 @@ def log_level(server: Examined) -> Iterator[Finding]:
             "wal-level",
             f"wal_level is {found.value}",
             server.set_setting("wal_level", "logical"),
-            _RESTART + ("; the primary needs it too" if server.role.in_recovery else ""),
+            _RESTART + ("; set wal_level on the primary, too" if server.role.in_recovery else ""),
             ("wal_level",),
         )
 
@@ -104,15 +105,15 @@ def kept_log(server: Examined) -> Iterator[Finding]:
     if found is None:
         yield Finding(
             "wal-keep-unlimited",
-            f"this version has no {name}",
-            advice="watch the log that slots keep, or update to PostgreSQL 13 or newer",
+            f"this version of PostgreSQL has no {name}",
+            advice="watch how much log the slots keep, or update to PostgreSQL 13 or newer",
         )
     elif found.size < 0:
         yield Finding(
             "wal-keep-unlimited",
-            f"{name} is -1, which is no limit",
+            f"{name} is -1, so there is no limit",
             server.set_setting(name, "100GB"),
-            "give what the disk can hold; a slot that is further behind is lost then",
+            "choose a size that the disk can hold; a slot that is further behind is then lost",
             (name,),
         )
     elif found.size < SMALL_KEEP:
@@ -120,7 +121,7 @@ def kept_log(server: Examined) -> Iterator[Finding]:
             "wal-keep-small",
             f"{name} is {shown_size(found.size)}",
             server.set_setting(name, "100GB"),
-            "give what the disk can hold",
+            "choose a size that the disk can hold",
             (name,),
         )
 
@@ -141,7 +142,7 @@ def timeouts(server: Examined) -> Iterator[Finding]:
             "idle-slot-timeout",
             f"idle_replication_slot_timeout is {shown_seconds(idle.seconds)}",
             server.set_setting("idle_replication_slot_timeout", "0"),
-            "or let it be longer than a capture may be away",
+            "or set it longer than a capture may be down",
             ("idle_replication_slot_timeout",),
         )
 
@@ -154,7 +155,7 @@ def memory(server: Examined) -> Iterator[Finding]:
             "decoding-memory-small",
             f"logical_decoding_work_mem is {shown_size(found.size)}",
             server.set_setting("logical_decoding_work_mem", "64MB"),
-            "it is for each stream",
+            "each stream may use this much memory",
             ("logical_decoding_work_mem",),
         )
 
@@ -174,7 +175,7 @@ def session_timeouts(server: Examined) -> Iterator[Finding]:
                 "session-timeout",
                 f"{name} of role {printable(server.role.name)} is {shown_seconds(found.seconds)}",
                 sql,
-                None if sql else f"take {name} out of the connection string's options",
+                None if sql else f"remove {name} from the connection string's options",
                 (name,),
             )
 
@@ -207,7 +208,7 @@ def standby(server: Examined) -> Iterator[Finding]:
         if status is None:
             yield Finding(
                 "could-not-check",
-                "could not check whether the standby follows its primary by a slot",
+                "could not check whether the standby follows its primary through a slot",
                 server.grant("pg_read_all_stats"),
             )
         if status is None or slot:
@@ -242,7 +243,8 @@ def transactions(server: Examined) -> Iterator[Finding]:
                 f"{printable(database or '')} has had a transaction open for "
                 f"{shown_seconds(int(seconds))}",
                 (f"SELECT pg_catalog.pg_terminate_backend({pid});",),
-                "that ends the connection and rolls the transaction back; or wait for its end",
+                "the statement ends the connection and rolls the transaction back. Or wait until "
+                "the transaction ends",
                 (str(pid),),
             )
     if hidden:
@@ -271,7 +273,7 @@ def prepared_transactions(server: Examined) -> Iterator[Finding]:
             f"transaction {quoted_literal(gid)} of role {printable(owner)} in database "
             f"{printable(database)} has been prepared for {shown_seconds(int(seconds))}",
             (f"ROLLBACK PREPARED {quoted_literal(gid)};",) if here else (),
-            f"or COMMIT PREPARED {quoted_literal(gid)}: whoever prepared it knows which"
-            + ("" if here else f", in database {listed([database])}; or ROLLBACK PREPARED"),
+            ("or run" if here else f"in database {listed([database])}, run ROLLBACK PREPARED or")
+            + f" COMMIT PREPARED {quoted_literal(gid)}: ask whoever prepared it",
             (gid,),
         )

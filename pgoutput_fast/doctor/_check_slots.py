@@ -36,8 +36,8 @@ def slots(server: Examined) -> Iterator[Finding]:
         yield Finding(
             "slot-missing",
             f"there is no slot {name}",
-            advice="sync and capture make the slot themselves: make the publications first. They "
-            "take one that was made by hand only with --adopt-slot",
+            advice="make the publications, then start sync or capture: they make the slot. If you "
+            "make the slot by hand, give them --adopt-slot",
             objects=(name,),
         )
 
@@ -52,9 +52,9 @@ def _named(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
     objects = (name,)
     if slot["plugin"] != "pgoutput":
         kind = (
-            "a physical one"
+            "a physical slot"
             if slot["plugin"] is None
-            else f"one of plugin {printable(slot['plugin'])}"
+            else f"a slot of plugin {printable(slot['plugin'])}"
         )
         yield Finding(
             "slot-not-pgoutput",
@@ -66,7 +66,7 @@ def _named(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
     if slot["database"] != server.role.database:
         yield Finding(
             "slot-of-other-database",
-            f"slot {name} is of database {printable(slot['database'])}, not of "
+            f"slot {name} belongs to database {printable(slot['database'])}, not to "
             f"{printable(server.role.database)}",
             advice="give another slot, or a connection to that database",
             objects=objects,
@@ -75,7 +75,11 @@ def _named(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
         yield _invalidated(slot, "slot-invalidated")
         return
     if slot.get("synced") and server.role.in_recovery:
-        yield Finding("slot-synced", f"slot {name} is a copy of the primary's", objects=objects)
+        yield Finding(
+            "slot-synced",
+            f"slot {name} is the standby's copy of a slot of the primary",
+            objects=objects,
+        )
     if slot.get("two_phase"):
         yield Finding("slot-two-phase", f"slot {name} is marked two_phase", objects=objects)
     if slot["active"]:
@@ -106,7 +110,7 @@ def _other(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
             "slot-inactive" if slot["plugin"] else "physical-slot-inactive",
             f"slot {name}{of} {reader}, and keeps {retained} of the server's log",
             _drop(slot),
-            "drop it only if nobody will read it any more",
+            "drop the slot only if nobody will read it any more",
             (name,),
         )
 
@@ -122,8 +126,8 @@ def _invalidated(slot: dict[str, Any], kind: str) -> Finding:
         kind,
         f"slot {name} is invalidated: {reason}",
         _drop(slot),
-        "changes since the slot was lost are in no slot: copy the tables anew. Sync and capture do "
-        "that in a new directory, and make the slot themselves",
+        "the changes since then are lost. Drop the slot, move the change log away, and start sync "
+        "or capture again: they make a new slot and new snapshots of all tables",
         (name,),
     )
 
@@ -142,14 +146,14 @@ def _held(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
             "slot-nearly-lost" if nearly else "slot-near-limit",
             f"{shown}, and may keep {shown_size(max(int(left or 0), 0))} more",
             server.set_setting(setting, more),
-            "have the slot read, or drop it",
+            "start the reader of the slot, or drop the slot",
             (name,),
         )
     if retained >= MUCH_LOG:
         yield Finding(
             "slot-behind",
             shown + (f", and process {slot['active_pid']} reads it" if slot["active"] else ""),
-            advice="have the slot read faster, or acknowledge what was read",
+            advice="read the slot faster, or acknowledge the changes that were read",
             objects=(name,),
         )
 
@@ -178,6 +182,6 @@ def spills(server: Examined) -> Iterator[Finding]:
                 *server.set_setting("logical_decoding_work_mem", more),
                 f"SELECT pg_catalog.pg_stat_reset_replication_slot({quoted_literal(name)});",
             ),
-            "the memory is for each stream; a stream of protocol version 2 or newer spills less",
+            "each stream may use this much memory; protocol version 2 or newer spills less",
             (name,),
         )

@@ -57,7 +57,7 @@ def identities(server: Examined, published: ExaminedPublications) -> Iterator[Fi
     tables = [table for table in published.all_sent() if table.oid in need]
     nothing = [table for table in tables if table.identity == "n"]
     missing = [table for table in tables if table.lacks_identity and table.identity != "n"]
-    better = "a primary key is better than FULL, with which each change writes the whole old row"
+    better = "better add a primary key: with FULL, each change writes the whole old row"
     for kind, found, which in (
         ("identity-nothing", "with REPLICA IDENTITY NOTHING", nothing),
         ("identity-missing", "without replica identity, as they lack a primary key", missing),
@@ -78,7 +78,7 @@ def identities(server: Examined, published: ExaminedPublications) -> Iterator[Fi
             "with REPLICA IDENTITY FULL that could have a key",
             with_key,
             (_set_identity(table, _key_of(table) or "") for table in with_key),
-            "leave it where old values are wanted, or a row filter needs them",
+            "keep FULL if you want old values, or if a row filter needs them",
         )
     without = [table for table in full if _key_of(table) is None]
     if without:
@@ -97,8 +97,8 @@ def identities(server: Examined, published: ExaminedPublications) -> Iterator[Fi
             "toast-unchanged",
             "may have values that are stored out of line",
             large,
-            advice="leave such columns as they are in the target; with REPLICA IDENTITY FULL the "
-            "old row has the value",
+            advice="if such a value does not come, keep the value in the target; with REPLICA "
+            "IDENTITY FULL, the old row has it",
         )
 
 
@@ -195,7 +195,7 @@ def not_sent(server: Examined, published: ExaminedPublications) -> Iterator[Find
             "in publications",
             unlogged,
             (f"ALTER TABLE {table.sql} SET LOGGED;" for table in unlogged),
-            "that writes the whole table to the log",
+            "the statement writes the whole table to the server's log",
             "unlogged table",
         )
     temporary = [table for table in tables if table.persistence == "t"]
@@ -207,7 +207,7 @@ def not_sent(server: Examined, published: ExaminedPublications) -> Iterator[Find
             "partition-foreign",
             "in publications",
             foreign,
-            advice="capture them from the servers where they are",
+            advice="capture them from their own servers",
             what="foreign table",
         )
 

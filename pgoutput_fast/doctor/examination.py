@@ -146,7 +146,7 @@ def _checked(
             Finding(
                 "could-not-check",
                 f"could not check {what}: {printable(' '.join(str(error).split()))}",
-                advice="give the role the right to read it, or ask as another role"
+                advice="grant the role the right to read it, or run doctor as another role"
                 if state == _NO_PRIVILEGE
                 else None,
             )

@@ -854,8 +854,8 @@ def test_slots(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = the(examine(dsn, slot="mine"), "slot-missing")
     # A slot that is there already is refused by those that would make it.
     assert (finding.objects, finding.sql) == (("mine",), ())
-    assert "sync and capture make the slot themselves" in finding.advice
-    assert "one that was made by hand only with --adopt-slot" in finding.advice
+    assert "then start sync or capture: they make the slot" in finding.advice
+    assert "make the slot by hand, give them --adopt-slot" in finding.advice
     run(dsn, "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')")
     assert found(examine(dsn, slot="mine"), "slot-missing") == []
     report = examine(dsn, slot="mine")
@@ -874,7 +874,7 @@ def test_slots(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
         shown = re.escape(f"slot {name}{of} {reader}, and keeps ")
         assert re.fullmatch(f"{shown}.* of the server's log", the(report, kind).found)
     assert the(report, "physical-slot-inactive").objects == ("physical",)
-    assert "a physical one" in the(examine(dsn, slot="physical"), "slot-not-pgoutput").found
+    assert "a physical slot" in the(examine(dsn, slot="physical"), "slot-not-pgoutput").found
     monkeypatch.setattr(_check_slots, "MUCH_LOG", 0)
     assert {one.objects for one in found(examine(dsn, slot="mine"), "slot-behind")} == {
         ("forgotten",), ("mine",), ("physical",),
@@ -896,7 +896,7 @@ def test_slots_of_other_kinds(dsn18: str) -> None:
     run(dsn18, "DROP DATABASE IF EXISTS other", "CREATE DATABASE other")
     other = conninfo.make_conninfo(dsn18, dbname="other")
     finding = the(examine(other, slot="marked"), "slot-of-other-database")
-    assert finding.found == "slot marked is of database postgres, not of other"
+    assert finding.found == "slot marked belongs to database postgres, not to other"
 
 
 def test_log_that_slots_keep(dsn18: str) -> None:
@@ -1096,8 +1096,7 @@ def test_command_json(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
         "meaning": KINDS["identity-missing"].meaning,
         "objects": [T],
         "sql": [f"ALTER TABLE ONLY {T} REPLICA IDENTITY FULL;"],
-        "advice": "a primary key is better than FULL, with which each change writes the whole old "
-        "row",
+        "advice": "better add a primary key: with FULL, each change writes the whole old row",
     }
 
 
