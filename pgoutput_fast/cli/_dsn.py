@@ -99,7 +99,7 @@ def naming_doctor(publications: Sequence[str]) -> Iterator[None]:
         is_ready = sqlstate not in _NOT_READY and error.code not in _NOT_READY_CODES
         if not is_ready and "doctor" not in str(error):
             names = "".join(f" --publication {shlex.quote(name)}" for name in publications)
-            text = f"pgoutput-fast doctor{names} lists all that the server lacks"
+            text = f"Run pgoutput-fast doctor{names} to see all that the server lacks"
             error.hint = (*error.hint, f". {text}") if error.hint else (text,)
         raise
 
@@ -141,13 +141,13 @@ def given_dsn(
         return _read(file)
     if dsn is None and not any(os.environ.get(name) for name in _SERVERS):
         raise click.UsageError(
-            "no server is named: give --dsn or --dsn-file, or set libpq's variables, as PGHOST and "
-            "PGDATABASE, or PGSERVICE for an entry of a service file"
+            "no server is named: give --dsn or --dsn-file, or set libpq's variables, such as "
+            "PGHOST and PGDATABASE, or PGSERVICE"
         )
     if named and ConnectionParameters(dsn).has_secret:
         warn(
-            "other users of this machine can read a password in --dsn, as they can read every "
-            "command line; --dsn-file, a password file (~/.pgpass) or PGOUTPUT_FAST_DSN hides it"
+            "other users of this machine can read a password in --dsn. To hide it, use --dsn-file, "
+            "a password file (~/.pgpass) or PGOUTPUT_FAST_DSN"
         )
     return dsn
 
@@ -168,7 +168,7 @@ def _read(path: Path) -> str:
             refused = stat.S_IRWXO | (stat.S_IRWXG if found.st_uid else stat.S_IWGRP)
             if found.st_mode & refused:
                 raise PgOutputError(
-                    f"others can read or write {path}, which may have a password in it",
+                    f"other users can read or write {path}, which may contain a password",
                     code="bad_option",
                     hint=f"Run chmod 600 {path}",
                     path=str(path),
@@ -186,8 +186,9 @@ def _read(path: Path) -> str:
         dsn = ""
     if not dsn or "\0" in dsn or len(text) > _MOST:
         raise PgOutputError(
-            f"{path} has no DSN: expected one as text, such as 'host=… dbname=…', and nothing else",
+            f"{path} has no DSN",
             code="bad_option",
+            hint="Write only a DSN into it, such as 'host=… dbname=…'",
             path=str(path),
         )
     return dsn

@@ -116,7 +116,7 @@ def _table(relation_id: int, state: TableState, tables: Tables) -> dict[str, Any
 def lines_of(told: dict[str, Any], paint: Paint = plain) -> Iterator[str]:
     """Return the same description as lines."""
     yield ""
-    yield f"{printable(told['path'])} has everything from {told['begin']} to {told['end']}"
+    yield f"{printable(told['path'])} has all changes from {told['begin']} to {told['end']}"
     names = [printable(one["table"] or str(one["relation_id"])) for one in told["tables"]]
     width = max(map(len, [*names, "table"])) + 2
     if told["tables"]:

@@ -82,7 +82,7 @@ def copies_text(figures: Figures) -> str:
     progress, copying = figures.progress, figures.progress.copying
     if copying is None:
         waiting = progress.waiting_tables
-        return "" if not waiting else "1 table waits" if waiting == 1 else f"{waiting} tables wait"
+        return f"{counted(waiting, 'table')} waiting for a snapshot" if waiting else ""
     left = figures.copy_seconds_left
     return (
         f"copying: {copying.tables_done} of {counted(copying.tables, 'table')}, "

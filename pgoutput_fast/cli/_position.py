@@ -76,6 +76,6 @@ class PositionWatch:
                         self._stop.wait(_INTERVAL)
             except (PgOutputError, psycopg.Error) as error:
                 if self._tells and not refused and not self._stop.is_set():
-                    _log.warning("%s; the lag is not known until it is answered", error)
+                    _log.warning("%s; the lag is unknown until the server answers", error)
                     refused = True
                 self._stop.wait(_INTERVAL)

@@ -197,7 +197,7 @@ def serve(
         except PgOutputError as error:
             _log_error(error, retryable=False)
         except Exception:  # noqa: BLE001 - the log is the only place where it is looked for
-            _log.critical("the %s has failed by a fault of this program", name, exc_info=True,
+            _log.critical("the %s ended by an internal error", name, exc_info=True,
                           extra={"event": "error", "numbers": {"retryable": False}})  # fmt: skip
         return 1
 

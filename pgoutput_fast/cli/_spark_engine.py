@@ -56,7 +56,9 @@ def _configuration(
         name, equals, setting = value.partition("=")
         if not (name.startswith("spark.") and equals):
             # The argument may contain a key of an object storage.
-            raise click.BadParameter("expected spark.NAME=VALUE; what was given is not shown")
+            raise click.BadParameter(
+                "expected spark.NAME=VALUE; the value may be secret, and is not shown"
+            )
         found[name] = setting
     return found
 
@@ -238,7 +240,7 @@ class _JavaOutput:
         self._is_over.wait(_ENDING)
         text = self._start.decode(errors="replace").strip()
         if text and not well:
-            _log.error("Spark printed before it failed", extra={"details": text})
+            _log.error("Spark failed; it printed the following", extra={"details": text})
         return text
 
     def _run(self) -> None:

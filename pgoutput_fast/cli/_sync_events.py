@@ -33,7 +33,7 @@ def table_events(before: SyncProgress, after: SyncProgress) -> Iterator[TableEve
         old, name = known.get(new.relation_id), after.names[new.relation_id]
         if old is None:
             same = name == qualified(new)
-            texts = ["is new" if same else f"is new, and is {name} in the target"]
+            texts = ["is new" if same else f"is new; its name in the target is {name}"]
         else:
             texts = [*_texts(old, new, before.names[new.relation_id], name)]
         for text in texts:
@@ -44,16 +44,16 @@ def _texts(old: Held, new: Held, name_before: str, name: str) -> Iterator[str]:
     if qualified(old) != qualified(new):
         yield f"was {qualified(old)} before"
     if name_before != name:
-        yield f"is {name} in the target now, and was {name_before}"
+        yield f"is now {name} in the target, and was {name_before} before"
     if new.copy_lsn > old.copy_lsn:
-        again = " again" if old.copy_lsn else ""
-        yield f"was copied{again}, as of {format_lsn(new.copy_lsn)}"
+        which = "a new snapshot" if old.copy_lsn else "its snapshot"
+        yield f"has {which}, as of {format_lsn(new.copy_lsn)}"
     elif old.columns and new.stale is None:
         yield from _columns(old.columns, new.columns)
     if new.version > old.version:
         yield (
-            f"has columns that do not go together with those before: its changes go on in version "
-            f"{new.version} of its change table"
+            f"has new columns that do not fit its change table: its changes continue in version "
+            f"{new.version} of the change table"
         )
 
 
@@ -69,7 +69,7 @@ def _columns(old: Sequence[StoredColumn], new: Sequence[StoredColumn]) -> Iterat
         elif was is None:
             yield f"has a new column {name}"
         elif one.form != was.form:
-            yield f"has column {name} as {one.form} now, and had it as {was.form}"
+            yield f"now has column {name} as {one.form}, before as {was.form}"
     numbers = {one.number for one in new if one.number}
     for one in old:
         if one.name not in names and one.number not in numbers:

@@ -67,7 +67,7 @@ class SyncCall:
     def source(self) -> str:
         """The source of the changes, for people."""
         if self.capture_options is None:
-            return f"directory {self.segments}"
+            return f"change log {self.segments}"
         return f"slot {self.slot}, publications {', '.join(self.publications or ())}"
 
     @property
@@ -187,8 +187,8 @@ def _lines(plan: SyncPlan, call: SyncCall, target: Target) -> Iterator[str]:
         confirmed = plan.slot.confirmed_lsn or 0
         behind = decimal(max(0, plan.slot.server_lsn - confirmed))
         yield (
-            f"slot {plan.slot.name} is there, and goes on at {format_lsn(confirmed)}; the server's "
-            f"log is {behind} beyond that"
+            f"slot {plan.slot.name} exists, and continues at {format_lsn(confirmed)}; the server's "
+            f"log is {behind} ahead"
             if plan.slot.exists
             else f"slot {plan.slot.name} would be made"
         )
@@ -198,13 +198,13 @@ def _lines(plan: SyncPlan, call: SyncCall, target: Target) -> Iterator[str]:
             f"{format_lsn(plan.end_lsn)}"
         )
     else:
-        yield f"{plan.directory} would be made, and the slot captured there"
+        yield f"{plan.directory} would be made, as the change log of the slot"
     for warning in plan.mistaken:
         yield f"warning: {warning}"
     has = any(one.held is not None for one in plan.tables)
-    yield f"{call.target} {'is continued' if has else 'would begin anew'}"
+    yield f"{call.target} {'would be continued' if has else 'would be made'}"
     if not plan.tables:
-        yield "no table is there yet"
+        yield "there are no tables yet"
     names = [printable(one.name) for one in plan.tables]
     width = max(map(len, names), default=0)
     for name, one in zip(names, plan.tables, strict=True):
@@ -234,9 +234,9 @@ def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall, target: Target) -> It
     if plan.has_begun and (one.held is not None or one.has_snapshot or one.changes):
         yield f"{counted(one.changes, 'change')} from {format_lsn(one.lsn)} on"
     if one.is_lost:
-        yield "would be copied again, as the directory lacks changes of it"
+        yield "would get a new snapshot, because the change log lacks changes of it"
     elif one.waits:
-        yield "waits until it is copied"
+        yield "waits for its snapshot"
     elif one.has_snapshot or one.held is not None:
         pass
     elif (
@@ -245,13 +245,13 @@ def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall, target: Target) -> It
         and call.capture_options is not None
         and call.capture_options.snapshot == "initial"
     ):
-        yield "would be copied"
+        yield "would get a snapshot"
     else:
         uncopied = call.options.uncopied if target.kept.has_state else "changes"
         yield {
             "error": "no snapshot: an error at its first change",
-            "empty": "no snapshot: it is taken as empty when the capture began",
-            "changes": "no snapshot: its changes alone are kept",
+            "empty": "no snapshot: it counts as empty when the capture began",
+            "changes": "no snapshot: only its changes are kept",
         }[uncopied]
     if one.is_published is False:
         yield "not published any more"

@@ -73,7 +73,7 @@ class SyncReport(NamedTuple):
 
 def make_report(report: SyncReport) -> str:
     """Return the report as HTML."""
-    goes_on = "" if report.is_over else "; it goes on, and this page is renewed each minute"
+    goes_on = "" if report.is_over else "; sync is running, and updates this page each minute"
     found = report.figures
     return html.page(
         "pgoutput-fast sync",
@@ -90,8 +90,8 @@ def _content(report: SyncReport, found: SyncFigures) -> Iterator[str]:
     yield html.figures(*_figures(report, found))
     yield html.section(
         "Tables",
-        "Changes and seconds are those of this run. What was committed before its LSN is in a "
-        "table.",
+        "Changes and seconds are those of this run. A table has everything that was committed "
+        "before its LSN.",
         _tables(found.progress, has_failed=report.error is not None),
     )
     yield html.section("Write times", _windows_text(report.windows), _chart(report.windows))
@@ -107,7 +107,7 @@ def _verdict(report: SyncReport) -> Iterator[str]:
             progress.stale
         )
         wrong += [f"{counted(len(progress.paused), 'table')} paused"] * bool(progress.paused)
-        wrong += [f"{counted(len(progress.waiting), 'table')} to be copied"] * bool(
+        wrong += [f"{counted(len(progress.waiting), 'table')} waiting for a snapshot"] * bool(
             progress.waiting
         )
     if report.error is None:
@@ -119,16 +119,16 @@ def _verdict(report: SyncReport) -> Iterator[str]:
         return
     ended = f"The sync ended by an error at {_time(report.made)}: {report.error}"
     yield f'<p class="verdict bad">{html.text(ended)}</p>'
-    stand = "It had not looked at the tables yet, and has written nothing."
-    goes_on = "The next call begins again."
+    stand = "It ended before it read the tables, and wrote nothing."
+    goes_on = "The next call starts again."
     if progress is not None:
-        stand = f"The tables stand as of {format_lsn(progress.lsn)}, and nothing comes into them."
-        stand += f" Of them {' and '.join(wrong)}." if wrong else ""
-        goes_on = "The next call goes on from there."
+        stand = f"The tables are as of {format_lsn(progress.lsn)}, and get no more changes."
+        stand += f" Not up to date: {' and '.join(wrong)}." if wrong else ""
+        goes_on = "The next call continues from there."
     again = (
-        "The error may pass by itself."
+        "The error may pass by itself: try again."
         if report.passes
-        else "The error does not pass by itself: do first what it says."
+        else "The error does not pass by itself: first do what it says."
     )
     yield f"<p>{stand} {goes_on} {again}</p>"
 
@@ -149,13 +149,13 @@ def _figures(report: SyncReport, found: SyncFigures) -> Iterable[tuple[str, str]
         (f"{progress.windows:,}", "windows"),
         ("unknown" if lag_bytes is None else decimal(lag_bytes), "of the log behind"),
         ("unknown" if lag_seconds is None else f"{lag_seconds:.1f} s", "behind"),
-        (format_lsn(progress.lsn), "is where the tables are"),
+        (format_lsn(progress.lsn), "LSN of the tables"),
     )
 
 
 def _tables(progress: SyncProgress, *, has_failed: bool) -> str:
     if not progress.held:
-        return "<p>None has come yet.</p>"
+        return "<p>There are no tables yet.</p>"
     heads = [
         html.cell(head, "left" if head in ("table", "in the target", "state") else "", "th")
         for head in ("table", "in the target", "columns", "changes", "seconds", "LSN",
@@ -179,9 +179,9 @@ def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
     elif has_left:
         state = html.cell("not published any more, or dropped: it stays as it is", "left long")
     elif name in progress.waiting:
-        state = html.cell("waits until it is copied", "left wait")
+        state = html.cell("waits for its snapshot", "left wait")
     elif has_failed:
-        state = html.cell(f"stands as of {format_lsn(held.lsn)}", "left wait")
+        state = html.cell(f"as of {format_lsn(held.lsn)}", "left wait")
     else:
         state = html.cell("up to date", "left good")
     if held.version > 1:
@@ -214,8 +214,8 @@ def _windows_text(windows: Sequence[Written]) -> str:
     seconds = sorted(one.seconds for one in windows)
     middle = seconds[len(seconds) // 2]
     return (
-        f"The last {counted(len(windows), 'window')}: {middle:.2f} s in the middle, "
-        f"{seconds[-1]:.2f} s at most, {sum(seconds):.1f} s together."
+        f"The last {counted(len(windows), 'window')}: median {middle:.2f} s, "
+        f"longest {seconds[-1]:.2f} s, total {sum(seconds):.1f} s."
     )
 
 
@@ -240,7 +240,7 @@ def _chart(windows: Sequence[Written]) -> str:
 
 def _events(events: Sequence[ReportedEvent]) -> str:
     if not events:
-        return "<p>Nothing but changes came.</p>"
+        return "<p>Nothing happened to tables but changes.</p>"
     return html.table(
         (html.cell(head, "left", "th") for head in ("when", "table", "what")),
         (

@@ -67,7 +67,7 @@ def _states_text(figures: SyncFigures) -> str:
     progress = figures.progress
     found = []
     if progress.waiting:
-        found.append(f"{counted(len(progress.waiting), 'table')} to be copied")
+        found.append(f"{counted(len(progress.waiting), 'table')} waiting for a snapshot")
     if progress.stale:
         found.append(f"{counted(len(progress.stale), 'table')} stale")
     if progress.paused:
@@ -88,16 +88,17 @@ def not_kept_text(progress: SyncProgress, copying: str) -> str:
     if not behind:
         return ""
     more = f" and {len(behind) - _NAMED} more" if len(behind) > _NAMED else ""
-    text = f", {counted(len(behind), 'table')} not: {', '.join(behind[:_NAMED])}{more}"
+    text = f"; {counted(len(behind), 'table')} not up to date: {', '.join(behind[:_NAMED])}{more}"
 
     def which(tables: Collection[str]) -> str:
         all_of_them = "it" if len(behind) == 1 else "them"
         return all_of_them if len(tables) == len(behind) else f"{len(tables)} of them"
 
     if copied := {*progress.waiting, *progress.asked}:
-        text += f"; {copying} copies {which(copied)}"
+        snapshots = "a snapshot" if len(copied) == 1 else "snapshots"
+        text += f"; {copying} takes {snapshots} of {which(copied)}"
     if over := progress.over_limit:
-        text += f"; no snapshot is asked for of {which(over)} after too many within a day"
+        text += f"; sync requests no snapshot of {which(over)}, after too many within a day"
     return text
 
 
@@ -208,7 +209,7 @@ def _busiest(figures: SyncFigures, rates: SyncRates) -> list[Text]:
 
 def _not_kept(figures: SyncFigures) -> list[Text]:
     progress = figures.progress
-    waits = [f"  {printable(name)} waits until it is copied" for name in progress.waiting]
+    waits = [f"  {printable(name)} waits for its snapshot" for name in progress.waiting]
     stale = [f"  {printable(name)}: {printable(why)}" for name, why in progress.stale.items()]
     paused = [f"  {printable(name)} is paused: {printable(why)}"
               for name, why in progress.paused.items()]  # fmt: skip

@@ -69,7 +69,7 @@ class _CaptureWatcher:
         if before is None:
             self._notifier.ready()
             self._position.tell_refusals()
-            _log.info("streaming, from %s on", format_lsn(progress.durable_lsn),
+            _log.info("streaming from %s", format_lsn(progress.durable_lsn),
                       extra={"event": "streaming"})  # fmt: skip
         elif progress.reconnects > before.reconnects:
             _log.info("connected again", extra={"event": "reconnected"})

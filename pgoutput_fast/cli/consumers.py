@@ -86,7 +86,7 @@ def add(directory: Path, name: str) -> int:
     """Add a consumer. It begins with the newest snapshot of each table, else with all changes."""
     if any(state.name == name for state in consumers(directory)):
         raise PgOutputError(
-            f"{directory} has a consumer {name!r} already",
+            f"{directory} already has a consumer {name!r}",
             code="already_exists",
             path=str(directory),
         )

@@ -93,10 +93,10 @@ def _directory(out: Path | None) -> Iterator[Path]:
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PgOutputError(
-            f"{out} is there already, and not an empty directory",
+            f"{out} exists already, and is not an empty directory",
             code="already_exists",
             path=str(out),
-            hint="Give another",
+            hint="Give a new directory as --out",
         )
     out.mkdir(parents=True, exist_ok=True)
     yield out
@@ -191,7 +191,7 @@ def _demo(engine: str, changes: int, out: Path | None, report: Path) -> int:
     lines = [
         f"backlog of {result.backlog:,} changes: {result.caught_up_seconds:.1f} s from the restart",
         result.versions,
-        *([] if out is None else [f"segments and tables: {out}"]),
+        *([] if out is None else [f"change log and tables: {out}"]),
         f"report: {report}",
         f"{result.seconds:.0f} seconds in all",
     ]

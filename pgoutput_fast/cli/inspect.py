@@ -146,7 +146,7 @@ class _Filter:
         found = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
         tags = ""
         if self._tags and self._seen_tags - {""}:
-            others = " of what else was asked for" if self._tables or self._xids else ""
+            others = " of the tables and transactions" if self._tables or self._xids else ""
             tags = f"; the tags{others} are {' '.join(sorted(self._seen_tags - {''}))}"
         return f"no message matches; there are messages {found}{tags}"
 

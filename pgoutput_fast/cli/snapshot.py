@@ -64,10 +64,10 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
     before = Tables(directory).read()
     known = _known(directory)
     for relation_id in found.values():
-        why = "pgoutput-fast snapshot asks for it"
+        why = "pgoutput-fast snapshot asked for it"
         request_copy(directory, relation_id, known[relation_id], why)
     if wait is None:
-        print(f"the capture of {directory} is asked to copy {', '.join(tables)}")
+        print(f"asked the capture of {directory} for new snapshots of {', '.join(tables)}")
         return 0
     deadline = time.monotonic() + wait
     while any(
@@ -77,16 +77,16 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
         if time.monotonic() > deadline:
             asked = requested(directory)
             unheard = [table for table, one in found.items() if one in asked]
-            why = f"no capture has seen the request for {', '.join(unheard)}; does one run?"
+            why = f": no capture has read the request for {', '.join(unheard)}" if unheard else ""
             raise PgOutputError(
-                f"after {wait:g} s not all tables are copied: "
-                f"{why if unheard else 'the log of the capture tells more'}",
+                f"not all snapshots are complete after {wait:g} s{why}",
                 code="timed_out",
+                hint="Check that the capture runs" if unheard else "See the log of the capture",
             )
         time.sleep(_POLL)
     after = Tables(directory).read()
     for table, relation_id in found.items():
-        print(f"{table} is copied as of {format_lsn(after[relation_id].snapshots[-1].lsn)}")
+        print(f"{table} has a snapshot as of {format_lsn(after[relation_id].snapshots[-1].lsn)}")
     return 0
 
 
@@ -114,8 +114,8 @@ def _find(directory: Path, table: str) -> int:
             f"{directory} has several tables that were called {table!r}",
             code="bad_option",
             table=table,
-            hint="Give one of the relation "
-            f"ids {ids} instead; SELECT {name}::regclass::oid tells which one it is now",
+            hint=f"Give one of the relation ids {ids} instead. To see which table has the name "
+            f"now: SELECT {name}::regclass::oid",
         )
     names = ", ".join(sorted(printable(sql_name(*name)) for name in known.values())) or "none"
     raise PgOutputError(

@@ -148,7 +148,7 @@ class _SyncWatcher:
         self._notifier.stopping()
         figures = self._figures(progress)
         self._view.end(figures)
-        copying = "the next call" if self._position is not None else "the directory's capture"
+        copying = "the next call" if self._position is not None else "the capture"
         _log.info(
             "the sync ends: %s in %s, tables up to %s%s", counted(progress.changes, "change"),
             counted(progress.windows, "window"), format_lsn(progress.lsn),
@@ -233,7 +233,7 @@ def command(
             )
         if engine == "spark" and call.target.startswith("duckdb:"):
             raise PgOutputError(
-                "--engine spark keeps Delta tables, and one process writes a DuckDB file",
+                "--engine spark writes Delta tables, and can't write a DuckDB file",
                 code="bad_option", parameter="target", hint="Give a directory or a URL",
             )  # fmt: skip
         opened = call.open()
@@ -342,7 +342,7 @@ class _Reporting:
 
     def fail(self, error: Exception) -> None:
         """Write the report with the error that ends the sync; no other error may replace it."""
-        text = f"a fault of this program ({error!r}), see its log"
+        text = f"an internal error ({error!r}), see the log"
         if isinstance(error, PgOutputError):
             text = error.text(self._formatter.name_option)
         self._watcher.events.append(

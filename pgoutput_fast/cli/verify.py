@@ -216,7 +216,7 @@ def _said(table: TableResult) -> str:
         least = "at least " if table.differing_is_least else ""
         said += f", {table.target_rows:,} in the target; {least}{table.differing:,} differ"
     if table.looked_again:
-        said += f", {table.looked_again:,} looked at again"
+        said += f", {table.looked_again:,} read again"
     if table.unsettled:
         said += f", {table.unsettled:,} unsettled"
     if table.excluded:

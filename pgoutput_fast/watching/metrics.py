@@ -307,7 +307,7 @@ class MetricsServer:
                 f"{getattr(error, 'strerror', None) or error}",
                 code="io_failed",
                 parameter="metrics_port",
-                hint=("Give another one, or another ", Argument("metrics_host")),
+                hint=("Give another port, or another ", Argument("metrics_host")),
             ) from error
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"

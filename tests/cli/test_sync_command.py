@@ -257,14 +257,16 @@ def test_dry_run_of_a_target_that_was_moved(
     given, before = arguments(published, new), there(tmp_path)
     assert main(["sync", *given, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"public\.t  up to .* in the target.*; would be copied again, as the", said)
+    assert re.search(
+        r"public\.t  up to .* in the target.*; would get a new snapshot, because", said
+    )
     assert there(tmp_path) == before
     assert main(["sync", *given, "--on-error", "stop", "--dry-run"]) == 1
     assert "request a new snapshot with pgoutput-fast" in capsys.readouterr().err
     run([*given, "--until", "now"])
     assert rows(new) == held(published)
     assert main(["sync", *given, "--dry-run"]) == 0
-    assert "would be copied again" not in capsys.readouterr().out
+    assert "would get a new snapshot" not in capsys.readouterr().out
 
 
 def _progress(file: Path) -> list[dict[str, Any]]:
@@ -381,12 +383,14 @@ def test_what_waits_and_what_is_stale(published: Any, run: Running, tmp_path: Pa
     assert "1 table not kept up to date" in page.shown
     assert told["stale"]["public.t"] in page.shown
     assert rows(file) == [row for row in held(published) if row[0] != 21]  # as it was
-    assert told["message"].endswith(", 1 table not: public.t; the next call copies it")
+    assert told["message"].endswith(
+        "; 1 table not up to date: public.t; the next call takes a snapshot of it"
+    )
 
     def look() -> None:
-        wait_until(lambda: "public.t was copied again" in run.text)
+        wait_until(lambda: "public.t has a new snapshot" in run.text)
         assert (
-            f"table public.t is to be copied: the sync to duckdb:{file} requested it: "
+            f"table public.t needs a snapshot: the sync to duckdb:{file} requested it: "
             f"{told['stale']['public.t']}"
         ) in [one["message"] for one in run.events()]
 
@@ -472,7 +476,7 @@ def test_a_terminal_has_live_lines(published: Any, tmp_path: Path) -> None:
     published.execute("INSERT INTO t VALUES (100, 'x')")
     read(b"22 changes")
     published.execute("ALTER TABLE t ALTER id TYPE int", "INSERT INTO t VALUES (101, 'x')")
-    read(b"public.t was copied again")
+    read(b"public.t has a new snapshot")
     process.send_signal(signal.SIGTERM)
     while True:
         try:
@@ -624,7 +628,7 @@ def test_errors_and_their_exit_codes(
     run([*arguments(published, file, dsn=f"{published.dsn} password=s3cret"), *JSON], code=1)
     error = run.event("error")
     assert error is not None
-    assert "by a fault of this program" in error["message"]
+    assert "by an internal error" in error["message"]
     assert "s3cret" not in run.text
 
 
@@ -644,7 +648,7 @@ def test_errors_and_their_exit_codes(
         (["--segments", "d", "password=s3cret"], "unexpected extra argument"),
         (["--segments", "d", "--until", "soon"], "'soon' is no LSN; expected a form"),
         (["--segments", "d", "--interval", "1x"], "'1x' is not a number of seconds"),
-        (["--segments", "d", "--engine", "spark"], "--engine spark keeps Delta tables"),
+        (["--segments", "d", "--engine", "spark"], "--engine spark writes Delta tables"),
         (["--segments", "d", "--report", "/nonexistent/r.html"], "--report: there is no directory"),
         (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
         (["--segments", "d", "--partition-by", "public.a="], "expected schema.name=COLUMN"),
@@ -791,7 +795,7 @@ def test_the_lines_of_a_terminal() -> None:
     assert shown[0][-2:] == ["1.25", "s"]
     assert lines[first + 5 : first + 8] == [
         "  and 2 tables more", "  public.t1: why it is",
-        "  public.later\\n waits until it is copied",
+        "  public.later\\n waits for its snapshot",
     ]  # fmt: skip
 
 
@@ -807,10 +811,10 @@ def test_a_line_of_the_log_has_the_busiest_tables() -> None:
     ("stale", "asked", "waiting", "text"),
     [
         ("", "", "", ""),
-        ("a", "a", "", ", 1 table not: a; C copies it"),
-        ("a", "", "", ", 1 table not: a"),
-        ("ba", "a", "", ", 2 tables not: a, b; C copies 1 of them"),
-        ("ab", "a", "b", ", 2 tables not: a, b; C copies them"),
+        ("a", "a", "", "; 1 table not up to date: a; C takes a snapshot of it"),
+        ("a", "", "", "; 1 table not up to date: a"),
+        ("ba", "a", "", "; 2 tables not up to date: a, b; C takes a snapshot of 1 of them"),
+        ("ab", "a", "b", "; 2 tables not up to date: a, b; C takes snapshots of them"),
         ("ab", "ab", "ced", ", 5 tables not: a, b, c and 2 more; C copies them"),
     ],
 )
@@ -836,7 +840,7 @@ def test_what_happens_to_tables() -> None:
         (old, []),
         (old._replace(lsn=6), []),
         (old._replace(name="u", stored="public.u"), [
-            "was public.t before", "is public.u in the target now, and was public.t",
+            "was public.t before", "is now public.u in the target, and was public.t before",
         ]),
         (old._replace(columns=(column, column._replace(name="b", number=2))),
          ["has a new column b"]),
@@ -845,14 +849,14 @@ def test_what_happens_to_tables() -> None:
         (old._replace(columns=(column._replace(name="b", number=2),)),
          ["has a new column b", "has no column a any more"]),
         (old._replace(columns=(column._replace(form="int64"),)),
-         ["has column a as int64 now, and had it as int32"]),
-        (old._replace(copy_lsn=0x10, columns=()), ["was copied, as of 0/10"]),
+         ["now has column a as int64, before as int32"]),
+        (old._replace(copy_lsn=0x10, columns=()), ["has its snapshot, as of 0/10"]),
         (old._replace(stale="why", columns=(column._replace(form="int64"),)), []),
     ]:  # fmt: skip
         assert [one.text for one in table_events(having(old), having(new))] == texts
     another = old._replace(relation_id=2, stored="public.t~2")
     made = list(table_events(having(), having(old, another)))
-    assert [one.text for one in made] == ["is new", "is new, and is public.t~2 in the target"]
+    assert [one.text for one in made] == ["is new", "is new; its name in the target is public.t~2"]
 
 
 def test_a_copy_that_is_finished_meanwhile(tmp_path: Path) -> None:
@@ -872,9 +876,9 @@ def test_a_report_of_what_ends_by_an_error(published: Any, run: Running, tmp_pat
     lsn = pf.format_lsn(_progress(file)[0]["lsn"])
     head, _, rest = page.partition("changes written")
     assert re.search(r"The sync ended by an error at 20\d\d-.* UTC: .*infinity", head)
-    assert f"The tables stand as of {lsn}" in head
-    assert "The next call goes on from there. The error does not pass by itself" in head
-    assert f"stands as of {lsn}" in rest
+    assert f"The tables are as of {lsn}" in head
+    assert "The next call continues from there. The error does not pass by itself" in head
+    assert f"as of {lsn}" in rest
     assert "the sync ended by an error" in rest
     assert "up to date" not in page
     assert "the policy infinity can be" in head
@@ -896,7 +900,7 @@ def test_a_report_of_what_ends_before_it_begins(
     assert "The sync ended by an error" in page
     text = "was created without it, and this cannot be changed [bad_option]. Leave out --table"
     assert text in page
-    assert "It had not looked at the tables yet" in page
+    assert "It ended before it read the tables" in page
     assert "kept up to date" not in page
 
 
@@ -911,8 +915,8 @@ def test_a_report_of_what_a_fault_ends(
     report = tmp_path / "report.html"
     run(arguments(published, tmp_path / "shop.duckdb", "--report", report), code=1)
     page = Page(report.read_text()).shown
-    assert "a fault of this program (KeyError('<x>')), see its log" in page
-    assert "The tables stand as of 0/10, and nothing comes into them. Of them 1 table to" in page
+    assert "an internal error (KeyError('<x>')), see the log" in page
+    assert "The tables are as of 0/10, and get no more changes. Not up to date: 1 table" in page
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_a_table_without_snapshot_and_key(
     assert (
         main(["sync", "--segments", str(made.directory), "--to", tables.target, "--dry-run"]) == 0
     )
-    assert "no snapshot: its changes alone are kept" in capsys.readouterr().out
+    assert "no snapshot: only its changes are kept" in capsys.readouterr().out
     progress = sync(made, tables, **options)
     assert (progress.stale, progress.asked, progress.changes) == ({}, (), len(SECOND) + 2)
     # A column that is renamed, or made anew under a name, is another one in the change table.

@@ -426,7 +426,7 @@ def test_no_storm_of_snapshots(
         assert lists == ((("public.other",), ()) if number == 0 else ((), ("public.other",)))
         given = ["--segments", str(made.directory), "--to", str(tables.given["target"])]
         assert cli.main(["sync", *given, "--until", "now"]) == 3
-        assert ("copies it" in capfd.readouterr().err) == (number == 0)
+        assert ("takes a snapshot of it" in capfd.readouterr().err) == (number == 0)
         forget_request(made.directory, 16392)
         made.wait(OTHER, lsn + 100, first=False)
         made.copy(OTHER, lsn + 200, [[number, "found"]])

@@ -851,7 +851,7 @@ def test_people_read_the_names_that_they_find(
     given = ["sync", "--segments", str(made.directory), "--to", kept.target]
     command = [*given, "--until", "now", "--report", str(page)]
     assert cli.main(command) == 0
-    assert f"we.ird.T a is new, and is {name} in the target" in capsys.readouterr().err
+    assert f"we.ird.T a is new; its name in the target is {name}" in capsys.readouterr().err
     assert f'<b>we.ird.T a</b></td><td class="left name">{name}</td>' in page.read_text()
     assert cli.main([*given, "--dry-run"]) == 0
     assert f"  we.ird.T a  as {name}, up to " in capsys.readouterr().out

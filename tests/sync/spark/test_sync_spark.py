@@ -201,7 +201,9 @@ def test_a_spark_that_does_not_start(
         capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
-    (printed,) = (one for one in lines if one["message"] == "Spark printed before it failed")
+    (printed,) = (
+        one for one in lines if one["message"] == "Spark failed; it printed the following"
+    )
     assert reason in printed["traceback"]
     first, last = lines[0], lines[-1]
     assert (first["level"], first["event"], first["master"]) == ("info", "spark", master)
@@ -440,7 +442,7 @@ def test_options_that_do_not_go_together(
 ) -> None:
     given = ["sync", "--segments", str(tmp_path), "--until", "now"]
     for options, text in (
-        (["--to", f"duckdb:{tmp_path}/a", "--engine", "spark"], "--engine spark keeps Delta"),
+        (["--to", f"duckdb:{tmp_path}/a", "--engine", "spark"], "--engine spark writes Delta"),
         (["--to", str(tmp_path / "lake"), "--master", "local"], "--master is for --engine spark"),
         (["--to", str(tmp_path / "lake"), "--conf", "spark.a=b"], "--conf is for --engine spark"),
         (
