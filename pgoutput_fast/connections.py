@@ -66,11 +66,16 @@ NEW_CONNECTION_ADVICE = "Open a new connection: it gets all changes that were no
 """The hint of an error after which a stream has to be opened again.
 
 In a log, the text "connecting again in 0.1 s" may follow."""
-NEW_SLOT_ADVICE = (
-    "Drop the slot and move the change log away. Then start again with a new slot and new "
-    "snapshots of all tables"
-)
-"""The hint of an error after which the server can't send the changes of a slot any more."""
+
+
+def new_slot_advice(slot: str | None = None) -> str:
+    """Return the hint of an error after which a slot can't continue, with SQL if it has a name."""
+    how = "" if slot is None else f" (SELECT pg_drop_replication_slot('{slot}'))"
+    return (
+        f"Drop the slot{how} and move the change log away. Then start again with a new slot and "
+        "new snapshots of all tables"
+    )
+
 
 ADVICE = {
     "28000": "Check that the role has the attribute REPLICATION, and that pg_hba.conf lets it in",
@@ -92,7 +97,7 @@ ADVICE = {
         "The server shuts down, or an administrator ended the connection. Open a new connection "
         "when the server accepts connections"
     ),
-    "58P01": f"The server has deleted WAL that the slot needs. {NEW_SLOT_ADVICE}",
+    "58P01": f"The server has deleted WAL that the slot needs. {new_slot_advice()}",
 }
 """Hints by SQLSTATE. The error itself has the server's own words."""
 
@@ -138,7 +143,7 @@ _CONNECTING_ADVICE = (
 
 PUBLICATION_ADVICE = (
     "Make the publication: it must exist before a change is written, and must not be dropped "
-    f"while a slot needs it. {NEW_SLOT_ADVICE}"
+    f"while a slot needs it. {new_slot_advice()}"
 )
 _SHOWN = 8  # the most publications that an error names
 STREAM_ADVICE = ADVICE | {"42704": PUBLICATION_ADVICE}

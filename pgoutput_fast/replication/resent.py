@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import sql
 
-from ..connections import NEW_SLOT_ADVICE
+from ..connections import new_slot_advice
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..segments import SegmentReader
@@ -224,7 +224,7 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
         f"{resending.slot.name!r}. The change log up to {format_lsn(stretch.end)} does not fit "
         f"the server any more",
         code="another_history",
-        hint=NEW_SLOT_ADVICE,
+        hint=new_slot_advice(resending.slot.name),
         path=str(resending.directory),
     )
 

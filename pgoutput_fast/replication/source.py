@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..connections import NEW_SLOT_ADVICE, ConnectionParameters
+from ..connections import ConnectionParameters, new_slot_advice
 from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
 from .negotiation import negotiate
@@ -201,7 +201,7 @@ class Source:
                 f"{connection.system_identifier}, and was {self._system} before. An LSN of one "
                 f"server means nothing on the other",
                 code="another_history",
-                hint=NEW_SLOT_ADVICE,
+                hint=new_slot_advice(),
             )
 
     def _take_slot(self, connection: ReplicationConnection) -> tuple[int, bool, bool]:
@@ -272,7 +272,7 @@ def check_position(
             f"slot {slot!r} is at {format_lsn(confirmed)}, but the stream has to continue at "
             f"{format_lsn(position)}: the changes between are lost",
             code="changes_missing",
-            hint=f"{NEW_SLOT_ADVICE}{advice}",
+            hint=f"{new_slot_advice(slot)}{advice}",
         )
     received = max(position, received)
     if timeline is not None and timeline != connection.timeline:
@@ -284,7 +284,7 @@ def check_position(
                 f"{timeline}: some changes received up to {format_lsn(received)} did not happen "
                 f"there. A standby that lagged was promoted, or an earlier state was restored",
                 code="another_history",
-                hint=NEW_SLOT_ADVICE,
+                hint=new_slot_advice(slot),
             )
     if received > connection.end_lsn:
         end = format_lsn(connection.end_lsn)
@@ -299,5 +299,5 @@ def check_position(
             f"{format_lsn(received)}: an earlier state of the server was restored, or this is "
             f"another server",
             code="another_history",
-            hint=NEW_SLOT_ADVICE,
+            hint=new_slot_advice(slot),
         )

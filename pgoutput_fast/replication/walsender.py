@@ -19,7 +19,6 @@ from psycopg import pq, sql
 from ..connections import (
     ADVICE,
     IDENTIFY_ADVICE,
-    NEW_SLOT_ADVICE,
     PUBLICATION_ADVICE,
     SESSION_SETTINGS,
     SLOT_CODES,
@@ -28,6 +27,7 @@ from ..connections import (
     answered,
     check_publications,
     frame_encoding,
+    new_slot_advice,
     result_error,
     server_error,
 )
@@ -398,7 +398,7 @@ class ReplicationConnection:
                 raise PgOutputError(
                     f"slot {name!r} is invalidated ({why})",
                     code="changes_missing",
-                    hint=NEW_SLOT_ADVICE,
+                    hint=new_slot_advice(name),
                 )
             if state.confirmed_flush_lsn is None:
                 raise RetryableError(
