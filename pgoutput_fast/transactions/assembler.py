@@ -350,9 +350,8 @@ class Assembler:
                 stage.note(int.from_bytes(frame[_XID], "big"), first + index)
                 continue
             if tag not in b"RYMOE":
-                self._refuse(
-                    run, index, f"a frame that no stream chunk has, in that of xid {self._chunk}"
-                )
+                found = f"a stream chunk of xid {self._chunk} contains a frame not allowed there"
+                self._refuse(run, index, found)
             message = self._rare(run, index)
             if isinstance(message, (Relation, Type)):
                 stage.note(cast("int", message.xid), first + index)
@@ -386,14 +385,14 @@ class Assembler:
         position = start
         for index, tag in marks:
             if index > position and self._begin is None:
-                self._refuse(run, position, "a change outside of any transaction")
+                self._refuse(run, position, "a change came outside of any transaction")
             position = index + 1
             if self._begin is not None:
                 self._in_transaction(run, index, tag, found)
             else:
                 self._outside(run, index, tag, found)
         if end > position and self._begin is None:
-            self._refuse(run, position, "a change outside of any transaction")
+            self._refuse(run, position, "a change came outside of any transaction")
 
     def _in_transaction(self, run: Run, index: int, tag: int, found: list[_Found]) -> None:
         """Take a frame between Begin and Commit, or Begin Prepare and Prepare, that is no row."""
@@ -418,7 +417,7 @@ class Assembler:
             )  # fmt: skip
             return
         if tag not in (b"RYMOP" if begin.prepares else b"RYMO"):
-            self._refuse(run, index, f"a frame that does not belong into transaction {begin.xid}")
+            self._refuse(run, index, f"transaction {begin.xid} contains a frame not allowed there")
         message = self._rare(run, index)
         if isinstance(message, (Relation, Type)):
             begin.announced.append((begin.index_of(index), message.frame))
@@ -457,7 +456,7 @@ class Assembler:
             self._begin = OpenTransaction(message.xid, index, prepares=False)
             return
         if tag == ord("C"):
-            self._refuse(run, index, "Commit, and no transaction is open")
+            self._refuse(run, index, "a Commit came while no transaction is open")
         message = self._rare(run, index)
         if isinstance(message, StreamStart):
             if message.first_segment:
@@ -466,7 +465,7 @@ class Assembler:
                 self._streams.pop(message.xid, None)
             elif message.xid not in self._streams:
                 self._refuse(
-                    run, index, f"a further chunk of xid {message.xid}, of which no first one came"
+                    run, index, f"a later stream chunk of xid {message.xid} came, but not the first"
                 )
             self._streams.setdefault(message.xid, Stage(self._directory, in_stream=True))
             self._chunk = message.xid
@@ -498,12 +497,13 @@ class Assembler:
                 run.part(index, index + 1), [],
             )  # fmt: skip
         else:
-            self._refuse(run, index, "a frame that stands in transactions alone, outside of any")
+            found = "a frame that must be in a transaction came outside of any transaction"
+            self._refuse(run, index, found)
 
     def _stream_of(self, run: Run, index: int, xid: int) -> Stage:
         stage = self._streams.pop(xid, None)
         if stage is None:
-            self._refuse(run, index, f"the end of xid {xid}, of which no stream chunk came")
+            self._refuse(run, index, f"the end of xid {xid} came, but no stream chunk of it")
         stage.end()
         return stage
 
@@ -550,11 +550,11 @@ class Assembler:
             and message.end_lsn > self.known_lsn
         ):
             raise PgOutputError(
-                f"the prepared transaction {message.gid!r} (xid {message.xid}) is committed, and "
-                "its changes did not come: it was prepared before this stream began",
+                f"the prepared transaction {message.gid!r} (xid {message.xid}) was committed, but "
+                "its changes are missing: it was prepared before this stream began",
                 code="changes_missing",
-                hint=("Copy the tables anew; if it had no changes, ",
-                      Argument("unknown_prepared", "empty"), " goes on"),
+                hint=("Take new snapshots of the tables. If the transaction had no changes, give ",
+                      Argument("unknown_prepared", "empty")),
             )  # fmt: skip
         prepared = self._prepared.pop(key, None)
         stage = None if prepared is None else prepared.stage

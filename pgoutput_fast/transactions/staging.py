@@ -159,12 +159,15 @@ class Stage:
             self._file.flush()
         except OSError as error:
             raise PgOutputError(
-                f"a transaction that has not ended needs more memory than it may have, and can't "
-                f"be kept in {self._directory or tempfile.gettempdir()}: "
+                "an open transaction needs more memory than allowed, and its frames can't be "
+                f"written to {self._directory or tempfile.gettempdir()}: "
                 f"{error.strerror or error}",
                 code="io_failed",
                 path=str(self._directory or tempfile.gettempdir()),
-                hint=("Make room there, or allow more with ", Argument("max_memory")),
+                hint=(
+                    "Free space in that directory, or allow more memory with ",
+                    Argument("max_memory"),
+                ),
             ) from error
         self._blocks += blocks
         self._spilled += len(self._ends)
@@ -209,7 +212,8 @@ class Stage:
             ) from error
         if len(data) != size:
             raise PgOutputError(
-                "can't read a transaction's frames again: the file is cut short", code="damaged"
+                "can't read a transaction's frames again: their temporary file is cut short",
+                code="damaged",
             )
         offsets = np.frombuffer(data, np.int64, block.frames + 1)
         lsns = np.frombuffer(data, np.uint64, block.frames, offset=8 * (block.frames + 1))
