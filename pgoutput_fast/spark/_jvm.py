@@ -46,9 +46,10 @@ def calls(what: str, *lasting: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if is_gone():
             raise RetryableError(
-                f"Spark could not {what}: its Java process, the driver's JVM, has ended, as by a "
-                "kill or for lack of memory; start again, with a new Spark session",
+                f"Spark could not {what}: the driver's JVM has ended. It may have been killed, or "
+                "had too little memory",
                 code="process_failed",
+                hint="Start again with a new Spark session",
             ) from error
         kind = PgOutputError if isinstance(error, lasting) else RetryableError
         raise kind(f"Spark could not {what}: {said(error)}", code="io_failed") from error

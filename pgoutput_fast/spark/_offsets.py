@@ -78,7 +78,7 @@ def position_of(offset: Mapping[str, Any], view: View) -> Position:
         own = getattr(view.metadata, name)
         if own != value:
             raise PgOutputError(
-                f"the checkpoint is of {name} {value!r}, and the segments are of {own!r}",
+                f"the checkpoint belongs to {name} {value!r}, and the change log to {own!r}",
                 code="another_history",
                 hint="Begin with a new checkpoint, and a new target",
             )

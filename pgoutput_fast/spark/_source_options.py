@@ -179,12 +179,12 @@ class SourceOptions(Options):
         self._check_the_mode()
         if self.omit_unchanged and self.placeholder is not None:
             raise _refused(
-                "placeholder", "there is none if unchanged values are omitted",
-                "Leave out it or ", Argument("omit_unchanged"),
+                "placeholder", "unchanged values are omitted, so there is no placeholder",
+                "Leave out this option or ", Argument("omit_unchanged"),
             )  # fmt: skip
         if self.is_embedded and not (self.slot and self.publications):
             raise _refused(
-                "capture", "'embedded' reads a slot",
+                "capture", "'embedded' needs a slot and its publications",
                 "Give ", Argument("slot"), " and ", Argument("publications"),
             )  # fmt: skip
         if self.dsn is not None:
@@ -200,12 +200,13 @@ class SourceOptions(Options):
         mode = self.mode
         if mode == "table" and (self.table is None or self.tables is not None):
             raise _refused(
-                "mode", "one table is read", "Give a schema.name as ", Argument("table"), ", or ",
+                "mode", "'table' reads one table", "Give its schema.name as ", Argument("table"),
+                ". To read several tables, give ",
                 Argument("mode", "manifest"), " or ", Argument("mode", "envelope"),
             )  # fmt: skip
         if mode != "table" and self.table is not None:
             raise _refused(
-                "mode", f"{mode!r} reads all tables, or some",
+                "mode", f"{mode!r} can read several tables",
                 "Give ", Argument("tables"), " in place of ", Argument("table"),
             )  # fmt: skip
         if mode == "manifest" and self.output is None:
@@ -215,13 +216,16 @@ class SourceOptions(Options):
             )  # fmt: skip
         if mode != "table" and self.registry is not None:
             raise _refused(
-                "mode", f"{mode!r} has the types of the directory",
+                "mode", f"{mode!r} takes types only from the change log",
                 "Leave out ", Argument("registry"),
             )  # fmt: skip
         for name, its in _MODE_OF.items():
             if mode != its and getattr(self, name) is not None:
                 raise _refused(
-                    name, "another mode is chosen", "It goes with ", Argument("mode", its)
+                    name,
+                    f"it is not for the mode {mode!r}",
+                    "Leave it out, or give ",
+                    Argument("mode", its),
                 )
 
     @property
@@ -245,15 +249,15 @@ class SourceOptions(Options):
 
     def _directory(self) -> Path:
         if self.segments and self.path:
-            raise _refused("segments", "the directory is given as the path too", "Give one of them")
+            raise _refused("segments", "the path names a change log, too", "Give only one of them")
         where = self.segments or self.path
         if where is None and self.checkpoint_location is not None:
             where = f"{self.checkpoint_location.rstrip('/')}.{_SEGMENTS}"
         if where is None:
             raise _refused(
-                "segments", "nothing says where the directory of the capture is",
-                "Give it; or give ", Argument("checkpoint_location"), " here as for the query, so "
-                "that the directory lies beside the checkpoint",
+                "segments", "no change log is given",
+                "Give its directory. For a change log beside the checkpoint, give the source the "
+                "same ", Argument("checkpoint_location"), " as the query",
             )  # fmt: skip
         local = re.sub("^file:(//)?(?=/)", "", where)
         if re.match("[A-Za-z][A-Za-z0-9+.-]*:", local):
@@ -335,7 +339,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         )
     for name in (*of_capture, *({"slot", "publications"} & own.keys())):
         raise _refused(
-            name, "another process captures",
-            "Give it there, or ", Argument("capture", "embedded"), " here",
+            name, "it is an option of the capture, which another process runs",
+            "Give it to that process, or give the query ", Argument("capture", "embedded"),
         )  # fmt: skip
     return options

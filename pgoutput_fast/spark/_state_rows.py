@@ -31,8 +31,8 @@ CHANGE = ("op", "commit_lsn", "seq", "old_kind", "before", "after", "unchanged")
 
 _BATCH_ROWS = 65_536
 _UNSENT = (
-    "no change of this row brings it: the column came after the row, with a value that neither "
-    "stream nor catalogue tells; take a new copy of the table"
+    "its value is unknown: the column was added after the row, and neither a change nor the "
+    "catalogue has the value"
 )
 
 
@@ -162,8 +162,8 @@ class _RowsSoFar:
             row = net.rows.column("row")[0].as_py()
             names = self._state.key or self._state.columns
             raise PgOutputError(
-                f"{self._state.table}, {_shown(names, [row[name] for name in names])} and other "
-                f"rows were there before this: {one.reason}",
+                f"{self._state.table}: {one.reason}. So rows from before are unknown, such as "
+                f"the {_shown(names, [row[name] for name in names])}",
                 code="unfit_row",
                 hint=one.hint,
                 table=self._state.table,
@@ -214,6 +214,7 @@ def _lost(state: State, name: str, fields: Mapping[str, pa.Array], at: int) -> P
     return PgOutputError(
         f"{state.table}, {_shown(key, values)}, column {name}: {_UNSENT}",
         code="unfit_row",
+        hint="Take a new snapshot of the table",
         table=state.table,
     )
 

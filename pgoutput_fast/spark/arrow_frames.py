@@ -53,7 +53,7 @@ def frames_dataframe(
         taken = table.cast(pa.schema([(one.name, _type(one)) for one in table.schema]))
     except pa.ArrowException as error:
         raise PgOutputError(
-            f"Spark has no type for what is beside the frames: {error}", code="unfit_input"
+            f"Spark has no type for a column beside data: {error}", code="unfit_input"
         ) from error
     return spark.createDataFrame(taken).coalesce(1)
 

@@ -142,7 +142,7 @@ class PgOutputDataSource(DataSource):
         kind = _FilteringReader if _PUSHING in sys.modules else _BatchReader
         if not has_begun(self._options.directory):
             error = not_begun(self._options.directory)
-            error.hint = ("A batch query reads what is there: begin with a stream or a capture",)
+            error.hint = ("Start a streaming query or a capture before the batch query",)
             raise error
         return kind(self._options, schema)
 
@@ -151,7 +151,7 @@ class PgOutputDataSource(DataSource):
         """Return the reader of a streaming query."""
         if self._options.ending_lsn is not None:
             raise PgOutputError(
-                "it goes with a batch query", code="bad_option", parameter="ending_lsn"
+                "it is only for batch queries", code="bad_option", parameter="ending_lsn"
             )
         return _StreamReader(self._options, schema)
 
@@ -284,10 +284,9 @@ def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> Ch
         if chosen.changes.simpleString() == schema.simpleString():
             return chosen
     raise PgOutputError(
-        "a schema of the source pgoutput has all columns of a change, of which before and after "
-        "have those of the table",
+        "the schema must have all columns of a change, and the table's columns in before and after",
         code="bad_option",
-        hint="Leave .schema() out to get it",
+        hint="Leave out .schema() to get this schema",
     )
 
 
@@ -449,12 +448,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         slot, before = self._options.slot, start.get("slot")
         if self._planner is None and slot is not None and before not in (None, slot):
             raise PgOutputError(
-                f"the checkpoint is of slot {before!r}, not of {slot!r}",
+                f"the checkpoint belongs to slot {before!r}, not to {slot!r}",
                 code="another_history",
                 parameter="slot",
                 hint=(
-                    "Begin with a new checkpoint, and a new target, or give ",
+                    "Give ",
                     Argument("slot", before),
+                    ", or begin with a new checkpoint, and a new target",
                 ),
             )
 
@@ -559,7 +559,7 @@ class _Planner:
             try:
                 self._lock = claim_consumer(
                     self._options.directory, self._name, "Spark query",
-                    " (give another query the option consumer)",
+                    " (give each query its own consumer by the option consumer)",
                 )  # fmt: skip
             except PgOutputError:
                 if time.monotonic() > end:
@@ -580,8 +580,8 @@ class _Planner:
             position = view.position_at(self._options.starting_lsn)
             if position.lsn > view.end:
                 raise PgOutputError(
-                    f"{format_lsn(position.lsn)} lies beyond {self._options.directory}, which ends "
-                    f"at {format_lsn(view.end)}",
+                    f"the change log {self._options.directory} ends at {format_lsn(view.end)}, "
+                    f"before {format_lsn(position.lsn)}",
                     code="bad_option",
                     parameter="starting_lsn",
                     path=str(self._options.directory),
@@ -634,11 +634,15 @@ class _Planner:
             raise is_no_offset(offset)
         if before != self._options.mode:
             raise PgOutputError(
-                f"the checkpoint is of a query with {before}, and this one has "
-                f"{self._options.mode}",
+                f"the checkpoint belongs to a query with the mode {before!r}, not "
+                f"{self._options.mode!r}",
                 code="bad_option",
                 parameter="mode",
-                hint="Begin with a new checkpoint, and a new target",
+                hint=(
+                    "Give ",
+                    Argument("mode", before),
+                    ", or begin with a new checkpoint, and a new target",
+                ),
             )
         return found
 
@@ -654,10 +658,9 @@ class _Planner:
         if newest is None or has_commit(directory, newest) is not False:
             return
         raise PgOutputError(
-            f"the checkpoint has read the transaction that was committed at "
-            f"{format_lsn(newest.lsn)}, and {directory} does not have it: an earlier state of the "
-            "directory was put back, and of the server, so that what was read since did not happen "
-            "there",
+            f"the change log {directory} lacks the transaction committed at "
+            f"{format_lsn(newest.lsn)}, which this query has read: the change log and the server "
+            "were restored to an earlier state",
             code="another_history",
             hint="Begin with a new checkpoint, and a new target",
         )
@@ -670,12 +673,12 @@ class _Planner:
         lsn = state.copies[-1].lsn
         if position.tables.get(relation_id or 0, position.lsn) >= lsn:
             raise PgOutputError(
-                f"{self._options.table} was dropped, or has left the publications, before "
-                f"{format_lsn(lsn)}: all that came of it has been read, and nothing more comes. If "
-                "it is published again, it is copied anew, and the query goes on; if its rows come "
-                "by the table above it now (publish_via_partition_root), or by its partitions, "
-                "read those",
+                f"{self._options.table} was dropped, or left the publications, before "
+                f"{format_lsn(lsn)}. The query has read all of its changes, and no more will come",
                 code="no_table",
+                hint="Publish the table again: it then gets a new snapshot, and the query "
+                "continues. If publish_via_partition_root was changed, read the partitioned table "
+                "or its partitions instead",
                 table=self._options.table,
             )
 
@@ -683,18 +686,18 @@ class _Planner:
         """Let the capture delete what is before an offset that Spark's checkpoint has."""
         if view.end < position.lsn:
             raise PgOutputError(
-                f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.directory} "
-                f"ends at {format_lsn(view.end)}: it is not the directory that the "
-                "query has read before, or has been restored",
+                f"the checkpoint is at {format_lsn(position.lsn)}, but the change log "
+                f"{self._options.directory} ends at {format_lsn(view.end)}: it is not the change "
+                "log that the query has read before, or it was restored to an earlier state",
                 code="another_history",
                 path=str(self._options.directory),
-                hint="Begin with a new checkpoint",
+                hint="Give the former change log, or begin with a new checkpoint, and a new target",
             )
         if view.begin > position.lsn:
             raise PgOutputError(
-                f"the checkpoint is at {format_lsn(position.lsn)}, and {self._options.directory} "
-                f"begins at {format_lsn(view.begin)}: what was committed between "
-                "them is not there",
+                f"the checkpoint is at {format_lsn(position.lsn)}, but the change log "
+                f"{self._options.directory} begins at {format_lsn(view.begin)}: the changes in "
+                "between are missing",
                 code="changes_missing",
                 path=str(self._options.directory),
                 hint="Begin with a new checkpoint, and a new target",
@@ -752,12 +755,12 @@ class _Planner:
                 relation: Any = decode_rare(span.relation, in_stream=False, encoding=encoding)
                 if span.relation_id != relation_id and shown_table(relation) == self._options.table:
                     raise PgOutputError(
-                        f"{segment.path} has changes of {self._options.table}, which is the table "
-                        f"with the OID {span.relation_id} now: the one with the OID {relation_id} "
-                        "was dropped or renamed",
+                        f"{segment.path}: {self._options.table} now has relation id "
+                        f"{span.relation_id}, but the query reads relation id {relation_id}: that "
+                        "table was dropped or renamed",
                         code="another_history",
                         table=self._options.table,
-                        hint="Start the query again, which finds the table anew",
+                        hint="Start the query again: it then reads the table that has the name now",
                     )
 
     def _table(self, start: Mapping[str, Any]) -> ChosenTable:
@@ -774,13 +777,16 @@ class _Planner:
             now = before if found.plan is None else found.plan.relation.relation_id
             if before not in (None, now):
                 raise PgOutputError(
-                    f"the checkpoint is of the table with the OID {before}, and "
-                    f"{self._options.table} is the one with the OID {now} by now: the former was "
-                    "renamed or dropped, or the checkpoint is another query's. Give the option "
-                    "table the name that it has, and its changes go on; or begin with a new "
-                    "checkpoint, and a new target",
+                    f"the checkpoint belongs to the table with relation id {before}, but "
+                    f"{self._options.table} now has relation id {now}: the former table was "
+                    "renamed or dropped, or the checkpoint belongs to another query",
                     code="another_history",
                     table=self._options.table,
+                    hint=(
+                        "If the former table was renamed, give its new name as ",
+                        Argument("table"),
+                        ". Otherwise begin with a new checkpoint, and a new target",
+                    ),
                 )
             chosen = _choose(self._options, self._schema, found)
             version = chosen.target.version

@@ -158,7 +158,7 @@ def read_segments(
     if not table:
         if schema is not None or partitions is not None:
             raise PgOutputError(
-                "it is for one table",
+                "it applies only to one table",
                 code="bad_option",
                 parameter="partitions" if schema is None else "schema",
                 hint=("Give ", Argument("table"), " too"),
@@ -233,18 +233,18 @@ class FoundTable(NamedTuple):
         if self.plan is None:
             if self.name in self.others():
                 raise PgOutputError(
-                    f"the segments have no change of {self.name} any more, nor its snapshot, as "
-                    "they were deleted, or it waits for its first one: have it copied "
-                    "(pgoutput-fast snapshot)",
+                    f"the change log has no changes and no snapshot of {self.name}: they were "
+                    "deleted, or the first snapshot is not complete",
                     code="changes_missing",
+                    hint="Wait for the first snapshot, or request one with pgoutput-fast snapshot",
                     table=self.name,
                 )
             there = ", ".join(self.others()) or "none"
             raise PgOutputError(
-                f"no Relation of {self.name} is in the segments; is the table published, has it "
-                "changed since the slot was made, and is its name right (namespace.name, case "
-                f"included)? There are: {there}",
+                f"the change log has no table {self.name}; its tables are: {there}",
                 code="no_table",
+                hint="Check the name: schema.table, case counts. Check that the table is "
+                "published, and has changed since the slot was created",
                 table=self.name,
             )
         return [*column_types(self.plan, binary=self.binary)]
@@ -391,9 +391,10 @@ def published_table(
     plan = catalogued(catalog, table, settings)
     if plan is None:
         raise PgOutputError(
-            f"the publications have no table {table}; its name is namespace.name, as the catalogue "
-            f"has it (case included){did_you_mean(table, [*map(shown_table, catalog.tables)])}",
+            f"the publications have no table {table}"
+            f"{did_you_mean(table, [*map(shown_table, catalog.tables)])}",
             code="no_table",
+            hint="Give the name as schema.table; case counts",
             table=table,
         )
     return FoundTable(table, plan, settings, binary)
@@ -629,7 +630,7 @@ def check_session(spark: SparkSession) -> None:
         raise PgOutputError(
             "spark.sql.execution.arrow.compression.codec=lz4 hangs in PySpark's workers",
             code="not_supported",
-            hint="Set none",
+            hint="Set it to none",
         )
 
 
@@ -642,7 +643,8 @@ def _check_time(table: str) -> None:
     if spark.conf.get("spark.sql.timeType.enabled", "false") != "true":
         warnings.warn(
             f"{table} has columns of type time, which Spark writes to Parquet only with "
-            "spark.sql.timeType.enabled=true; set it, or give schema= with them as string",
+            "spark.sql.timeType.enabled=true. Set it, or declare these columns as string in "
+            "schema=",
             stacklevel=4,
         )
 
@@ -689,8 +691,8 @@ def _check_known(target: ExecutorTarget, planned: Planned) -> None:
         known |= found
     if missing:
         raise PgOutputError(
-            f"in the segments {target.table} never had the columns {', '.join(sorted(missing))}; "
-            f"it had {', '.join(sorted(known))} (case counts)",
+            f"in the change log, {target.table} never had the columns "
+            f"{', '.join(sorted(missing))}; it had {', '.join(sorted(known))} (case counts)",
             code="bad_option",
             parameter="schema",
             table=target.table,
@@ -730,13 +732,13 @@ def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
             types.append(message.frame)
         elif others.setdefault(message.relation_id, message.frame) != message.frame:
             raise PgOutputError(
-                f"{shown_table(message)} has two versions there, and a row does not tell which of "
-                "them it is of",
+                f"{shown_table(message)} has two Relations, and a row does not say which of them "
+                "it has",
                 code="unfit_input",
                 parameter="relations",
                 hint="Give one Relation for each table, and decode the frames before and after the "
-                "alteration in two calls; or, for decode_frames, keep the Relations before the "
-                "rows",
+                "alteration in two calls. Or, with decode_frames, keep each Relation before its "
+                "rows among the frames",
                 table=shown_table(message),
             )
     return (*types, *others.values())  # a Relation's types must be known when it is decoded

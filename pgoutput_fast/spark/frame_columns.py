@@ -173,8 +173,8 @@ class _Decoding:
             return
         if FixedVersion.of(relation, newest=True).columns != version.columns:
             error = PgOutputError(
-                f"{self._target.table}: {partition()}, frame {frame} is a Relation of the table "
-                "with other columns than the one that was given: the table was altered",
+                f"{self._target.table}: {partition()}, frame {frame} is a Relation with other "
+                "columns than the given Relation: the table was altered",
                 code="unfit_schema",
                 parameter="relations",
                 hint="Decode the frames before and after the alteration in two columns, each with "

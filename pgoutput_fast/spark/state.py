@@ -113,7 +113,7 @@ def current_state(
     row = changes.schema["after"].dataType
     if not isinstance(row, T.StructType):
         raise PgOutputError(
-            f"{qualified(table)}: the column after is no struct",
+            f"{qualified(table)}: the column after is not a struct",
             code="unfit_input",
             table=qualified(table),
             hint="Give changes of one table",
@@ -122,7 +122,7 @@ def current_state(
     for name in key:
         if name not in row.fieldNames():
             raise PgOutputError(
-                f"{qualified(table)} has no column {name!r} in its changes",
+                f"{qualified(table)}: the changes lack the key's column {name!r}",
                 code="unfit_input",
                 table=qualified(table),
             )
@@ -238,10 +238,10 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenCha
     ).collect()[0]
     if found.unplaced:
         raise PgOutputError(
-            f"{qualified(table)}: {found.unplaced} changes are without their commit LSN, or "
-            "without their position in its transaction; changes must come from segments, or from "
-            "frames with the columns commit_lsn and seq",
+            f"{qualified(table)}: {found.unplaced} changes lack commit_lsn or seq",
             code="unfit_input",
+            hint="Read the changes from a change log, or from frames with the columns commit_lsn "
+            "and seq",
             table=qualified(table),
         )
     return _SeenChanges(
@@ -312,13 +312,13 @@ class _Told:
         ids = {one.version.relation_id for one in stretches}
         if ids and table.relation_id not in ids:
             raise PgOutputError(
-                f"the changes are of {stretches[-1].version.table} with relation id "
+                f"the changes of {stretches[-1].version.table} have relation id "
                 f"{', '.join(map(str, sorted(filter(None, ids))))}, and {qualified(table)} in the "
-                f"catalogue is {table.relation_id}: the catalogue is of another table, or of the "
-                "table before or after it was dropped and made again",
+                f"catalogue has {table.relation_id}: it is another table, or the table was dropped "
+                "and created again",
                 code="another_history",
                 table=qualified(table),
-                hint="Give one that was read after the last of the changes",
+                hint="Give a catalogue that was read after the last change",
             )
         self._others = stretches if len(ids) > 1 else []
         self.versions: list[_RelationSince] = []
@@ -364,11 +364,13 @@ class _Told:
         come = {shown for shown, one in columns.items() if one.is_published} - there
         if gone and come:
             raise PgOutputError(
-                f"the changes have the columns {', '.join(sorted(gone))}, which {name} has not, "
-                f"and lack its {', '.join(sorted(come))}: they are not of {name}, or columns were "
-                "renamed after the last of the changes, or the catalogue is not of the time after "
-                "them",
+                f"{name} in the catalogue lacks the changes' columns {', '.join(sorted(gone))}, "
+                f"and the changes lack its columns {', '.join(sorted(come))}: the changes are of "
+                "another table, columns were renamed after the last change, or the catalogue is "
+                "too old",
                 code="unfit_schema",
+                hint="Give changes of this table, and a catalogue that was read after the last "
+                "change",
                 table=name,
             )
 
@@ -418,9 +420,9 @@ class _Told:
                     found.append(
                         Break(
                             position,
-                            f"{where}, the columns that identify a row became "
-                            f"({', '.join(version.key)}), from ({', '.join(key)}). Take a new copy "
-                            "of the table after that",
+                            f"{where}, the key changed from ({', '.join(key)}) to "
+                            f"({', '.join(version.key)})",
+                            ("Take a new snapshot of the table after that",),
                         )
                     )
                 key = version.key
@@ -469,7 +471,7 @@ def _check_files(
                 code="unfit_schema",
                 table=qualified(table),
                 hint=(
-                    "Take a new copy of the table after that, or give the table of before in ",
+                    "Take a new snapshot of the table, or give its catalogue entry from before as ",
                     Argument("before"),
                 ),
             )
@@ -574,8 +576,9 @@ class _StatePlan:
                 breaks.append(
                     Break(
                         None,
-                        f"column {field.name} was added, and the catalogue does not say what older "
-                        "rows have in it; take a new copy of the table",
+                        f"column {field.name} was added, and the catalogue does not have its value "
+                        "in older rows",
+                        ("Take a new snapshot of the table",),
                     )
                 )
         result = self.result()
@@ -637,7 +640,7 @@ class _StatePlan:
         if fitting is None:
             if not isinstance(field.dataType, T.AtomicType):
                 raise PgOutputError(
-                    f"{where}: its type is not known to be {wanted}",
+                    f"{where}: the column's type is unknown, so it can't become {wanted}",
                     code="schema_unknown",
                     hint=("Give ", Argument("registry")),
                     table=qualified(self.table),

@@ -397,13 +397,13 @@ def test_relations_inside_a_stream_without_its_start(spark):
 @pytest.mark.parametrize(
     ("frames", "code", "advice"),
     [
-        ([b"E"], "stream_order", "all chunks of a transaction in one partition"),
+        ([b"E"], "stream_order", "all stream chunks of a transaction into one partition"),
         (streamed(77, insert(1, "1", "one"))[1:], "unknown_relation", "needs its Stream Start"),
         (streamed(77, truncate(1))[1:], None, "needs its Stream Start"),
-        (streamed(77, insert(9, "1"))[:2], "unknown_relation", "those of the stream's decoder"),
-        ([truncate(9)], "unknown_relation", "those of the stream's decoder"),
+        (streamed(77, insert(9, "1"))[:2], "unknown_relation", "such as decoder.relations"),
+        ([truncate(9)], "unknown_relation", "such as decoder.relations"),
         ([insert(1, "1")], "column_count", "the frames before and after the alteration"),
-        ([*streamed(77)[:1], begin(100, 7)], "stream_order", "in one partition"),
+        ([*streamed(77)[:1], begin(100, 7)], "stream_order", "into one partition"),
     ],
 )
 def test_a_partition_without_its_context_says_what_to_do(spark, frames, code, advice):

@@ -61,19 +61,19 @@ CASES = [
     *altered("added", "ALTER TABLE t ADD c int DEFAULT 5", None),
     *altered("added_null", "ALTER TABLE t ADD c int", None),
     *altered("dropped", "ALTER TABLE t DROP v", None),
-    Case("random", ("ALTER TABLE t ADD c float8 DEFAULT random()",), "column c: no change"),
-    *altered("column_renamed", "ALTER TABLE t RENAME n TO m", "RENAME COLUMN|were renamed"),
+    Case("random", ("ALTER TABLE t ADD c float8 DEFAULT random()",), "column c: its value is"),
+    *altered("column_renamed", "ALTER TABLE t RENAME n TO m", "seems to be renamed|were renamed"),
     Case(
         "written_anew",
         ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t",
          "ALTER TABLE t ALTER c DROP DEFAULT"),
-        "column c: no change of this row brings it",
+        "column c: its value is",
     ),
     Case(
         "written_anew_last",
         ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t",
          "ALTER TABLE t ALTER c DROP DEFAULT"),
-        "column c was added, and the catalogue does not say", change=False,
+        "column c was added, and the catalogue does not have", change=False,
     ),
     Case(
         "again",
@@ -87,7 +87,7 @@ CASES = [
         "other_key",
         ("UPDATE t SET n = id", "ALTER TABLE t DROP CONSTRAINT other_key_pkey, ADD PRIMARY KEY (n)",
          "INSERT INTO t VALUES (56, NULL, 1000)"),
-        r"columns that identify a row became \(n\), from \(id\)", change=False,
+        r"the key changed from \(id\) to \(n\)", change=False,
     ),
     Case(
         "emptied",
