@@ -42,8 +42,8 @@ _PAUSE = 0.2  # least seconds between two reads of the target's position
 _PART = 9  # a pause is this many times as long as the read before: a sync has to write meanwhile
 
 _POLICIES = (
-    "values differ of which a policy may have made others, such as infinity=null: give the "
-    "policies with which the target was written"
+    "the values that differ may have been changed by a policy, such as infinity=null: give verify "
+    "the policies of the sync that wrote the target"
 )
 
 
@@ -213,7 +213,7 @@ class _Chosen:
             for name in sorted(names):
                 if name[:2] not in columns:
                     raise PgOutputError(
-                        f"table {sql_name(*name[:2])} is not published; there are {there}",
+                        f"table {sql_name(*name[:2])} is not published; published tables: {there}",
                         code="no_table",
                         parameter=what,
                         table=".".join(name[:2]),
@@ -289,7 +289,7 @@ class _Verification:
                     result,
                     state=state,
                     unsettled=len(pending),
-                    why="rows changed whenever they were looked at"
+                    why="rows changed each time verify read them"
                     if state == "unsettled"
                     else result.why,
                 )
@@ -399,17 +399,16 @@ class _Verification:
             if relation_ids and relation_ids <= target.paused:
                 return position
             self._tell(
-                f"waiting for the target, which is at {format_lsn(position)} of "
-                f"{format_lsn(moment.lsn)}", None, 0, total,
+                f"waiting for the target to reach {format_lsn(moment.lsn)}: it is at "
+                f"{format_lsn(position)}", None, 0, total,
             )  # fmt: skip
             if time.monotonic() > end:
+                there = f"is at {format_lsn(position)}" if position else "is empty"
                 raise PgOutputError(
-                    f"the target has {'nothing yet' if not position else 'everything up to '}"
-                    f"{format_lsn(position) if position else ''}, and did not come to "
-                    f"{format_lsn(moment.lsn)}, where the server was read, in {self._timeout:g} s; "
-                    "let its capture or sync go on",
+                    f"the target {there}. It did not reach {format_lsn(moment.lsn)}, where verify "
+                    f"read the server, within {self._timeout:g} s",
                     code="timed_out",
-                    hint=_segments(target),
+                    hint=("Check that its capture or sync runs", *_segments(target)),
                 )
             # While verify reads a DuckDB file, sync can't write it: give sync time.
             time.sleep(max(_PAUSE, _PART * (time.monotonic() - begin)))
@@ -543,9 +542,10 @@ def _segments(target: VerifiedTarget) -> tuple[str | Argument, ...]:
     if target.slot:
         return ()
     why = (
-        "If it has everything and nothing was committed since, only its directory tells that: give "
+        ". If the target has all commits, only its change log shows that: give the directory of "
+        "the capture or the sync as "
     )
-    return why, Argument("segments"), ", the directory of the capture or the sync"
+    return why, Argument("segments")
 
 
 def _check_same(server: tuple[str, str], target: VerifiedTarget) -> None:
@@ -558,6 +558,7 @@ def _check_same(server: tuple[str, str], target: VerifiedTarget) -> None:
     ):
         if there not in ("", here):
             raise PgOutputError(
-                f"the target is of another server: its {what} is {there!r}, the server's {here!r}",
+                f"the target belongs to another server: its {what} is {there!r}, and the server's "
+                f"is {here!r}",
                 code="another_history",
             )

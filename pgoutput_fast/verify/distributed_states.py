@@ -134,8 +134,8 @@ def _dataset(of: StateFiles, place: DeltaPlace) -> Any:
     found = [one for one in whole.get_fragments() if one.path in wanted]
     if len(found) != len(wanted):
         raise PgOutputError(
-            f"version {of.version} of {place.uri} has {len(found)} of {len(wanted)} files that "
-            "it had a moment ago",
+            f"{place.uri}: {len(wanted) - len(found)} of {len(wanted)} files of version "
+            f"{of.version} are missing now",
             code="damaged",
             path=place.uri,
         )

@@ -119,7 +119,7 @@ class FoldedRows:
     def _name(self, row: Sequence[str]) -> str:
         parts = [row[i] for i in self._key] if self._key else row
         if _UNKNOWN_PART in parts:
-            raise HistoryError("a change does not say which row it is about")
+            raise HistoryError("a change lacks the key of its row")
         return md5("".join(parts))
 
     def _insert(self, row: Sequence[str]) -> None:
@@ -172,8 +172,8 @@ class FoldedRows:
         old = change.before
         if change.old_kind != "O":
             raise HistoryError(
-                "a row of a table without a key changed, and the change does not have the whole "
-                "old row; it takes REPLICA IDENTITY FULL"
+                "the table has no key, and a change lacks the old row: set REPLICA IDENTITY FULL, "
+                "and take a new snapshot"
             )
         self._run(self._put, (self._name(old), "".join(old), -1, _UNKNOWN_PART in old))
         self._run(

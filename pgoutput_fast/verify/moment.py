@@ -45,8 +45,8 @@ _PLANNING = (
     "synchronize_seqscans",
 )
 _NO_TEXT = (
-    "it has text whose bytes are not UTF-8, as a database of SQL_ASCII may have: exclude the "
-    "column, or have the target hold such text as bytes (the policy invalid_text='binary')"
+    "it has text that is not valid UTF-8, as in a database with the encoding SQL_ASCII: exclude "
+    "the column, or sync with the policy invalid_text=binary"
 )
 _AT_ONCE = 1000  # rows whose names one statement computes
 
@@ -312,7 +312,7 @@ class Moment:
                 deadline = time.monotonic() + timeout
             elif time.monotonic() > deadline:
                 raise PgOutputError(
-                    f"the server's stream did not come to {format_lsn(until)} in {timeout:g} s",
+                    f"the server's stream did not reach {format_lsn(until)} within {timeout:g} s",
                     code="timed_out",
                 )
             receiver.ask_for_keepalive()
@@ -356,7 +356,7 @@ class _ChangeCollector:
         if not isinstance(message, Insert) and not (
             known.issuperset(self._places) if before is not None else self._table.key
         ):
-            self._why = "a row changed, and the stream does not tell which one"
+            self._why = "a row changed meanwhile, and the change does not identify it"
             return
         for row in (before, after):
             if row is not None:
@@ -374,7 +374,7 @@ class _ChangeCollector:
 
     def _add(self, values: list[Any]) -> None:
         if UNCHANGED in values:
-            self._why = "a row changed, and the stream does not tell which one"
+            self._why = "a row changed meanwhile, and the change does not identify it"
             return
         self._pending.append(tuple(values))
         if len(self._pending) >= _AT_ONCE:
@@ -389,7 +389,7 @@ class _ChangeCollector:
                 self._names.update(self._rows.names_of(self._wanted, self._pending))
             except psycopg.Error as error:
                 said = str(error).strip().partition("\n")[0]
-                self._why = f"the server can't read a value of its own: {said}"
+                self._why = f"the server can't parse a value that it sent: {said}"
             if len(self._names) > _MOST_CHANGED:
                 self._why = f"more than {_MOST_CHANGED:,} rows changed meanwhile"
         self._pending = []

@@ -66,20 +66,20 @@ def open_target(
     if engine is not None and not isinstance(target, DistributedStates):
         target.close()
         raise PgOutputError(
-            f"{given} has no Delta tables of a sync, which is all that another engine reads",
+            f"an engine reads only the Delta tables of a sync, and {given} has none",
             code="bad_option",
             parameter="engine",
-            hint="Leave it out",
+            hint="Leave out the option",
         )
     if policies is not None:
         if not isinstance(target, States):
             target.close()
             raise PgOutputError(
-                f"{given} has no tables of a sync, to which alone they belong: a change log has "
+                f"policies are for the tables of a sync, and {given} is a change log, which has "
                 "the server's values",
                 code="bad_option",
                 parameter="policies",
-                hint="Leave them out",
+                hint="Leave out the option",
             )
         target.policies = policies
     if duckdb_memory is not None:
@@ -118,25 +118,26 @@ def _opened(
         return _delta(DeltaPlace(str(path)), _segments_of(path.absolute(), segments), engine)
     if segments is not None:
         raise PgOutputError(
-            f"{path} is no target that a sync keeps",
+            f"{path} is not the target of a sync",
             code="bad_option",
             parameter="segments",
+            hint="Leave out the option",
             path=str(path),
         )
     if has_begun(path):
         return DirectoryTarget(path, types)
     if any((path / name).is_dir() for name in ("changes", "state")):
         raise PgOutputError(
-            f"{path} has tables of a sync, and not _progress, which says how far they are",
+            f"{path} has tables of a sync, but not _progress, which has their positions",
             code="damaged",
-            hint="Restore that",
+            hint="Restore the directory _progress",
             path=str(path),
         )
     raise PgOutputError(
-        f"{path} has no segments and no tables of a sync in it; the targets are a directory of "
-        "segments, one of Delta tables, and duckdb:FILE",
+        f"{path} has no segments and no tables of a sync",
         code="not_ours",
         parameter="target",
+        hint="Give a change log, a directory of Delta tables, or duckdb:FILE",
         path=str(path),
     )
 

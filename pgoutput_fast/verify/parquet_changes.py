@@ -137,7 +137,7 @@ class ChangeFiles:
             begin_empty = not any(one.copies[0].first for one in self._states.values())
             return None if begin_empty else "the change log has no snapshot of it yet"
         if newest.state == "waiting" or self.position is None or newest.lsn > self.position.lsn:
-            return f"it waits for its snapshot since {format_lsn(newest.lsn)}"
+            return f"it has been waiting for its snapshot since {format_lsn(newest.lsn)}"
         return None
 
     def read(self, tell: Callable[[int], None]) -> None:

@@ -162,8 +162,8 @@ class States:
             return
         if (metadata.system_identifier, metadata.database) != source[:2]:
             raise PgOutputError(
-                f"{self._path} is not kept up to date from the segments in {self._segments}, which "
-                f"are of database {metadata.database!r} of system {metadata.system_identifier}",
+                f"{self._path} was not written from the change log {self._segments}, which belongs "
+                f"to database {metadata.database!r} of system {metadata.system_identifier}",
                 code="another_history",
                 path=str(self._path),
             )
@@ -225,27 +225,29 @@ class States:
                 f"it is paused, and its changes wait in the change log: {kept.paused.reason}"
             )
         if kept is not None and kept.stale is not None:
-            raise NotComparable(f"its rows are not kept up to date: {kept.stale}")
+            raise NotComparable(f"it is stale: {kept.stale}")
         state = self._states.get(relation_id)
         copied = state.snapshots[-1].lsn if state is not None and state.snapshots else 0
         if copied > (0 if kept is None else kept.copy_lsn):
             raise NotComparable(
-                f"its snapshot of {format_lsn(copied)} has not come into the target yet"
+                f"the target does not have its snapshot of {format_lsn(copied)} yet"
             )
         if state is not None and state.copies[-1].state == "gone":
             raise NotComparable(
-                "it had left the publications when the capture last looked, and was not copied "
+                "it left the publications before the capture's last check, and got no snapshot "
                 "since then"
             )
         waits = None if state is None else state.held_from
         if kept is None:
             if waits is not None:
-                raise NotComparable(f"it waits for its snapshot since {format_lsn(waits)}")
+                raise NotComparable(
+                    f"it has been waiting for its snapshot since {format_lsn(waits)}"
+                )
             return
         # The target does not store that a table without new changes is up to date.
         lsn = max(kept.lsn, self._position) if kept.lsn >= self._lsn else kept.lsn
         if lsn < self._position:
-            raise NotComparable(f"it waits for its snapshot since {format_lsn(lsn)}")
+            raise NotComparable(f"it has been waiting for its snapshot since {format_lsn(lsn)}")
         self.furthest = max(self.furthest, lsn, source.lsn)
 
     @staticmethod
@@ -261,8 +263,8 @@ class States:
                  {one.name for one in live}]  # fmt: skip
         if other:
             raise NotComparable(
-                f"column {other[0]} of the target is another one than that of this name on the "
-                "server, which was made since"
+                f"the target has an older column {other[0]}: on the server, a column of this name "
+                "was created later"
             )
         return {name: found[name] for name in table.columns}
 
@@ -405,7 +407,7 @@ class DeltaStates(States):
 def without_rows(where: str) -> PgOutputError:
     """Return the error for a target that has only change tables."""
     return PgOutputError(
-        f"{where} has change tables alone, and no rows to compare",
+        f"{where} has only change tables, and no state tables to compare",
         code="not_supported",
         parameter="target",
         hint="Verify the change log that the sync reads",
@@ -469,8 +471,8 @@ def _texts(
         is_known = column in table.table.added_values and not is_renamed
         if kept is not None and name is None and not is_known:
             left_out[column] = (
-                "it was added or renamed since the last change that the target has of the table, "
-                "and nothing says which values the rows in the target have"
+                "it was added or renamed after the target's last change of the table, so its "
+                "values in the target's rows are unknown"
             )
             continue
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..changelog.history import history_of
+from ..errors import counted
 from ..policies import Policies
 from ..segments.listing import contents, metadata_of
 from .databases import Database, types_of
@@ -293,9 +294,9 @@ class DirectoryTarget:
             number, parts = found
             lacking = [name for name, one in zip(columns, parts, strict=True) if one == UNKNOWN]
             raise NotComparable(
-                f"no change in the target brings all values of {number:,} of its rows: those of "
-                f"{', '.join(lacking)} were written before its first change, or the column was "
-                "added or renamed since"
+                f"the change log lacks values of {', '.join(lacking)} in "
+                f"{counted(number, 'row')}: they were written before its first change, or the "
+                "column was added or renamed later"
             )
         return rows
 

@@ -207,10 +207,10 @@ FORMS: tuple[CommonText, ...] = (
 
 NOT_COMPARED: dict[str, str] = {
     "reg": "its text depends on the search_path of the session, and on the format",
-    "pgvector": "no canonical text of it is known yet",
-    "halfvec": "no canonical text of it is known yet",
-    "sparsevec": "no canonical text of it is known yet",
-    "ewkb": "no canonical text of it is known yet",
+    "pgvector": "verify can't compare this type yet",
+    "halfvec": "verify can't compare this type yet",
+    "sparsevec": "verify can't compare this type yet",
+    "ewkb": "verify can't compare this type yet",
 }
 """Codec → the reason why its values are not compared."""
 
@@ -271,7 +271,7 @@ class TextsOf:
             SERVERS_TEXT if held.kind == "varchar" else None,
         )
         if form is None:
-            raise NotComparable(f"the target holds its values as {held.kind}")
+            raise NotComparable(f"verify can't compare values stored as {held.kind}")
         if codec == "numeric" and held.kind == "decimal":
             return self._decimal(type, form, server, target)
         text = form.server.format(c=self._changed(codec, server))
@@ -342,7 +342,7 @@ class TextsOf:
         own, item, at = self._deeper(), f"e{n}", f"i{n}"
         if element.kind == "composite":
             if levels > 1:
-                raise NotComparable("it is an array of more than one dimension, of composites")
+                raise NotComparable("it is an array of composites with more than one dimension")
             texts = own.column(element, of_element, f"({server})[{at}]", item)
             source = f"generate_subscripts({server}, 1) AS {at}"
         else:

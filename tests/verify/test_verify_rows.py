@@ -257,4 +257,4 @@ def test_a_row_that_changed_is_told_by_an_old_row_that_is_whole(
     if is_told:
         assert (names, why) == ({"('1', 'long')", "('2', 'long')"}, "")
     else:
-        assert why == "a row changed, and the stream does not tell which one"
+        assert why == "a row changed meanwhile, and the change does not identify it"

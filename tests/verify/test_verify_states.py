@@ -434,9 +434,9 @@ def test_the_command_verifies_with_spark(lake: Synced, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "why"),
     [
-        ("SET stale = 'a column is new'", "its rows are not kept up to date: a column is new"),
-        ("SET lsn = 16", "it waits for its snapshot since 0/10"),
-        ("SET copy_lsn = 0", "its snapshot of .* has not come into the target yet"),
+        ("SET stale = 'a column is new'", "it is stale: a column is new"),
+        ("SET lsn = 16", "it has been waiting for its snapshot since 0/10"),
+        ("SET copy_lsn = 0", "the target does not have its snapshot of .* yet"),
     ],
 )
 def test_a_table_that_can_not_be_compared(
@@ -452,7 +452,7 @@ def test_a_table_that_can_not_be_compared(
     assert (set(found), report.exit_code) == ({"a", "chosen"}, 2)
     assert {one.state for one in found.values()} == {"not compared"}
     assert re.fullmatch(why, found["a"].why)
-    assert found["chosen"].why.endswith("has not come into the target yet")
+    assert found["chosen"].why.startswith("the target does not have its snapshot of")
 
 
 def test_a_file_alone(synced: Synced, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -463,7 +463,7 @@ def test_a_file_alone(synced: Synced, tmp_path: Path, capsys: pytest.CaptureFixt
         synced.verify(path, segments=None, timeout=0.1)
     command = ["verify", "--dsn", synced.dsn, "--publication", "p", "--target", f"duckdb:{path}"]
     assert cli.main([*command, "--timeout", "0.1"]) == 2
-    assert "only its directory tells that: give --segments, the directory" in (
+    assert "give the directory of the capture or the sync as --segments" in (
         capsys.readouterr().err
     )
     with psycopg.connect(synced.dsn) as server, duckdb.connect(str(path)) as connection:

@@ -338,11 +338,11 @@ def test_a_target_that_was_written_with_policies(
     assert verify(database.dsn, **given).exit_code == 0  # by the policies that the target keeps
     report = verify(database.dsn, policies=pf.Policies(infinity="null"), **given)
     assert [(one.state, one.differing) for one in report.tables] == [("different", 2), ("equal", 0)]
-    assert "policies with which the target was written" in report.tables[0].why
+    assert "the policies of the sync that wrote the target" in report.tables[0].why
     command = ["verify", "--dsn", database.dsn, "--publication", "p", "--target", target]
     assert cli.main([*command, "--policy", "infinity=null"]) == 1
     said = capsys.readouterr().out
-    assert "3 in the target; 2 differ: values differ of which a policy may have made" in said
+    assert "3 in the target; 2 differ: the values that differ may have been changed" in said
     assert "d: server '0044-03-15 BC', target '0001-01-01'" in said
     words = ["infinity=null", "out_of_range=clamp", "special_values=null"]
     assert cli.main([*command, *(part for one in words for part in ("--policy", one))]) == 0
