@@ -147,8 +147,7 @@ class Driver:
             self.check()
             if time.monotonic() > end:
                 raise PgOutputError(
-                    f"{what} within {seconds:.0f} seconds, which did not happen; the sync's log is "
-                    f"{self._log}",
+                    f"{what} within {seconds:.0f} seconds; the sync's log is {self._log}",
                     code="timed_out",
                     path=str(self._log),
                 )

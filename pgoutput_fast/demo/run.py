@@ -213,7 +213,8 @@ class _Demonstration:
                 self.in_database(connection)
             except psycopg.Error as error:
                 raise PgOutputError(
-                    f"the embedded server refused: {error}", code="server_refused"
+                    f"the embedded PostgreSQL server reported an error: {error}",
+                    code="server_refused",
                 ) from error
         self.result.seconds = self.now()
         return self.result
@@ -222,7 +223,7 @@ class _Demonstration:
         self.result.server_version = connection.info.parameter_status("server_version") or ""
         # psycopg's types accept only literal strings. All statements are this package's own.
         self.execute = cast("Callable[[str], Any]", connection.execute)
-        self.progress.phase("make tables and their first rows")
+        self.progress.phase("create the tables and their first rows")
         with self.pgbench("-i", "-q", "-s", str(self.work.scale)) as process:
             _, said = process.communicate()
         if process.returncode:
@@ -300,12 +301,12 @@ class _Demonstration:
         """Sync the tables, with a kill in the middle."""
         with self.pgbench("-n", "-c", "2", "-T", "3600", "-R", str(_PGBENCH_RATE)) as load:
             with self.driver() as driver:
-                self.progress.phase("start the sync, copy the tables")
+                self.progress.phase("start the sync, load the snapshots")
                 driver.wait_until(
                     lambda: driver.tables >= TABLES.keys() and not driver.waiting, _READY,
-                    "expected the snapshot to be in the tables",
+                    "the tables did not get their snapshots",
                 )  # fmt: skip
-                self.progress.phase("live load, followed")
+                self.progress.phase("live load, with the sync")
                 for step in self.work.live:
                     self.do(step)
                     if step.title in ("truncate", "new columns"):
@@ -315,12 +316,12 @@ class _Demonstration:
                 self.execute("UPDATE demo.accounts SET branch = branch + 1")
                 time.sleep(_BEFORE_KILL)
             self.mark("kill -9 of the sync")
-            self.progress.phase("changes without a sync")
+            self.progress.phase("changes without the sync")
             before = self.changed()
             self.do(self.work.backlog)
             self.result.backlog = self.changed() - before
             self.mark(f"the sync is started again; {self.result.backlog:,} changes wait")
-            self.progress.phase("start again, catch up")
+            self.progress.phase("start again, catch up with the server")
             with self.driver() as driver:
                 begin = self.now()
                 self.catch_up(driver)
@@ -329,7 +330,7 @@ class _Demonstration:
                 time.sleep(2 * self.pause)
                 if load.poll() is not None:
                     raise PgOutputError(
-                        f"pgbench ended by itself: {reason(load.communicate()[1])}",
+                        f"pgbench ended too early: {reason(load.communicate()[1])}",
                         code="process_failed",
                     )
                 load.send_signal(signal.SIGTERM)
@@ -340,14 +341,14 @@ class _Demonstration:
     def catch_up(self, driver: Driver) -> None:
         """Wait until the tables have all present commits of the server."""
         end = pf.parse_lsn(self.execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0])
-        driver.wait_until(lambda: driver.has(end), _CAUGHT_UP, "expected the tables to catch up")
+        driver.wait_until(lambda: driver.has(end), _CAUGHT_UP, "the tables did not catch up")
 
     # --- the proof -------------------------------------------------------------------------------
 
     def prove(self) -> None:
         from pgoutput_fast.verify import verify
 
-        self.progress.phase("verify: every row, with the server's")
+        self.progress.phase("verify: compare every row with the server")
         report = verify(
             self.dsn, publications=[PUBLICATION], target=self.target,
             segments=str(self.directory / "segments"),

@@ -12,17 +12,17 @@ from typing import NamedTuple
 PUBLICATION = SLOT = "demo"
 
 TABLES = {
-    "demo.accounts": "many small transactions, keys swapped and moved on",
-    "demo.orders": "columns of mixed types, more are added on the way",
-    "demo.wide": "columns of forty types, their edge cases, NULLs, large values",
-    "demo.documents": "large TOASTed values, and keys that change beside them",
-    "demo.events": "REPLICA IDENTITY FULL without a key: a multiset",
-    "demo.measurements": "partitioned, published by its root",
-    "demo.baskets": "truncated",
-    "public.pgbench_accounts": "pgbench runs all the time",
-    "public.pgbench_tellers": "few rows, changed again and again",
-    "public.pgbench_branches": "a row that each transaction changes",
-    "public.pgbench_history": "without a key: rows are added only",
+    "demo.accounts": "many small transactions, changed keys, reused keys",
+    "demo.orders": "columns of mixed types, new columns during the run",
+    "demo.wide": "forty types with edge cases, NULLs, large values",
+    "demo.documents": "large TOASTed values in rows whose key changes",
+    "demo.events": "no primary key, equal rows, REPLICA IDENTITY FULL",
+    "demo.measurements": "partitioned, published as its root table",
+    "demo.baskets": "truncated during the run",
+    "public.pgbench_accounts": "updated by pgbench during the whole run",
+    "public.pgbench_tellers": "few rows, updated very often",
+    "public.pgbench_branches": "updated by each transaction of pgbench",
+    "public.pgbench_history": "no primary key, only inserts",
 }
 """The published tables, and the special property of each."""
 
