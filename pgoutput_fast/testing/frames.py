@@ -258,11 +258,9 @@ def in_stream(frame: bytes, xid: int) -> bytes:
     if tag == "O":
         return frame
     if not LAYOUTS[tag] or LAYOUTS[tag][0][1] != "stream_xid":
-        raise PgOutputError(
-            f"a {tag!r} frame does not come from inside of a stream", code="unfit_input"
-        )
+        raise PgOutputError(f"a {tag!r} frame cannot be inside a stream chunk", code="unfit_input")
     if not 0 <= xid <= 0xFFFFFFFF:
-        raise PgOutputError(f"{xid} is no xid", code="unfit_input")
+        raise PgOutputError(f"{xid} is not an xid", code="unfit_input")
     return frame[:1] + xid.to_bytes(XID_SIZE, "big") + frame[1:]
 
 

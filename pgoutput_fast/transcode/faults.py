@@ -15,7 +15,7 @@ _SENTENCES = {
     "length": "the length of column {column} is {found}",
     "frame": f"with column {{column}} of {{found}} bytes the frame would be longer than "
     f"{MAX_FRAME_LENGTH} bytes",
-    "end": "{found} bytes follow on the trailer",
+    "end": "{found} bytes follow the trailer",
 }
 
 
@@ -33,7 +33,7 @@ def refuse_frame(frame: bytes, index: int, xid_length: int) -> NoReturn:
         if not frame:
             fail("empty_frame", frame, 0)
         if xid_length == 0xFF:
-            found = f"{chr(frame[0])!r} is the tag of no message that comes inside a stream chunk"
+            found = f"no message with the tag {chr(frame[0])!r} can be inside a stream chunk"
             fail("stream_order", frame, 0, found=found)
         fail("truncated", frame, 1, field="xid", expected=xid_length, found=len(frame) - 1)
     except DecodeError as error:
