@@ -394,18 +394,7 @@ OTHER_HISTORY = (
     "the server was restored"
 )
 RENAMED = "it was renamed, and object storage can't rename the directory of its state table"
-# Earlier versions stored these texts in targets.
-_FORMER = (
-    "its table of rows was deleted from the target",
-    "an earlier state of its table of rows was put back into the target",
-    "another program changed its table of rows",
-    "an earlier state of its change table was put back into the target",
-    "the target has what did not happen by the directory",
-    "it has another name, and object storage can't move its table of rows there",
-)
-LOST = (
-    DELETED, PUT_BACK, CHANGED, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY, RENAMED, *_FORMER,
-)  # fmt: skip
+LOST = (DELETED, PUT_BACK, CHANGED, CHANGES_DELETED, CHANGES_PUT_BACK, OTHER_HISTORY, RENAMED)
 """Beginnings of the reasons of stale tables whose data in the target is not what sync wrote."""
 CHANGES_ALONE = "its rows before the capture are not known"
 """Reason of a table that has no state table because it got no snapshot."""

@@ -497,8 +497,8 @@ class Assembler:
                 run.part(index, index + 1), [],
             )  # fmt: skip
         else:
-            found = "a frame that must be in a transaction came outside of any transaction"
-            self._refuse(run, index, found)
+            text = "a frame that must be in a transaction came outside of any transaction"
+            self._refuse(run, index, text)
 
     def _stream_of(self, run: Run, index: int, xid: int) -> Stage:
         stage = self._streams.pop(xid, None)

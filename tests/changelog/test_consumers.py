@@ -94,7 +94,7 @@ def test_added_listed_and_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_refusals(run: Run, tmp_path: Path) -> None:
     run("add", "a")
-    assert "has a consumer 'a' already" in run("add", "a", code=1)
+    assert "[already_exists]" in run("add", "a", code=1)
     assert "has no consumer 'b'; it has a" in run("remove", "b", code=1)
     # None of these leaves the directory of consumers.
     for name in ("../position", "/etc/x", "", ".a"):

@@ -189,7 +189,9 @@ def test_refusals_and_their_exit_codes(
 
     new = [*arguments(published, tmp_path / "new"), *JSON, "--until", "now"]
     run(new, code=1)
-    assert "there is none, --adopt-slot to begin" in run.event("error")["message"]  # type: ignore[index]
+    error = run.event("error")
+    assert error is not None
+    assert (error["code"], "--adopt-slot" in error["message"]) == ("not_ours", True)
     run([*new, "--adopt-slot"])
     published.execute(f"SELECT pg_drop_replication_slot('slot_{published.name}')")
     none = [*arguments(published, tmp_path / "none"), *JSON, "--until", "now"]
