@@ -227,35 +227,6 @@ class DeltaTarget:
             "kept": self.kept, "maintenance": self.maintains, "threads": self.threads,
         }  # fmt: skip
 
-    def seen(
-        self, held: Held, *, with_state: bool
-    ) -> tuple[pa.Schema | None, tuple[str, ...] | None]:
-        """Return a change table's schema and a state table's partition columns; None: no table.
-
-        Both may be old: a table that this process has loaded before is not loaded again.
-
-        Parameters
-        ----------
-        held : Held
-        with_state : bool
-            Whether to return the partition columns; if not, they are None.
-        """
-        names = {"changes": held.stored + version_suffix(held.version), "state": held.stored}
-        found = []
-        for kind in names if with_state else ["changes"]:
-            directory = f"{kind}/{directory_of(names[kind])}"
-            with self._guard:
-                table = self._tables.get(directory)
-            if table is None or not table.exists:
-                table = self._table(kind, names[kind], held.relation_id)
-            found.append(table)
-        changes, *state = found
-        is_there = bool(state) and state[0].exists
-        return (
-            changes.schema if changes.exists else None,
-            tuple(state[0].partition_by) if is_there else None,
-        )
-
     def partitions(self, namespace: str, name: str) -> list[str]:
         """Return the columns by which a new state table is partitioned."""
         return self._partition_by.get(f"{namespace}.{name}", [])

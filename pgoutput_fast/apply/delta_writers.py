@@ -22,7 +22,6 @@ from .targets import (
     DELETED_AT,
     Held,
     IncompleteError,
-    NotForeseenError,
     Removed,
     Renamed,
 )
@@ -94,18 +93,9 @@ class DeltaChanges(Positioned):
 
     def append(self, changes: pa.RecordBatch) -> None:
         """See `ChangeWriter`."""
-        schema = stored_schema(changes.schema)
-        if self._schema is not None:
-            merged = merged_schema(self._schema, schema)
-            if merged is None:
-                raise PgOutputError(
-                    f"the changes of {self.held.namespace}.{self.held.name} do not fit its change "
-                    f"table {self.table.directory}: columns have other types",
-                    code="unfit_schema",
-                    table=qualified(self.held),
-                )
-            schema = merged
-        if not self._writers or schema != self._schema:
+        before = self._schema
+        schema = self.add_columns(changes.schema)
+        if not self._writers or schema != before:
             self._begin_file(schema, changes)
         with self.table.refusals():
             self._writers[-1].write(conformed(changes, schema))
@@ -116,25 +106,31 @@ class DeltaChanges(Positioned):
         first = changes.column("commit_lsn")[0].as_py() if changes.num_rows else 0
         prefix = f"{self.held.relation_id}-{first or 0:016X}"
         self._writers.append(DeltaFileWriter(self.table, schema, (), prefix))
-        self._schema = schema
+
+    def _unfit(self) -> PgOutputError:
+        return PgOutputError(
+            f"the changes of {self.held.namespace}.{self.held.name} do not fit its change table "
+            f"{self.table.directory}: columns have other types",
+            code="unfit_schema",
+            table=qualified(self.held),
+        )
 
     @property
     def schema(self) -> pa.Schema | None:
         """The table's columns after this window's commit; None before the first changes."""
         return self._schema
 
-    def add_files(self, schema: pa.Schema, files: Written) -> None:
-        """Take files of changes that other processes wrote into the table's directory.
+    def add_columns(self, schema: pa.Schema) -> pa.Schema:
+        """Return the table's columns with those of changes that `fits` accepts, for their files."""
+        wanted = stored_schema(schema)
+        merged = wanted if self._schema is None else merged_schema(self._schema, wanted)
+        if merged is None:
+            raise self._unfit()
+        self._schema = merged
+        return merged
 
-        Raises
-        ------
-        NotForeseenError
-            The files lack columns that the table has, or have other types.
-        """
-        merged = schema if self._schema is None else merged_schema(self._schema, schema)
-        if merged != schema:
-            raise NotForeseenError(f"{self.table.directory} has other columns")
-        self._schema = schema
+    def add_files(self, files: Written) -> None:
+        """Take files that other processes wrote, with the columns that `add_columns` returned."""
         self._files += files
 
     def flush(self) -> None:
@@ -291,18 +287,15 @@ class DeltaState(Positioned):
         with self.table.refusals():
             self._writer.write(conformed(rows, self._writer.schema))
 
-    def add_files(self, schema: pa.Schema, partition_by: Sequence[str], files: Written) -> None:
-        """Take files of the snapshot's rows that other processes wrote into the table's directory.
-
-        Raises
-        ------
-        NotForeseenError
-            The files have other columns or partitions than the table will have.
-        """
+    @property
+    def loading(self) -> pa.Schema:
+        """The columns of the files of a snapshot's rows, since `load`."""
         if self._writer is None:
             raise PgOutputError("load() was not called", code="unfit_input")
-        if schema != self._writer.schema or list(partition_by) != self._partition_by:
-            raise NotForeseenError(f"{self.table.directory} has other columns or partitions")
+        return self._writer.schema
+
+    def add_files(self, files: Written) -> None:
+        """Take files of a snapshot's rows that other processes wrote, with columns `loading`."""
         self._files += files
 
     def loaded(self, held: Held) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -33,11 +34,11 @@ from .targets import (
     Gap,
     Held,
     IncompleteError,
-    NotForeseenError,
     StoppedError,
     Stored,
     Target,
     TargetError,
+    UnplannedError,
     window,
 )
 from .window_writer import WindowWriter
@@ -147,6 +148,11 @@ class Engine(Protocol):
 
     def begin(self, target: Target) -> None:
         """Begin a sync. It has the target for itself, so leftovers of earlier syncs may go."""
+
+    def plan(
+        self, view: View, position: Position, max_bytes: int, **options: Any
+    ) -> ReadPlan | None:
+        """Plan the next window as `View.plan` does, or a shorter one."""
 
     def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
         """Return a writer for a read plan; `given` are the arguments of `WindowWriter`."""
@@ -454,7 +460,8 @@ class Syncing:
 
     def _plan(self, view: View, **options: Any) -> ReadPlan | None:
         """Return the read plan of the next window; None if there is nothing to read."""
-        return view.plan(self._consumer.position, self._window_bytes, **options)
+        plan = view.plan if self._engine is None else functools.partial(self._engine.plan, view)
+        return plan(self._consumer.position, self._window_bytes, **options)
 
     def _next(self, view: View) -> ReadPlan | None:
         """Return the read plan of the next window, without the tables that are read apart.
@@ -658,10 +665,11 @@ class Syncing:
                     return self._written_by(self._engine.writer(plan, *given), view, plan)
                 except (RetryableError, ConflictError, TargetError, PausedError):
                     raise
-                except (NotForeseenError, PgOutputError) as error:
+                except PgOutputError as error:
                     # Executors do not say which table an error concerns. This process writes the
                     # window again and finds out.
-                    if isinstance(error, PgOutputError) and self._options.on_error == "stop":
+                    is_planned = not isinstance(error, UnplannedError)
+                    if is_planned and self._options.on_error == "stop":
                         raise
                     _log.info(
                         "the executors could not write a window, so this process writes it: %s",

@@ -396,7 +396,12 @@ class TableWindow:
         self._copying = self._last = None
         if copy.lsn >= self.held.lsn:
             self.held = self.held._replace(copy_lsn=max(self.held.copy_lsn, copy.lsn), lsn=copy.lsn)
-        if wants_rows and self._state is not None:
+        if wants_rows:
+            self._commit_copied()
+
+    def _commit_copied(self) -> None:
+        """Have the state table be at a snapshot whose rows it has."""
+        if self._state is not None:
             self._state.loaded(self.held)
 
     # --- the end ---------------------------------------------------------------------------------

@@ -429,14 +429,16 @@ class ConflictError(PgOutputError):
     code = "conflict"
 
 
+class UnplannedError(PgOutputError):
+    """Executors can't write a window: the target has a part of it, or a layout differs."""
+
+    code = "unfit_schema"
+
+
 class StoppedError(RetryableError):
     """The sync was stopped while it waited for the target."""
 
     code = "stopped"
-
-
-class NotForeseenError(Exception):
-    """A window differs from what its executors assumed when they wrote parts of it."""
 
 
 class ChangeWriter(Protocol):

@@ -220,6 +220,21 @@ class View(NamedTuple):
                 size += read.size
         return ReadPlan(reads, after) if reads or is_passed else None
 
+    def position_before(self, position: Position, lsn: int) -> Position:
+        """Return the position of a reader that has read up to an LSN, from a position before it.
+
+        Its tables then have what they had to read before the LSN, with snapshots. Give it to `plan`
+        as `until`.
+        """
+        reading = self._readable(self._reading(position, None))
+        snapshots = [
+            copy
+            for stretch in reading.tables.values()
+            for copy in stretch.snapshots
+            if copy.lsn - 1 < lsn
+        ]
+        return cut(reading, position, lsn, snapshots)
+
     def _has_changes(self, read: Read, relation_id: int) -> bool:
         return any(relation_id in self.gathered.relation_ids(path) for path in read.files)
 

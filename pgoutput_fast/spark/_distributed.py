@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
 
 from pgoutput_fast.apply.delta_merge import balanced
 from pgoutput_fast.apply.delta_target import DeltaTarget
+from pgoutput_fast.apply.stored_changes import as_taken
 from pgoutput_fast.apply.table_window import TableWindow
-from pgoutput_fast.apply.targets import Held, IncompleteError, NotForeseenError
+from pgoutput_fast.apply.targets import Held, IncompleteError, UnplannedError
 from pgoutput_fast.apply.window_writer import WindowWriter, run_all
+from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.names import qualified
+from pgoutput_fast.protocol.encode import encode_fields
+from pgoutput_fast.protocol.messages import decode_rare
 
 from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, LeftMerge, fold_tables
+from ._layouts import sections, table_layouts
 from ._merge_steps import Staging, opened_net, spark_steps
 from ._staged_files import staged, staging
-from ._window_files import Expected, FileRun, WriteTask, delete_run, write_window
+from ._window_files import FileRun, Output, TableWrite, WriteTask, delete_run, write_window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import pyarrow as pa
+    from collections.abc import Callable, Mapping, Sequence
 
     from pgoutput_fast.apply.delta_files import AddedFile
     from pgoutput_fast.apply.delta_table import LakeTable
     from pgoutput_fast.apply.evolution import Known
+    from pgoutput_fast.apply.stored_changes import Form
     from pgoutput_fast.changelog.copies import Copy
     from pgoutput_fast.changelog.read_plan import Read, ReadPlan
     from pgoutput_fast.changelog.view import View
 
     from ._jobs import Jobs
+    from ._layouts import TableLayout
 
 _TASK_BYTES = 256 << 20
 """Of segments: larger windows have more tasks than there are cores."""
@@ -44,7 +49,7 @@ _TABLE_BYTES = 1 << 20
 
 
 class _RunFile(NamedTuple):
-    """A file of a run. Fields: table (which has it), file, form (of the run)."""
+    """A file of changes. Fields: table (which has it), file, form (the columns of the changes)."""
 
     table: LakeTable
     file: AddedFile
@@ -55,8 +60,25 @@ class _RunFile(NamedTuple):
         return FoldedFile(self.table.committed(self.file), self.file.size, self.form)
 
 
+class _Section(NamedTuple):
+    """The changes of one table in one section of a window.
+
+    Fields: write (for the executors); changes and state (the tables' writers); folded (the files to
+    fold, which `take` adds to). `state` is None but for a snapshot, `folded` is None if nothing is
+    to be folded.
+    """
+
+    write: TableWrite
+    changes: Any
+    state: Any
+    folded: list[_RunFile] | None
+
+
 class TableOfFiles(TableWindow):
-    """A table in a window whose changes are in files that executors have written."""
+    """A table in a window whose changes executors write to files.
+
+    First all sections of the window are planned, in order. Then their files are taken.
+    """
 
     _target: DeltaTarget
 
@@ -64,77 +86,84 @@ class TableOfFiles(TableWindow):
         super().__init__(target, held, **options)
         self._before = held
         self._files: list[list[_RunFile]] = []
+        self._has_copied = False
 
-    def add_run(self, run: FileRun, known: Callable[[int], Known]) -> None:
-        """Take changes of the stream.
+    def plan_changes(
+        self, schema: pa.Schema, layout: TableLayout, known: Callable[[int], Known]
+    ) -> _Section:
+        """Plan how to write changes of the stream.
 
         Raises
         ------
-        NotForeseenError
-            Executors took the table to be another one than it is.
+        UnplannedError
+            The target has some of the changes already.
         """
-        if run.last_lsn < self.held.lsn or not run.rows:
-            raise NotForeseenError(f"the target has changes of {qualified(self.held)} already")
-        last = self._last
-        if last is None or not last[0].equals(run.schema, check_metadata=True):
-            last = self._meet(run.schema, run.first_lsn, known)
-        self._register(run, last[1].schema)
-        if self._state is None or not self._parts:
-            return
-        if run.first_lsn < self._state.lsn:
-            raise NotForeseenError(f"the target has changes of {qualified(self.held)} already")
-        self._files += [[] for _ in range(len(self._parts) - len(self._files))]
         writer: Any = self._writers[-1]
-        self._files[-1] += [_RunFile(writer.table, one, run.form) for one in run.changes.files]
-        self._folded = run.last_lsn
+        state_lsn = layout.first_lsn if self._state is None else self._state.lsn
+        if layout.first_lsn < max(self.held.lsn, writer.lsn, state_lsn):
+            raise self._partly()
+        _, form, _ = self._meet(schema, layout.first_lsn, known)
+        folded = None
+        if self._state is not None and self._parts:
+            self._files += [[] for _ in range(len(self._parts) - len(self._files))]
+            folded = self._files[-1]
+            self._folded = layout.last_lsn
+        return self._section(schema, form, folded=folded)
 
-    def _register(self, run: FileRun, form: pa.Schema) -> None:
-        """Have the files be the change table's, when that is committed."""
-        writer: Any = self._writers[-1]
-        if writer.table.directory != run.changes.directory:
-            raise NotForeseenError(
-                f"{qualified(self.held)} is in {writer.table.directory}, and executors wrote to "
-                f"{run.changes.directory}"
-            )
-        if not form.equals(run.form, check_metadata=True):
-            raise NotForeseenError(
-                f"{qualified(self.held)} has other columns than the files of the executors"
-            )
-        if run.first_lsn < writer.lsn:
-            raise NotForeseenError(f"the target has changes of {qualified(self.held)} already")
-        writer.add_files(run.changes.schema, run.changes.files)
+    def plan_copied(self, schema: pa.Schema, known: Callable[[int], Known], copy: Copy) -> _Section:
+        """Plan how to write the rows of a snapshot.
+
+        Raises
+        ------
+        UnplannedError
+            The target has the snapshot already, or the window has another one of the table.
+        """
+        self._files = []
+        self._copying = self._begin_copy(schema, known(copy.lsn), copy)
+        if self._copying != (True, self._target.kept.has_state) or self._has_copied:
+            raise self._partly()
+        self._has_copied = True
+        _, form, _ = self._layout(schema, self.held.columns)
+        return self._section(schema, form, state=self._state)
+
+    def _section(
+        self,
+        schema: pa.Schema,
+        form: Form,
+        state: Any = None,
+        folded: list[_RunFile] | None = None,
+    ) -> _Section:
+        changes: Any = self._writers[-1]
+        rows = None
+        if state is not None:
+            rows = Output(state.table.directory, state.loading, tuple(state.partition_by))
+        columns = changes.add_columns(form.schema)
+        write = TableWrite(schema, form, Output(changes.table.directory, columns), rows)
+        return _Section(write, changes, state, folded)
+
+    def _partly(self) -> UnplannedError:
+        name = qualified(self.held)
+        return UnplannedError(f"the target has changes of {name} already", table=name)
+
+    def _commit_copied(self) -> None:
+        """See `TableWindow`; `load_copied` commits, once the files are there."""
+        self._before = self.held
+
+    def take(self, section: _Section, run: FileRun) -> None:
+        """Take the files of a section."""
+        section.changes.add_files(run.changes)
         self.changes += run.rows
         self.held = self.held._replace(commit_time=run.commit_time)
+        if section.folded is not None:
+            table, form = section.changes.table, section.write.form.schema
+            section.folded.extend(_RunFile(table, one, form) for one in run.changes)
+        if run.state:
+            section.state.add_files(run.state)
 
-    def add_copied_run(self, run: FileRun, known: Callable[[int], Known], copy: Copy) -> None:
-        """Take rows of a snapshot; the first run begins with a Truncate."""
-        if self._copying is None:
-            self._copying = self._begin_copy(run.schema, known(copy.lsn), copy)
-        wants_changes, wants_rows = self._copying
-        has_rows = wants_rows and run.state is not None
-        if not wants_changes or has_rows != self._target.kept.has_state:
-            raise NotForeseenError(f"the target has a snapshot of {qualified(self.held)} already")
-        last = self._last
-        if last is None or not last[0].equals(run.schema, check_metadata=True):
-            last = self._last = self._layout(run.schema, self.held.columns)
-        self._register(run, last[1].schema)
-        state: Any = self._state
-        if run.state is not None and run.state.files:
-            if state.table.directory != run.state.directory:
-                raise NotForeseenError(
-                    f"{qualified(self.held)} is in {state.table.directory}, and executors wrote to "
-                    f"{run.state.directory}"
-                )
-            state.add_files(run.state.schema, run.state.partition_by, run.state.files)
-
-    def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
-        self._files = []
-        return super()._begin_copy(schema, known, copy)
-
-    def end_copy(self, copy: Copy) -> None:
-        """The rows of a snapshot came."""
-        super().end_copy(copy)
-        self._before = self.held
+    def load_copied(self, section: _Section) -> None:
+        """Commit the state table at a snapshot whose files were taken."""
+        if section.state is not None:
+            section.state.loaded(self._before._replace(commit_time=self.held.commit_time))
 
     def fold_task(self, lsn: int) -> FoldTask | None:
         """What is to be done to the state table; None: nothing."""
@@ -206,70 +235,97 @@ class DistributedWindow(WindowWriter):
     # --- the first job: files --------------------------------------------------------------------
 
     def _take_all(self, view: View, plan: ReadPlan) -> None:
-        tasks = self._write_tasks(view, plan)
+        planned = self._plan_sections(plan)
+        tasks = self._write_tasks(view, plan, planned)
         with contextlib.ExitStack() as held:
             if self._stages:
                 place = self._target.place
                 prefix = held.enter_context(staged(place, self._directory.absolute(), plan.reads))
                 tasks = [task._replace(staged=prefix) for task in tasks]
             found = self._jobs.run("decode and write changes", write_window, tasks, self._tell)
-        runs = deque(run for one in found for run in one)
+        # Those of one section stay in the order of the stream.
+        runs = deque(sorted((run for one in found for run in one), key=lambda run: run.key[0]))
         try:
-            self._take_runs(plan, runs)
+            self._take_runs(plan, planned, runs)
         except BaseException:
             # Of the others the tables know what stands already.
             for run in runs:
                 delete_run(tasks[0], run)
             raise
 
-    def _take_runs(self, plan: ReadPlan, runs: deque[FileRun]) -> None:
-        """Give all runs to their tables; a run is there until its table has it."""
-        first = 0
-        for copy, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
-            first += sum(1 for _ in reads)
-            while runs and (run := runs[0]).read < first:
-                one: Any = self._table(run.relation, run.first_lsn)
-                known = functools.partial(self._known, run.relation)
+    def _plan_sections(self, plan: ReadPlan) -> dict[tuple[int, int], _Section]:
+        """Plan how to write each table in each section of the window, by number and relation id."""
+        found: dict[tuple[int, int], _Section] = {}
+        for number, (copy, reads) in enumerate(sections(plan)):
+            for relation_id, layout in table_layouts(reads).items():
+                decoded = self._decoded(layout)
+                if decoded is None:
+                    continue  # not one of the tables to sync
+                schema, relation = decoded
+                one: Any = self._table(relation, layout.first_lsn)
+                known = functools.partial(self._known, relation)
                 if copy is None:
-                    one.add_run(run, known)
+                    found[number, relation_id] = one.plan_changes(schema, layout, known)
                 else:
-                    one.add_copied_run(run, known, copy)
-                runs.popleft()
+                    found[number, relation_id] = one.plan_copied(schema, known, copy)
             self._end_copy(copy)
             self._tell()
+        return found
 
-    def _write_tasks(self, view: View, plan: ReadPlan) -> list[WriteTask]:
+    def _decoded(self, layout: TableLayout) -> tuple[pa.Schema, Any] | None:
+        """Return the schema of decoded changes and their Relation; None for an unwanted table."""
+        self._go_to(layout.first_lsn)
+        relation: Any = decode_rare(layout.relation, in_stream=False, encoding="latin-1")
+        nothing = [None] * len(relation.columns)
+        row = encode_fields("I", relation_id=relation.relation_id, new=nothing)
+        decoder = ColumnarDecoder(**{**self._decoding, "encoding": layout.encoding})
+        for changes in decoder.decode([*layout.types, layout.relation, row]):
+            batch = as_taken(changes, pa.record_batch(changes), is_binary=layout.is_binary)
+            return batch.schema, changes.relation
+        return None
+
+    def _take_runs(
+        self,
+        plan: ReadPlan,
+        planned: Mapping[tuple[int, int], _Section],
+        runs: deque[FileRun],
+    ) -> None:
+        """Give all runs to their tables; a run is there until its table has it."""
+        for number, (copy, _) in enumerate(sections(plan)):
+            while runs and runs[0].key[0] == number:
+                one: Any = self._open[runs[0].key[1]]
+                one.take(planned[runs[0].key], runs[0])
+                runs.popleft()
+            if copy is not None and (number, copy.relation_id) in planned:
+                one = self._open[copy.relation_id]
+                one.load_copied(planned[number, copy.relation_id])
+            self._tell()
+
+    def _write_tasks(
+        self, view: View, plan: ReadPlan, planned: Mapping[tuple[int, int], _Section]
+    ) -> list[WriteTask]:
         target, options = self._target, self._options
         decoding = {name: value for name, value in self._decoding.items() if name != "registry"}
         arguments = target.arguments
-        tables = self._tables_expected(plan)
+        tables = {key: section.write for key, section in planned.items()}
+        reads = [(number, read) for number, (_, some) in enumerate(sections(plan)) for read in some]
         return [
             WriteTask(
-                reads, view.metadata, str(self._directory.absolute()), decoding, options.history,
+                group, view.metadata, str(self._directory.absolute()), decoding, options.history,
                 arguments["uri"], arguments["storage_options"], arguments["retention_hours"],
-                target.kept.soft_deletes, arguments["partition_by"], tables,
-                target.change_tables, target.kept.has_state,
+                tables, target.change_tables,
             )
-            for reads in grouped(plan.reads, self._jobs.cores)
+            for group in grouped(reads, self._jobs.cores)
         ]  # fmt: skip
-
-    def _tables_expected(self, plan: ReadPlan) -> dict[int, Expected]:
-        """What each table is taken to be."""
-        copied = {read.snapshot.relation_id for read in plan.reads if read.snapshot is not None}
-
-        def expected(held: Held) -> Expected:
-            with_state = self._target.kept.has_state and held.relation_id in copied
-            schema, partition_by = self._target.seen(held, with_state=with_state)
-            return Expected(held.stored, held.version, held.columns, schema, partition_by)
-
-        with ThreadPoolExecutor(self._target.threads) as pool:
-            return dict(zip(self._held, pool.map(expected, self._held.values()), strict=True))
 
     def _known(self, relation: Any, lsn: int) -> Known:
         """See `WindowWriter`; no frame that was read here has told the types of that time."""
+        self._go_to(lsn)
+        return super()._known(relation, lsn)
+
+    def _go_to(self, lsn: int) -> None:
         if self._reader.follower is not None:
             self._reader.follower.go_to(lsn)
-        return super()._known(relation, lsn)
 
     # --- the second job: state tables ------------------------------------------------------------
 
@@ -322,13 +378,13 @@ class DistributedWindow(WindowWriter):
         self.seconds[qualified(one.held)] += time.perf_counter() - begin
 
 
-def grouped(reads: Sequence[Read], cores: int) -> list[list[tuple[int, Read]]]:
-    """Units with their numbers, in groups of about one size that follow each other."""
-    total = sum(read.size for read in reads)
+def grouped(reads: Sequence[tuple[int, Read]], cores: int) -> list[list[tuple[int, Read]]]:
+    """Return numbered reads in groups of about one size that follow each other."""
+    total = sum(read.size for _, read in reads)
     count = min(len(reads), max(cores, -(-total // _TASK_BYTES)))
     groups: list[list[tuple[int, Read]]] = []
     done = 0
-    for number, read in enumerate(reads):
+    for number, read in reads:
         # The group in which the middle of the read is.
         at = min(count - 1, (done + read.size // 2) * count // max(1, total))
         if not groups or (at >= len(groups) and groups[-1]):

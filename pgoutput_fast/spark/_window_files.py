@@ -1,8 +1,7 @@
-"""What executors write of a window of a sync: files of changes, and of the rows of snapshots.
+"""Run on Spark's executors: write the changes of a window, and the rows of snapshots, to files.
 
-They write into the directories of the tables, in the columns that the driver takes the tables to
-have. Nobody sees these files before the driver has registered them. Where a table turns out to be
-another one than was thought, the driver does not take them.
+The driver has planned where the files go and which columns they have. Nobody sees them before the
+driver has registered them.
 """
 
 from __future__ import annotations
@@ -13,31 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgoutput_fast.apply.delta_files import DeltaFileWriter, Written
-from pgoutput_fast.apply.delta_place import DeltaPlace, directory_of
+from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.apply.delta_table import LakeTable
-from pgoutput_fast.apply.delta_target import version_suffix
-from pgoutput_fast.apply.delta_types import conformed, merged_schema, stored_schema
-from pgoutput_fast.apply.evolution import turns_digits
-from pgoutput_fast.apply.naming import free_column, free_name, stored_table
-from pgoutput_fast.apply.stored_changes import (
-    Form,
-    as_taken,
-    check_copied_keys,
-    stored_version,
-)
-from pgoutput_fast.apply.targets import DELETED_AT, StoredColumn
-from pgoutput_fast.apply.versions import Version
+from pgoutput_fast.apply.delta_types import conformed
+from pgoutput_fast.apply.stored_changes import Form, as_taken, check_copied_keys
+from pgoutput_fast.apply.targets import UnplannedError
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import history_of
 from pgoutput_fast.changelog.read_frames import chunks
-from pgoutput_fast.errors import PgOutputError
+from pgoutput_fast.names import qualified
 
 from ._staged_files import taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pgoutput_fast.changelog.copies import Copy
     from pgoutput_fast.changelog.history import HistoryPolicy
     from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.segments import SegmentMetadata
@@ -46,71 +35,60 @@ _PENDING = 128 << 20
 """Bytes of changes of all tables that wait in memory."""
 
 
-class Expected(NamedTuple):
-    """What a table of the target is taken to be.
-
-    Attributes
-    ----------
-    stored : str
-        Its name there.
-    version : int
-        Of its change table.
-    columns : tuple of StoredColumn
-        Of its state table.
-    schema : pyarrow.Schema or None
-        The columns of its change table; None: it has none, or they are not known.
-    partition_by : tuple of str or None
-        The columns by which the state table is partitioned that is there; None: there is none.
-    """
-
-    stored: str
-    version: int = 1
-    columns: tuple[StoredColumn, ...] = ()
-    schema: pa.Schema | None = None
-    partition_by: tuple[str, ...] | None = None
-
-
-class Files(NamedTuple):
-    """Files of one table. Fields: directory, schema (of their columns), partition_by, files."""
+class Output(NamedTuple):
+    """Where files of one table go. Fields: directory, schema (their columns), partition_by."""
 
     directory: str
     schema: pa.Schema
-    partition_by: tuple[str, ...]
-    files: Written
+    partition_by: tuple[str, ...] = ()
 
 
-class FileRun(NamedTuple):
-    """Changes of one table that have the same columns, and the files that have them.
+class TableWrite(NamedTuple):
+    """How to write the changes of one table in one section of a window.
 
     Attributes
     ----------
-    read : int
-        The number of the read in the plan with which they begin.
-    relation : Relation
     schema : pyarrow.Schema
-        That of their batches.
-    form : pyarrow.Schema
-        The one that a target's batches were taken to have.
-    changes : Files
-    rows : int
-    first_lsn, last_lsn : int
-        The least and the greatest `commit_lsn`.
-    commit_time : int
-        Of the last change, in microseconds since 1970.
-    state : Files or None
-        The rows of a snapshot; None: these are changes of the stream, or there is no state table.
+        The schema of the decoded batches.
+    form : Form
+        Converts them to the target's batches.
+    changes : Output
+    state : Output or None
+        Where the rows of a snapshot go; None: these are no rows of a snapshot, or the target keeps
+        no state tables.
     """
 
-    read: int
-    relation: Any
     schema: pa.Schema
-    form: pa.Schema
-    changes: Files
+    form: Form
+    changes: Output
+    state: Output | None
+
+
+_Key = tuple[int, int]
+"""The number of a section in its window, and a relation id."""
+
+
+class FileRun(NamedTuple):
+    """Files that a task has written, with changes of one table in one section.
+
+    Attributes
+    ----------
+    key : tuple of int
+        The number of the section in the window, and the relation id.
+    changes : list of files
+    rows : int
+        How many changes these are.
+    commit_time : int
+        Of the last change, in microseconds since 1970.
+    state : list of files
+        The files with the rows of a snapshot.
+    """
+
+    key: _Key
+    changes: Written
     rows: int
-    first_lsn: int
-    last_lsn: int
     commit_time: int
-    state: Files | None
+    state: Written
 
 
 class WriteTask(NamedTuple):
@@ -119,26 +97,21 @@ class WriteTask(NamedTuple):
     Attributes
     ----------
     reads : list of (int, Read)
-        With their numbers in the plan.
+        Each with the number of its section.
     metadata : SegmentMetadata
     directory : str
-        Of the segments, whose history has the types.
+        The change log, whose schema history has the types.
     decoding : dict
         Arguments of the decoder, without the registry.
     history : {"newer", "older", "error"}
     uri : str
-        Of the target.
+        The target.
     storage_options : dict of str to str, or None
     retention_hours : int
-    marker : str or None
-        The column of state tables in which deleted rows are marked.
-    partition_by : dict of str to list of str
-    tables : dict of int to Expected
-        By relation id.
+    tables : dict of (int, int) to TableWrite
+        By section and relation id.
     change_tables : type of LakeTable
         What writes the files of change tables.
-    has_state : bool
-        Whether the target keeps state tables.
     staged : str or None
         The directory in the target that has the files of the reads; None: they are where they say.
     """
@@ -151,98 +124,52 @@ class WriteTask(NamedTuple):
     uri: str
     storage_options: dict[str, str] | None
     retention_hours: int
-    marker: str | None
-    partition_by: Mapping[str, list[str]]
-    tables: Mapping[int, Expected]
+    tables: Mapping[_Key, TableWrite]
     change_tables: type[LakeTable]
-    has_state: bool
     staged: str | None = None
 
     def __repr__(self) -> str:
         return f"WriteTask({len(self.reads)} reads, {self.uri!r})"
 
-
-def followed(columns: Sequence[StoredColumn], version: Version) -> tuple[StoredColumn, ...]:
-    """The columns of a state table when its table has those of a version, if none was renamed."""
-    names = {one.name for one in version.columns}
-    made = [one for one in columns if one.name in names]
-    live = {one.name: i for i, one in enumerate(made)}
-    for column in version.columns:
-        if column.name in live:
-            at = live[column.name]
-            made[at] = made[at]._replace(form=column.form)
-        else:
-            stored = free_column(column.name, made)
-            made.append(StoredColumn(column.name, stored, 0, -1, column.form))
-    return tuple(made)
-
-
-def new_name(relation: Any) -> str:
-    """The name of a table that the target has not, if no other one has it."""
-    return free_name(stored_table(relation.namespace, relation.name), relation.relation_id, ())
+    def files(self, output: Output, table: type[LakeTable]) -> _OpenFiles:
+        """Return a writer of files of one table."""
+        place = DeltaPlace(self.uri, self.storage_options)
+        return _OpenFiles(table(place, output.directory, "", self.retention_hours), output)
 
 
 class _FileRuns:
-    """Changes of one table that are being written."""
+    """Changes of one table in one section that are being written."""
 
-    def __init__(
-        self, task: WriteTask, read: int, relation: Any, schema: pa.Schema, expected: Expected,
-        *, is_copy: bool,
-    ) -> None:  # fmt: skip
-        self.schema = schema
-        self._read, self._relation = read, relation
-        version = stored_version(schema)
-        columns = followed(() if is_copy else expected.columns, version)
-        self.form = Form.of(schema, columns)
-        wanted = stored_schema(self.form.schema)
-        merged = wanted if expected.schema is None else merged_schema(expected.schema, wanted)
-        number = expected.version
-        if merged is None or turns_digits(expected.columns, version):
-            number, merged = number + 1, wanted
-        self.expected = expected._replace(version=number, columns=columns, schema=merged)
-        name = expected.stored + version_suffix(number)
-        place = DeltaPlace(task.uri, task.storage_options)
-        table = task.change_tables(place, f"changes/{directory_of(name)}", "", task.retention_hours)
-        self._changes = _OpenFiles(table, merged, ())
-        self._state: _OpenFiles | None = None
-        if is_copy and task.has_state:
-            row = pa.schema(list(self.form.schema.field("after").type))
-            if task.marker is not None:
-                row = row.append(pa.field(task.marker, DELETED_AT))
-            given = expected.partition_by
-            if given is None:
-                given = tuple(task.partition_by.get(f"{relation.namespace}.{relation.name}", ()))
-                stored = {one.name: one.stored for one in columns}
-                given = tuple(stored.get(one, one) for one in given)
-            else:  # a column that the server dropped is no partition any more
-                given = tuple(one for one in given if one in row.names)
-            table = LakeTable(
-                place, f"state/{directory_of(expected.stored)}", "", task.retention_hours
-            )
-            self._state = _OpenFiles(table, stored_schema(row), given)
-        self._rows = 0
-        self._first = self._last = self._time = 0
+    def __init__(self, task: WriteTask, key: _Key, write: TableWrite) -> None:
+        self._key, self._write = key, write
+        self._changes = task.files(write.changes, task.change_tables)
+        self._state = None if write.state is None else task.files(write.state, LakeTable)
+        self._rows = self._time = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take changes."""
+    def add(self, changes: Any, batch: pa.RecordBatch) -> None:
+        """Take changes.
+
+        Raises
+        ------
+        UnplannedError
+            They do not have the planned columns: a type was altered in this section.
+        """
+        if not batch.schema.equals(self._write.schema, check_metadata=True):
+            raise _unplanned(changes.relation)
         if self._state is not None:
             check_copied_keys(batch)
-        rows = self.form.batch(batch)
-        lsns = rows.column("commit_lsn")
-        if not self._rows:
-            self._first = lsns[0].as_py()
-            self._changes.begin(f"{self._relation.relation_id}-{self._first or 0:016X}")
-        self._last = lsns[-1].as_py()
+        rows = self._write.form.batch(batch)
+        first = rows.column("commit_lsn")[0].as_py() or 0
         self._time = rows.column("commit_time")[-1].cast(pa.int64()).as_py()
         self._rows += rows.num_rows
-        self._changes.write(rows)
+        self._changes.write(rows, f"{self._key[1]}-{first:016X}")
         if self._state is not None:
-            self._state.begin(str(self._relation.relation_id))
             read = rows.filter(pc.equal(rows.column("op"), "read"))
             if read.num_rows:
                 after = read.column("after")
+                state = pa.schema(list(after.type))
                 self._state.write(
-                    pa.RecordBatch.from_arrays(after.flatten(), schema=pa.schema(list(after.type)))
+                    pa.RecordBatch.from_arrays(after.flatten(), schema=state), str(self._key[1])
                 )
 
     @property
@@ -257,39 +184,39 @@ class _FileRuns:
             self._state.flush()
 
     def finish(self) -> FileRun:
-        """What was written."""
-        return FileRun(
-            self._read, self._relation, self.schema, self.form.schema, self._changes.finish(),
-            self._rows, self._first, self._last, self._time,
-            None if self._state is None else self._state.finish(),
-        )  # fmt: skip
+        """Close the files and return them."""
+        state = [] if self._state is None else self._state.finish()
+        return FileRun(self._key, self._changes.finish(), self._rows, self._time, state)
 
     def discard(self) -> None:
-        """Delete it."""
+        """Delete the files."""
         self._changes.discard()
         if self._state is not None:
             self._state.discard()
 
 
+def _unplanned(relation: Any) -> UnplannedError:
+    """Return the error for changes that do not have the planned columns."""
+    name = qualified(relation)
+    return UnplannedError(
+        f"changes of {name} have other types than planned: a type was altered", table=name
+    )
+
+
 class _OpenFiles:
     """Files of one table that are being written."""
 
-    def __init__(self, table: LakeTable, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
-        self._table = table
-        self._schema, self._partition_by = schema, partition_by
+    def __init__(self, table: LakeTable, output: Output) -> None:
+        self._table, self._output = table, output
         self._writer: DeltaFileWriter | None = None
 
-    def begin(self, prefix: str) -> None:
-        """Begin the first file, by what its name begins with."""
+    def write(self, rows: pa.RecordBatch, prefix: str) -> None:
+        """Write rows after those before; `prefix` begins the names of the files."""
+        _, schema, partition_by = self._output
         if self._writer is None:
-            self._writer = DeltaFileWriter(self._table, self._schema, self._partition_by, prefix)
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows behind those before."""
-        if self._writer is None:
-            raise PgOutputError("begin() was not called", code="unfit_input")
+            self._writer = DeltaFileWriter(self._table, schema, partition_by, prefix)
         with self._table.refusals():
-            self._writer.write(conformed(rows, self._schema))
+            self._writer.write(conformed(rows, schema))
 
     @property
     def pending(self) -> int:
@@ -302,13 +229,12 @@ class _OpenFiles:
             with self._table.refusals():
                 self._writer.flush()
 
-    def finish(self) -> Files:
-        """What was written."""
-        files: Written = []
-        if self._writer is not None:
-            with self._table.refusals():
-                files = self._writer.finish()
-        return Files(self._table.directory, self._schema, self._partition_by, files)
+    def finish(self) -> Written:
+        """Close the files and return them."""
+        if self._writer is None:
+            return []
+        with self._table.refusals():
+            return self._writer.finish()
 
     def discard(self) -> None:
         """Delete what was written."""
@@ -321,13 +247,15 @@ def write_window(task: WriteTask) -> list[FileRun]:
 
     Returns
     -------
-    list of Run
-        In the order in which they begin; those of one table in the order of the stream.
+    list of FileRun
+        In the order in which they begin.
 
     Raises
     ------
     PgOutputError
         A frame or a value is refused, or the files can't be read or written.
+    UnplannedError
+        Changes do not have the planned columns.
     """
     if task.staged is None:
         return _write(task)
@@ -337,79 +265,38 @@ def write_window(task: WriteTask) -> list[FileRun]:
 
 
 def _write(task: WriteTask) -> list[FileRun]:
-    written = _WindowWritten(task)
+    written: dict[_Key, _FileRuns] = {}
+    done: list[FileRun] = []
     try:
         reader = ChangeReader(task.decoding, history_of([task.directory]), task.history)
-        copying: Copy | None = None
-        for number, read in task.reads:
-            copy = read.snapshot
-            if copy != copying:
-                written.close_all()
-                copying = copy
+        for section, read in task.reads:
             for chunk in chunks(read, task.metadata):
                 for changes, decoded in reader.changes(chunk):
                     batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
-                    written.add(number, changes.relation, batch, is_copy=copy is not None)
-        return written.finish()
+                    key = section, changes.relation.relation_id
+                    if key not in written:
+                        if key not in task.tables:
+                            raise _unplanned(changes.relation)
+                        written[key] = _FileRuns(task, key, task.tables[key])
+                    written[key].add(changes, batch)
+                    runs = written.values()
+                    if sum(run.pending for run in runs) > _PENDING:
+                        max(runs, key=lambda run: run.pending).flush()
+        for run in written.values():
+            done.append(run.finish())  # noqa: PERF401 - an error leaves those before in the list
+        return done
     except BaseException:
-        written.discard()
-        raise
-
-
-class _WindowWritten:
-    """The runs of a task."""
-
-    def __init__(self, task: WriteTask) -> None:
-        self._task = task
-        self._tables = dict(task.tables)
-        self._open: dict[int, tuple[int, _FileRuns]] = {}
-        self._runs: list[tuple[int, FileRun]] = []
-        self._number = 0
-
-    def add(self, read: int, relation: Any, batch: pa.RecordBatch, *, is_copy: bool) -> None:
-        """Take changes of a table."""
-        relation_id = relation.relation_id
-        found = self._open.get(relation_id)
-        schema = batch.schema
-        if found is None or not found[1].schema.equals(schema, check_metadata=True):
-            self._close(relation_id)
-            expected = self._tables.get(relation_id) or Expected(new_name(relation))
-            run = _FileRuns(self._task, read, relation, schema, expected, is_copy=is_copy)
-            self._tables[relation_id] = run.expected
-            found = self._open[relation_id] = self._number, run
-            self._number += 1
-        found[1].add(batch)
-        runs = [run for _, run in self._open.values()]
-        if sum(run.pending for run in runs) > _PENDING:
-            max(runs, key=lambda run: run.pending).flush()
-
-    def _close(self, relation_id: int) -> None:
-        if relation_id in self._open:
-            number, run = self._open[relation_id]
-            self._runs.append((number, run.finish()))
-            del self._open[relation_id]
-
-    def close_all(self) -> None:
-        """What comes next begins runs of its own."""
-        for relation_id in [*self._open]:
-            self._close(relation_id)
-
-    def finish(self) -> list[FileRun]:
-        """All runs, in the order in which they begin."""
-        self.close_all()
-        return [run for _, run in sorted(self._runs, key=lambda one: one[0])]
-
-    def discard(self) -> None:
-        """Delete what was written."""
-        for _, run in self._open.values():
+        for run in written.values():
             run.discard()
-        for _, done in self._runs:
-            delete_run(self._task, done)
+        for finished in done:
+            delete_run(task, finished)
+        raise
 
 
 def delete_run(task: WriteTask, run: FileRun) -> None:
     """Delete the files of a run, as far as that is possible."""
-    place = DeltaPlace(task.uri, task.storage_options)
-    for files in (run.changes, run.state):
-        if files is not None:
-            LakeTable(place, files.directory, "", task.retention_hours).delete_files(files.files)
+    write = task.tables[run.key]
+    for output, files in ((write.changes, run.changes), (write.state, run.state)):
+        if output is not None:
+            place = DeltaPlace(task.uri, task.storage_options)
+            LakeTable(place, output.directory, "", task.retention_hours).delete_files(files)

@@ -11,6 +11,7 @@ from pgoutput_fast.options import byte_count, flag
 
 from ._distributed import DistributedWindow, checked_target
 from ._jobs import SparkJobs
+from ._layouts import is_for_driver, window_plan
 from ._merge_steps import spark_steps
 from ._staged_files import clear
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.apply import SyncProgress
     from pgoutput_fast.apply.targets import Target
-    from pgoutput_fast.changelog.read_plan import ReadPlan
+    from pgoutput_fast.changelog.read_plan import Position, ReadPlan
+    from pgoutput_fast.changelog.view import View
 
     from ._jobs import Jobs
 
@@ -114,9 +116,15 @@ class SparkEngine:
         if self._shared_bytes is not None:
             found.steps = functools.partial(spark_steps, self.jobs, self._shared_bytes)
 
+    def plan(
+        self, view: View, position: Position, max_bytes: int, **options: Any
+    ) -> ReadPlan | None:
+        """See `Engine`."""
+        return window_plan(view, position, max_bytes, self.driver_bytes, **options)
+
     def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
         """See `Engine`."""
-        if plan.size <= self.driver_bytes:
+        if is_for_driver(plan, self.driver_bytes):
             return WindowWriter(*given)
         return DistributedWindow(
             self.jobs, *given, stages=self._stages, shared_bytes=self._shared_bytes

@@ -16,7 +16,7 @@ from support.targets.synced_tables import DeltaTables
 from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_target
 from pgoutput_fast.apply.delta_place import DeltaPlace
-from pgoutput_fast.apply.targets import ConflictError, IncompleteError, NotForeseenError
+from pgoutput_fast.apply.targets import ConflictError, IncompleteError, UnplannedError
 from pgoutput_fast.apply.window_writer import WindowWriter
 from pgoutput_fast.changelog.read_plan import Read
 from pgoutput_fast.changelog.schema_history import HistoryWriter
@@ -179,11 +179,16 @@ def test_a_snapshot_that_stands_when_the_driver_has_to_write_the_rest(
                 testing.insert(THINGS, [3, "c"]))  # fmt: skip
     stood = []
 
-    def refused(self: Any, run: Any, known: Any) -> None:
-        stood.append(rows(tables))
-        raise NotForeseenError("it is another table")
+    take = TableOfFiles.take
 
-    monkeypatch.setattr(TableOfFiles, "add_run", refused)
+    def refused(self: Any, section: Any, run: Any) -> None:
+        if section.state is not None:
+            take(self, section, run)
+            return
+        stood.append(rows(tables))
+        raise UnplannedError("it is another table")
+
+    monkeypatch.setattr(TableOfFiles, "take", refused)
     sync(made, tables, InProcessEngine())
     assert stood == [[{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]]
     assert (rows(tables), changes(tables)) == (
@@ -204,11 +209,16 @@ def test_a_snapshot_that_stands_when_the_driver_has_to_rename_a_column(
     made.commit(1200, renamed.relation(), testing.update(renamed, [2, "B"]))
     history.note(catalog_read(1300, renamed))
 
-    def refused(self: Any, run: Any, known: Any) -> None:
-        assert rows(tables) == [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]
-        raise NotForeseenError("it is another table")
+    take = TableOfFiles.take
 
-    monkeypatch.setattr(TableOfFiles, "add_run", refused)
+    def refused(self: Any, section: Any, run: Any) -> None:
+        if section.state is not None:
+            take(self, section, run)
+            return
+        assert rows(tables) == [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]
+        raise UnplannedError("it is another table")
+
+    monkeypatch.setattr(TableOfFiles, "take", refused)
     ended = apply.sync(
         segments=made.directory, target=tables.target, until="now", engine=InProcessEngine(),
         on_error="stop",
@@ -385,7 +395,9 @@ def test_another_program_writes_between_the_steps(
 
 def test_tasks_have_about_as_much_to_do() -> None:
     def sizes(cores: int, *given: int) -> list[list[int]]:
-        reads = [Read((Path(f"{i}"),), size, None, {}, (0, 0)) for i, size in enumerate(given)]
+        reads = [
+            (i, Read((Path(f"{i}"),), size, None, {}, (0, 0))) for i, size in enumerate(given)
+        ]
         found = grouped(reads, cores)
         assert [number for group in found for number, _ in group] == [*range(len(reads))]
         return [[read.size for _, read in group] for group in found]

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pgoutput_fast.apply.window_writer import WindowWriter
-from pgoutput_fast.changelog.read_plan import ReadPlan
+from pgoutput_fast.changelog.read_plan import Position, ReadPlan
+from pgoutput_fast.changelog.view import View
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.spark._distributed import DistributedWindow
 from pgoutput_fast.spark._jobs import outcome, unpickled
+from pgoutput_fast.spark._layouts import is_for_driver, window_plan
 from pgoutput_fast.spark._merge_steps import spark_steps
 
 
@@ -66,8 +68,15 @@ class InProcessEngine:
         if self._shared_bytes is not None:
             target.steps = functools.partial(spark_steps, self.jobs, self._shared_bytes)
 
+    def plan(
+        self, view: View, position: Position, max_bytes: int, **options: Any
+    ) -> ReadPlan | None:
+        """Plan a window for tasks, however small it is."""
+        return window_plan(view, position, max_bytes, self.driver_bytes, **options)
+
     def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
-        del plan
+        if is_for_driver(plan, self.driver_bytes):
+            return WindowWriter(*given)
         self.windows.append(
             DistributedWindow(
                 self.jobs, *given, stages=self._stages, shared_bytes=self._shared_bytes
