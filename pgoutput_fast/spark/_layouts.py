@@ -104,7 +104,7 @@ def window_plan(
     before = view.plan(position, max_bytes, until=view.position_before(position, change), **options)
     if before is not None and before.size > driver_bytes and layout_change(before) is None:
         return before
-    return view.plan(position, driver_bytes, **options)
+    return view.plan(position, max(1, driver_bytes), **options)
 
 
 def is_for_driver(plan: ReadPlan, driver_bytes: int) -> bool:

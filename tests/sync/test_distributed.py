@@ -227,6 +227,46 @@ def test_a_snapshot_that_stands_when_the_driver_has_to_rename_a_column(
     assert rows(tables) == [{"id": 1, "text": "a"}, {"id": 2, "text": "B"}]
 
 
+def renamed_column(made: MadeDirectory) -> testing.Table:
+    """Commit a change of the renamed column `note`; the catalogue is read before and after."""
+    renamed = testing.Table("things", {"id": "int4", "text": "text"}, 16390, key=["id"])
+    history = HistoryWriter(made.directory, None)
+    history.note(catalog_read(900, THINGS))
+    made.commit(1300, renamed.relation(), testing.update(renamed, [2, "bb"]))
+    history.note(catalog_read(1300, renamed))
+    return renamed
+
+
+def test_a_window_ends_before_a_layout_change(made: MadeDirectory, tables: DeltaTables) -> None:
+    renamed = renamed_column(made)
+    engine = InProcessEngine()
+    ended = sync(made, tables, engine)
+    assert (ended.stale, ended.changes, ended.windows, len(engine.windows)) == ({}, 3, 2, 2)
+    assert rows(tables) == [
+        {"id": 1, "text": "a"}, {"id": 2, "text": "bb"}, {"id": 3, "text": "c"}
+    ]  # fmt: skip
+    assert changes(tables) == [*OPERATIONS, "update"]
+    # Changes of one layout are one window.
+    made.commit(1400, renamed.relation(), testing.delete(renamed, [1, None], "K"))
+    made.commit(1500, renamed.relation(), testing.delete(renamed, [3, None], "K"))
+    assert sync(made, tables, engine).windows == 1
+    assert rows(tables) == [{"id": 2, "text": "bb"}]
+
+
+def test_the_driver_writes_a_transaction_with_a_layout_change(
+    made: MadeDirectory, tables: DeltaTables
+) -> None:
+    longer = testing.Table("things", {"id": "int8", "note": "text"}, 16390, key=["id"])
+    made.commit(1300, THINGS.relation(), testing.insert(THINGS, [4, "d"]),
+                longer.relation(), testing.insert(longer, [5, "e"]))  # fmt: skip
+    engine = InProcessEngine()
+    ended = sync(made, tables, engine)
+    assert (ended.changes, ended.windows, len(engine.windows)) == (4, 2, 1)
+    assert list(ended.stale) == ["public.things"]  # its rows were rewritten
+    assert changes(tables) == [*OPERATIONS, "insert"]
+    assert [row["op"] for row in tables.changes("public.things", 2).to_pylist()] == ["insert"]
+
+
 class _Elsewhere(InProcessJobs):
     """Tasks on machines that do not see the directory of the segments."""
 
@@ -395,9 +435,7 @@ def test_another_program_writes_between_the_steps(
 
 def test_tasks_have_about_as_much_to_do() -> None:
     def sizes(cores: int, *given: int) -> list[list[int]]:
-        reads = [
-            (i, Read((Path(f"{i}"),), size, None, {}, (0, 0))) for i, size in enumerate(given)
-        ]
+        reads = [(i, Read((Path(f"{i}"),), size, None, {}, (0, 0))) for i, size in enumerate(given)]
         found = grouped(reads, cores)
         assert [number for group in found for number, _ in group] == [*range(len(reads))]
         return [[read.size for _, read in group] for group in found]
