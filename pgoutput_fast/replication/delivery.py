@@ -17,10 +17,7 @@ from ..transactions.runs import Run
 from ..transactions.transaction import TransactionGroup
 from .link import Link
 from .receiver import PackedTaken
-
-# Seconds between two checks whether the iteration has to end, while nothing comes.
-_POLL = 0.1
-
+from .waiter import IDLE_POLL
 
 _Found = TypeVar("_Found", Transaction, Transaction | TransactionGroup)
 
@@ -108,7 +105,7 @@ class Delivery:
                 self._acknowledge_idle()
                 if self._waiting or self._has_reached(until.stop_at):
                     return
-                timeout = _POLL
+                timeout = IDLE_POLL
                 if until.idle_timeout is not None:
                     left = last + until.idle_timeout - time.monotonic()
                     if left <= 0:

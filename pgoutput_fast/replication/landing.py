@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ..errors import RetryableError
 from ..segments.prepared import PreparedTransactions
 from .copier import CopyProgress
+from .waiter import IDLE_POLL
 
 if TYPE_CHECKING:
     import threading
@@ -26,7 +27,6 @@ _ADVANCE_BYTES = 16 << 20
 # A server that asks for the capture's position may be waiting to shut down. The capture then makes
 # everything durable at once, but at most once in this many seconds.
 _ASKED_INTERVAL = 0.2
-_POLL = 0.1  # seconds between two checks of `stop` while nothing comes
 _IDLE_PROGRESS = 1.0  # seconds between two calls of `progress` while nothing comes
 
 _log = logging.getLogger(__name__)
@@ -187,8 +187,8 @@ class Landing:
         """Return how many seconds to wait for more frames: no longer than `max_delay` allows."""
         opened = self._writer.opened
         if opened is None:
-            return _POLL
-        return min(_POLL, max(0.0, opened + self._max_delay - time.monotonic()))
+            return IDLE_POLL
+        return min(IDLE_POLL, max(0.0, opened + self._max_delay - time.monotonic()))
 
     def _land(self, found: Transaction | TransactionGroup) -> None:
         """Write transactions, after the snapshots that they need were requested."""

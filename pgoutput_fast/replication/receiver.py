@@ -30,7 +30,6 @@ from ..connections import (
 from ..errors import PgOutputError, RetryableError
 from ..protocol.copydata import parse_keepalive, status_update
 from .waiter import (
-    IDLE_POLL,
     Waiter,
     forget_notifications,
     next_result,
@@ -63,6 +62,7 @@ _STATUS_INTERVAL = 10.0  # seconds between two status messages, at most
 # The same while no receive() runs. It is short because nobody reads the server's requests for a
 # status then, and somebody may have made wal_sender_timeout shorter.
 _AWAY_INTERVAL = 1.0
+_ANSWER_INTERVAL = 0.1  # seconds between two status messages that ask or answer
 _ACKNOWLEDGE_INTERVAL = 0.5  # seconds between two status messages that only acknowledge more
 _LEAST_SILENCE = 10.0  # seconds; the default silence_timeout is at least this long
 _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
@@ -380,7 +380,7 @@ class Receiver:
         # acknowledged. So if there is nothing new to report, wait before answering again.
         told = keepalive.lsn <= self._told_lsn and self._durable() <= self._status_lsn
         if keepalive.reply_requested and not (
-            told and time.monotonic() - self._status_time < IDLE_POLL
+            told and time.monotonic() - self._status_time < _ANSWER_INTERVAL
         ):
             self._send_status()
         elif keepalive.reply_requested:
@@ -405,7 +405,7 @@ class Receiver:
     def _keep_alive(self) -> None:
         """Send the statuses that are due while no receive() runs; the keep-alive thread."""
         # Check twice in each status interval, so that a late status still keeps the timeout.
-        while not self._stop.wait(min(_ACKNOWLEDGE_INTERVAL, self._status_interval / 2)):
+        while not self._stop.wait(min(_AWAY_INTERVAL, self._status_interval / 2)):
             if self._lock.acquire(blocking=False):
                 try:
                     if not self._ended:
@@ -445,7 +445,7 @@ class Receiver:
         if (
             since >= interval
             or (self._durable() > self._status_lsn and since >= _ACKNOWLEDGE_INTERVAL)
-            or ((self._ask or self._answer) and since >= IDLE_POLL)
+            or ((self._ask or self._answer) and since >= _ANSWER_INTERVAL)
         ):
             self._send_status()
 

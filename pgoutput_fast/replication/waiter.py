@@ -27,8 +27,9 @@ _UNIX_NAP = 0.0002
 COPY_NAP = 0.0005
 # After this many seconds without data, the stream had a pause (see `_FIRST_TCP_POLL`).
 IDLE_AFTER = 0.05
-# The longest wait for a first byte, in seconds. close() may wait so long for another thread.
-IDLE_POLL = 0.1
+# The longest wait for a first byte, in seconds. A `stop`, or close() by another thread, may take
+# effect so much later.
+IDLE_POLL = 0.5
 
 
 class Waiter:

@@ -56,7 +56,7 @@ def quick(impl, monkeypatch):
     monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.0)
     monkeypatch.setattr(waiter, "IDLE_POLL", 0.005)
     monkeypatch.setattr(link, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(delivery, "_POLL", 0.02)
+    monkeypatch.setattr(delivery, "IDLE_POLL", 0.02)
 
 
 @pytest.fixture
