@@ -1,10 +1,11 @@
 # cython: annotation_typing=False
-"""The decoder and the messages that streams are full of, compiled: the twin of ``_pure.py``.
+"""The frequent messages and the decoder, compiled: the twin of ``_pure.py``.
 
-Both have the same classes and functions in the same order, and give the same values and the same
-errors. The columns of a frame are walked over once, when it is decoded; a message keeps the frame,
-the relation's plan and a position. If the walk finds the frame malformed,
-:func:`.diagnose.diagnose` reads it again and names the first fault.
+The frequent messages are Begin, Commit, Insert, Update and Delete. Both modules have the same
+classes and functions in the same order, and give the same values and the same errors. When a row is
+decoded, its frame is walked once. The message keeps the frame, the relation's plan and the position
+of the new tuple. If the walk finds the frame malformed, :func:`.diagnose.diagnose` reads the frame
+again and raises the error of its first fault.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ cdef extern from *:
 IMPLEMENTATION = "cython"
 
 cdef enum:
-    CACHED = 64  # plans that are found without a dict; a power of two
+    CACHED = 64  # slots of the cache of plans; a power of two
 
 cdef str _UTF8 = "utf-8"
 
@@ -65,7 +66,7 @@ cdef str _UTF8 = "utf-8"
 @cython.no_gc
 @cython.freelist(64)
 cdef class _Row:
-    """What Insert, Update and Delete share: the frame, and where its tuples begin."""
+    """Base class of Insert, Update and Delete: the frame, and where the new tuple begins."""
 
     cdef bytes _frame
     cdef Plan _plan  # None if the frame was decoded without a Decoder
@@ -209,7 +210,7 @@ cdef class Delete(_Row):
         return first_tuple(self, True)
 
 
-# The first tuple of a row.
+# Make the TupleData of a row's first tuple.
 cdef TupleOfC first_tuple(_Row row, bint is_old):
     cdef Py_ssize_t start = ROW_TUPLE + xid_size(row._in_stream)
     return make_tuple(row._frame, row._in_stream, row._plan, start, is_old)
@@ -240,7 +241,7 @@ cdef class _Fixed:
 
     @property
     def in_stream(self):
-        """Whether the frame was decoded as one from inside a stream chunk."""
+        """Whether the frame was decoded with `in_stream`."""
         return self._in_stream
 
     def __eq__(self, other):
@@ -268,7 +269,7 @@ cdef class _Fixed:
 @cython.final
 @cython.no_gc
 cdef class Begin(_Fixed):
-    """The begin of a transaction, which is sent after it was committed.
+    """The begin of a transaction. The server sends it after the commit.
 
     Fields in wire order: final_lsn, commit_time (µs since 2000-01-01 UTC; as a datetime:
     `commit_datetime`), xid.
@@ -322,7 +323,7 @@ cdef class Commit(_Fixed):
 
     @property
     def flags(self):
-        """Flags, which servers do not use so far."""
+        """Flags; no server version uses them so far."""
         return data_of(self._frame)[COMMIT_FLAGS]
 
     @property
@@ -332,7 +333,7 @@ cdef class Commit(_Fixed):
 
     @property
     def end_lsn(self):
-        """LSN after the transaction, which is to be acknowledged to the server."""
+        """LSN behind the transaction: acknowledge this LSN to the server."""
         return load_uint64(data_of(self._frame) + COMMIT_END_LSN)
 
     @property
@@ -352,7 +353,7 @@ cdef class Commit(_Fixed):
         return to_datetime(self, "commit_time")
 
 
-# The Begin or Commit in a frame.
+# Make the Begin or Commit of a frame. Raise a DecodeError if the frame's length is wrong.
 cdef _Fixed make_fixed(bytes frame, bint in_stream):
     cdef _Fixed message
     cdef bint is_begin = PyBytes_AS_STRING(frame)[0] == c'B'
@@ -364,7 +365,7 @@ cdef _Fixed make_fixed(bytes frame, bint in_stream):
     return message
 
 
-# The Insert, Update or Delete in a frame; None if it is malformed.
+# Make the Insert, Update or Delete of a frame. Return None if the frame is malformed.
 cdef inline _Row make_row(
     bytes frame, const uint8_t *data, Py_ssize_t end, bint in_stream, Plan plan
 ):
@@ -410,32 +411,32 @@ cdef inline _Row make_row(
 def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
     """Decode one frame by itself, without the state of a :class:`Decoder`.
 
-    The values of rows can't be decoded without their relation; their bytes and texts can.
+    Without its relation, a row has bytes and texts, but no values.
 
     Parameters
     ----------
     frame : bytes-like
-        One pgoutput message, without CopyData and XLogData headers. An object of the class `bytes`
-        is kept by the message, any other contiguous buffer is copied.
+        One pgoutput message, without CopyData and XLogData headers. The message keeps an object of
+        the class `bytes`. It copies any other contiguous buffer.
     in_stream : bool
-        Whether the frame comes from inside a stream chunk (between Stream Start and Stream Stop).
-        The frame itself does not tell, and its fields differ.
+        Whether the frame stands inside a stream chunk, between Stream Start and Stream Stop. Such a
+        frame has an xid as its second field, and nothing in the frame says so.
 
     Returns
     -------
     message
-        An object of the class that belongs to the frame's tag.
+        An object of the class for the frame's tag.
 
     Raises
     ------
     DecodeError
         The frame is malformed.
     TypeError
-        `frame` is no contiguous buffer.
+        `frame` is not a contiguous buffer.
     """
     cdef bytes data = frame if PyBytes_CheckExact(frame) else frame_bytes(frame)
     in_stream = bool(in_stream)
-    cdef char tag = PyBytes_AS_STRING(data)[0]  # the NUL behind its end, if it is empty
+    cdef char tag = PyBytes_AS_STRING(data)[0]  # 0 if it is empty: a NUL follows the bytes
     if tag == c'I' or tag == c'U' or tag == c'D':
         return restore(data, in_stream, None)
     if tag == c'B' or tag == c'C':
@@ -444,7 +445,7 @@ def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
 
 
 def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMessage:
-    """The Begin, Commit, Insert, Update or Delete in a frame; `plan` is that of its relation."""
+    """Make the Begin, Commit, Insert, Update or Delete of a frame; `plan` is its relation's."""
     cdef bytes data = frame_bytes(frame)
     cdef char tag = PyBytes_AS_STRING(data)[0]
     cdef _Row row
@@ -461,15 +462,15 @@ def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMess
 
 cdef enum Pending:
     NOTHING  # the state is up to date
-    BEGUN  # a transaction has begun, which the state does not know yet
-    ENDED  # the transaction has ended, which the state does not know yet
+    BEGUN  # the state lacks the Begin in `_begin`
+    ENDED  # the state lacks the transaction's end
 
 
 cdef class Decoder:
     """Decodes the frames of one replication stream in their order.
 
-    It keeps what earlier frames announced, such as relations. A decoder must not be used by several
-    threads at a time.
+    A decoder remembers the relations and types that earlier frames announced, and the open
+    transaction. Do not use a decoder in several threads at the same time.
 
     Parameters
     ----------
@@ -483,23 +484,24 @@ cdef class Decoder:
     Raises
     ------
     PgOutputError
-        The encoding is unknown or can't be used.
+        The encoding is unknown or unusable.
     TypeError
-        An argument is of a wrong type.
+        An argument has a wrong type.
     """
 
-    # The state is a Python object. What frequent messages change in it is kept here until somebody
-    # asks for the state: the Begin of the transaction, and the number of rows since.
+    # The state is a Python object, and slow to change for each frame. The changes by frequent
+    # messages wait here until the state is needed: the transaction's Begin or end, and the rows
+    # since.
     cdef object _state
     cdef _Fixed _begin
     cdef Pending _pending
     cdef int64_t _rows
     cdef bint _in_stream
-    # A cache of plans, by the low bits of the OIDs of their relations.
+    # A cache of plans. The low bits of a relation's OID are the number of its slot.
     cdef uint32_t[CACHED] _cached_ids
     cdef list _cached_plans
 
-    # Compiled classes have no signature by themselves. make_settings has the same parameters.
+    # Cython gives a class no signature. make_settings has the same parameters.
     __signature__ = inspect.signature(make_settings).replace(
         return_annotation=inspect.Signature.empty
     )
@@ -510,7 +512,7 @@ cdef class Decoder:
 
     @property
     def state(self):
-        """What the decoder knows of earlier frames: relations, types, the open transaction."""
+        """The state from earlier frames: relations, types, the open transaction."""
         self._sync()
         return self._state
 
@@ -520,7 +522,7 @@ cdef class Decoder:
         return MappingProxyType(self._state.relations)
 
     def reset(self) -> None:
-        """Begin a new connection: forget open transactions and what streamed ones announced."""
+        """Begin a new connection: forget open transactions and their streamed relations."""
         self._state.reset()
         self._adopt(self._state)
 
@@ -535,22 +537,22 @@ cdef class Decoder:
         Raises
         ------
         DecodeError
-            The frame is malformed or can't come now. The decoder is as it was before.
+            The frame is malformed, or its message can't come now. The decoder has not changed.
         TypeError
-            `frame` is no contiguous buffer.
+            `frame` is not a contiguous buffer.
         """
         return self._decode(frame)
 
     def decode_many(self, frames: Iterable[Any]) -> Iterator[AnyMessage]:
-        """Decode frames one after the other, while the result is iterated.
+        """Return an iterator that decodes frames one after the other.
 
         Raises
         ------
         DecodeError
-            As :meth:`decode` does; its `frame` is the index in `frames`. The decoder is as it was
-            before that frame.
+            As :meth:`decode` does. The error's attribute `frame` is the index in `frames`. The
+            decoder has not changed since the frame before.
         TypeError
-            `frames` can't be iterated, or has something else than contiguous buffers.
+            `frames` is not iterable, or a frame is not a contiguous buffer.
         """
         cdef _Messages messages = _Messages.__new__(_Messages)
         messages._decoder = self
@@ -574,7 +576,7 @@ cdef class Decoder:
         cdef bytes data = frame if PyBytes_CheckExact(frame) else frame_bytes(frame)
         cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
         cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
-        cdef uint8_t tag = start[0]  # the NUL behind its end, if it is empty
+        cdef uint8_t tag = start[0]  # 0 if it is empty: a NUL follows the bytes
         cdef Py_ssize_t at
         cdef uint32_t relation_id, slot
         cdef Plan plan
@@ -599,7 +601,8 @@ cdef class Decoder:
             self._rows += 1
             return row
         if tag == c'B' or tag == c'C':
-            # decode_usual has refused it: it can't come here, or has another length.
+            # decode_usual refused the frame: a Begin or Commit can't come now, or its length is
+            # wrong.
             self._state.check_order(data)
             diagnose(data, False, None)
         self._sync()
@@ -609,7 +612,7 @@ cdef class Decoder:
             self._adopt(self._state)
         return result
 
-    # Go on from a state.
+    # Decode the next frames from `state` on. This empties the cache of plans.
     cdef int _adopt(self, object state) except -1:
         self._state = state
         self._begin = None
@@ -619,7 +622,7 @@ cdef class Decoder:
         self._cached_plans = [None] * CACHED
         return 0
 
-    # Bring the state up to date.
+    # Tell the state about the frequent messages since the last call.
     cdef int _sync(self) except -1:
         cdef Begin begin
         state = self._state
@@ -635,8 +638,8 @@ cdef class Decoder:
         return 0
 
 
-# The message of a usual frame: a row whose plan is cached, a Begin or a Commit; None if the frame
-# is something else, or malformed.
+# Decode a usual frame: a row whose plan is cached, a Begin or a Commit. Return None if the frame is
+# another message, or malformed.
 cdef inline object decode_usual(Decoder decoder, bytes data):
     cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
     cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
@@ -676,7 +679,7 @@ cdef class _Messages:
     cdef Decoder _decoder
     cdef object _frames
     cdef Py_ssize_t _index
-    cdef bint _is_exact  # the decoder is no subclass, which may have another decode()
+    cdef bint _is_exact  # False: the decoder's class is a subclass, which may override decode()
 
     def __iter__(self):
         return self
@@ -684,7 +687,8 @@ cdef class _Messages:
     def __next__(self):
         if self._frames is None:
             raise StopIteration
-        # It ends with the first error, of the iterator or of a frame, as generators do.
+        # Without frames, the next call raises StopIteration: like a generator, the iterator ends
+        # with the first error.
         frames, self._frames = self._frames, None
         frame = next(frames)
         message = None
@@ -705,16 +709,17 @@ cdef class _Messages:
 
 
 def decoder_of(state: StreamState) -> Decoder:
-    """A decoder that goes on from `state`."""
+    """Return a decoder that decodes the next frames from `state` on."""
     cdef Decoder decoder = Decoder.__new__(Decoder)
     decoder._adopt(state)
     return decoder
 
 
 def wire_offsets() -> dict[tuple[str, str], int]:
-    """Tag and field → its offset outside stream chunks, as the C code has it; ``end``: the length.
+    """Return the offsets in C, in bytes and outside stream chunks, by tag and field.
 
-    For the tests, which compare it with the one table of messages.
+    The field ``end`` is the length of the message. Tests compare these offsets with
+    ``protocol/wire.py``.
     """
     cdef const WireField *field = wire_fields
     found = {}
@@ -725,7 +730,7 @@ def wire_offsets() -> dict[tuple[str, str], int]:
 
 
 def wire_limits() -> dict[str, int]:
-    """The numbers of `errors` and `wire` that no field is behind, as the C code has them."""
+    """Return the constants in C that repeat constants of `errors` and `wire`, for the tests."""
     return {
         "MAX_FRAME_LENGTH": MAX_FRAME,
         "MAX_COLUMNS": MAX_COLUMNS,
@@ -735,8 +740,8 @@ def wire_limits() -> dict[str, int]:
     }
 
 
-# Users import the classes from the package: so help() shows them, and pickles of them load with
-# either implementation.
+# help() shows the package from which users import the classes. Pickles name it too, so that they
+# load with either implementation.
 name_type(Begin, b"pgoutput_fast.Begin")
 name_type(Commit, b"pgoutput_fast.Commit")
 name_type(Insert, b"pgoutput_fast.Insert")

@@ -269,7 +269,7 @@ class _Fixed:
 
     @property
     def in_stream(self) -> bool:
-        """Whether the frame was decoded as one from inside a stream chunk."""
+        """Whether the frame was decoded with `in_stream`."""
         return self._in_stream
 
     def __eq__(self, other: object) -> bool:
@@ -294,7 +294,7 @@ class _Fixed:
 
 
 class Begin(_Fixed):
-    """The begin of a transaction, which is sent after it was committed.
+    """The begin of a transaction. The server sends it after the commit.
 
     Fields in wire order: final_lsn, commit_time (µs since 2000-01-01 UTC; as a datetime:
     `commit_datetime`), xid.
@@ -351,7 +351,7 @@ class Commit(_Fixed):
 
     @property
     def flags(self) -> int:
-        """Flags, which servers do not use so far."""
+        """Flags; no server version uses them so far."""
         return self._frame[_COMMIT_FLAGS]
 
     @property
@@ -362,7 +362,7 @@ class Commit(_Fixed):
 
     @property
     def end_lsn(self) -> int:
-        """LSN after the transaction, which is to be acknowledged to the server."""
+        """LSN behind the transaction: acknowledge this LSN to the server."""
         lsn: int = _uint64(self._frame, _COMMIT_END_LSN)[0]
         return lsn
 
@@ -452,28 +452,28 @@ AnyMessage = Begin | Commit | Insert | Update | Delete | Message
 def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
     """Decode one frame by itself, without the state of a :class:`Decoder`.
 
-    The values of rows can't be decoded without their relation; their bytes and texts can.
+    Without its relation, a row has bytes and texts, but no values.
 
     Parameters
     ----------
     frame : bytes-like
-        One pgoutput message, without CopyData and XLogData headers. An object of the class `bytes`
-        is kept by the message, any other contiguous buffer is copied.
+        One pgoutput message, without CopyData and XLogData headers. The message keeps an object of
+        the class `bytes`. It copies any other contiguous buffer.
     in_stream : bool
-        Whether the frame comes from inside a stream chunk (between Stream Start and Stream Stop).
-        The frame itself does not tell, and its fields differ.
+        Whether the frame stands inside a stream chunk, between Stream Start and Stream Stop. Such a
+        frame has an xid as its second field, and nothing in the frame says so.
 
     Returns
     -------
     message
-        An object of the class that belongs to the frame's tag.
+        An object of the class for the frame's tag.
 
     Raises
     ------
     DecodeError
         The frame is malformed.
     TypeError
-        `frame` is no contiguous buffer.
+        `frame` is not a contiguous buffer.
     """
     frame = frame_bytes(frame)
     in_stream = bool(in_stream)
@@ -486,7 +486,7 @@ def decode(frame: Any, in_stream: bool = False) -> AnyMessage:
 
 
 def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMessage:
-    """The Begin, Commit, Insert, Update or Delete in a frame; `plan` is that of its relation."""
+    """Make the Begin, Commit, Insert, Update or Delete of a frame; `plan` is its relation's."""
     if frame[0] == _B or frame[0] == _C:
         return make_fixed(frame, in_stream)
     plan_of = None if plan is None else lambda relation_id: plan
@@ -500,8 +500,8 @@ def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> AnyMess
 class Decoder:
     """Decodes the frames of one replication stream in their order.
 
-    It keeps what earlier frames announced, such as relations. A decoder must not be used by several
-    threads at a time.
+    A decoder remembers the relations and types that earlier frames announced, and the open
+    transaction. Do not use a decoder in several threads at the same time.
 
     Parameters
     ----------
@@ -515,9 +515,9 @@ class Decoder:
     Raises
     ------
     PgOutputError
-        The encoding is unknown or can't be used.
+        The encoding is unknown or unusable.
     TypeError
-        An argument is of a wrong type.
+        An argument has a wrong type.
     """
 
     __slots__ = ("_state",)
@@ -532,7 +532,7 @@ class Decoder:
 
     @property
     def state(self) -> StreamState:
-        """What the decoder knows of earlier frames: relations, types, the open transaction."""
+        """The state from earlier frames: relations, types, the open transaction."""
         return self._state
 
     @property
@@ -541,7 +541,7 @@ class Decoder:
         return MappingProxyType(self._state.relations)
 
     def reset(self) -> None:
-        """Begin a new connection: forget open transactions and what streamed ones announced."""
+        """Begin a new connection: forget open transactions and their streamed relations."""
         self._state.reset()
 
     def decode(self, frame: Any) -> AnyMessage:
@@ -555,9 +555,9 @@ class Decoder:
         Raises
         ------
         DecodeError
-            The frame is malformed or can't come now. The decoder is as it was before.
+            The frame is malformed, or its message can't come now. The decoder has not changed.
         TypeError
-            `frame` is no contiguous buffer.
+            `frame` is not a contiguous buffer.
         """
         if type(frame) is not bytes:
             frame = frame_bytes(frame)
@@ -584,15 +584,15 @@ class Decoder:
         return state.receive(frame)
 
     def decode_many(self, frames: Iterable[Any]) -> Iterator[AnyMessage]:
-        """Decode frames one after the other, while the result is iterated.
+        """Return an iterator that decodes frames one after the other.
 
         Raises
         ------
         DecodeError
-            As :meth:`decode` does; its `frame` is the index in `frames`. The decoder is as it was
-            before that frame.
+            As :meth:`decode` does. The error's attribute `frame` is the index in `frames`. The
+            decoder has not changed since the frame before.
         TypeError
-            `frames` can't be iterated, or has something else than contiguous buffers.
+            `frames` is not iterable, or a frame is not a contiguous buffer.
         """
         return self._decode_many(iter(frames))
 
@@ -620,7 +620,7 @@ class Decoder:
 
 
 def decoder_of(state: StreamState) -> Decoder:
-    """A decoder that goes on from `state`."""
+    """Return a decoder that decodes the next frames from `state` on."""
     decoder = Decoder.__new__(Decoder)
     decoder._state = state
     return decoder

@@ -56,13 +56,13 @@ def make_tuple(row: Row, positions: Any) -> TupleData:
 class TupleData:
     """The columns of a row, as a sequence whose values are decoded when they are accessed.
 
-    ``row[0]`` and ``row["name"]`` give the value of a column as a Python object, None for NULL, or
-    UNCHANGED. They raise a DecodeError as :meth:`values` does, an IndexError for a position and a
-    KeyError for a name that the row does not have. A tuple keeps its frame alive. As in any
-    sequence, ``x in row`` searches the values; ``name in row.as_dict()`` asks for a column's name.
+    ``row[0]`` and ``row["name"]`` return the value of a column as a Python object, None for NULL,
+    or UNCHANGED. They raise a DecodeError as :meth:`values` does, an IndexError for a position and
+    a KeyError for a name that the row does not have. A tuple keeps its frame alive. As in any
+    sequence, ``x in row`` searches the values; ``name in row.as_dict()`` searches the names.
 
-    In an old row of the kind "K" only the columns of the replica identity have values. Nothing is
-    known of the others: they are NULL on the wire, and :meth:`as_dict` leaves them out.
+    An old row of the kind "K" has values only in the columns of the replica identity. The server
+    sends the other columns as NULL, whatever their value is: :meth:`as_dict` leaves them out.
     """
 
     __slots__ = ("_positions", "_row")
@@ -76,7 +76,7 @@ class TupleData:
         return len(self._positions) - 1
 
     def kind(self, i: int) -> str:
-        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary.
+        """Return the kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class TupleData:
         return chr(self._row._frame[self._positions[self._index(i)]])
 
     def raw(self, i: int) -> bytes | Unchanged | None:
-        """The bytes of column `i`, None for NULL, or UNCHANGED.
+        """Return the bytes of column `i`, None for NULL, or UNCHANGED.
 
         Raises
         ------
@@ -104,26 +104,26 @@ class TupleData:
         return frame[start + VALUE_HEAD : self._positions[i + 1]]
 
     def text(self, i: int) -> str | Unchanged | None:
-        """Column `i` as the text that the server prints, None for NULL, or UNCHANGED.
+        """Return column `i` as the text that the server prints, None for NULL, or UNCHANGED.
 
         Raises
         ------
         DecodeError
-            ``bad_encoding``: the value is no text in the decoder's encoding. A value in binary
-            format can also raise ``bad_value`` (it is malformed), ``no_text_form`` (the text form
-            of its type is not known) and ``unknown_relation`` (the frame was decoded without a
-            Decoder).
+            ``bad_encoding``: the value is not text in the decoder's encoding. A value in binary
+            format can also raise ``bad_value`` (the value is malformed), ``no_text_form`` (no
+            text form of its type is known) and ``unknown_relation`` (the frame was decoded
+            without a Decoder).
         IndexError
             The tuple has no column `i`.
         """
         return self._text(self._index(i))
 
     def raws(self) -> tuple[bytes | Unchanged | None, ...]:
-        """All columns, each as :meth:`raw` gives it."""
+        """Return all columns, each as :meth:`raw` returns it."""
         return tuple([self.raw(i) for i in range(len(self))])
 
     def texts(self) -> tuple[str | Unchanged | None, ...]:
-        """All columns, each as :meth:`text` gives it.
+        """Return all columns, each as :meth:`text` returns it.
 
         Raises
         ------
@@ -151,7 +151,7 @@ class TupleData:
         return tuple(texts)
 
     def values(self) -> tuple[Any, ...]:
-        """All columns as Python objects; None for NULL, or UNCHANGED.
+        """Return all columns as Python objects; None for NULL, or UNCHANGED.
 
         Raises
         ------
@@ -184,9 +184,9 @@ class TupleData:
         return tuple(values)
 
     def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """Column name → value, of all columns or those in `columns`.
+        """Return a dict from column name to value, of all columns or of those in `columns`.
 
-        Columns of which nothing is known are left out: see the class.
+        In an old row of the kind "K", columns whose value the server did not send are left out.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class TupleData:
         return {plan.names[i]: self[i] for i in selected}
 
     def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
-        """Position of the first column whose value equals `value`.
+        """Return the position of the first column whose value equals `value`.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class TupleData:
         return self.values().index(value, start, len(self) if stop is None else stop)
 
     def count(self, value: object) -> int:
-        """Number of columns whose value equals `value`.
+        """Return the number of columns whose value equals `value`.
 
         Raises
         ------
@@ -294,7 +294,7 @@ class TupleData:
         return self._is_old() and marker_of(self._row) == _K
 
     def _wire(self) -> bytes:
-        """The columns as they stand in the frame."""
+        """The bytes of all columns in the frame."""
         return self._row._frame[self._positions[0] : self._positions[-1]]
 
     def _index(self, key: object) -> int:

@@ -1,4 +1,4 @@
-# The tuples of rows, and what compiled code keeps of their relation.
+# The tuples of rows, and the compiled form of their relation's plan.
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
@@ -8,7 +8,9 @@ from pgoutput_fast.protocol._wire cimport XID_SIZE, ColumnSlice
 
 
 cdef class Plan:
-    cdef object plan  # the RelationPlan; the others are its attributes, None before they are needed
+    # The RelationPlan, and copies of its attributes. codes, text and binary are None until the
+    # first value is decoded.
+    cdef object plan
     cdef bytes codes
     cdef tuple text
     cdef tuple binary
@@ -19,8 +21,8 @@ cdef class Plan:
 cdef class TupleData:
     cdef bytes _frame
     cdef Plan _plan  # None if the frame was decoded without a Decoder
-    # The ColumnSlices of all columns, and one more for the end; None before a single column is
-    # asked for.
+    # The ColumnSlices of all columns, and one more for the end of the tuple; None until a single
+    # column is accessed.
     cdef bytes _slices
     cdef uint32_t _start
     cdef uint32_t _width
@@ -40,13 +42,13 @@ cdef object fail_stateless(bytes frame, bint in_stream)
 cdef TupleData make_tuple(bytes frame, bint in_stream, Plan plan, uint32_t start, bint is_old)
 
 
-# Bytes by which the fields of a row lie further back inside a stream chunk.
+# Bytes to add to a row's offsets: inside a stream chunk, an xid follows the tag.
 cdef inline Py_ssize_t xid_size(bint in_stream) noexcept nogil:
     return XID_SIZE if in_stream else 0
 
 
 cdef inline const uint8_t *data_of(bytes frame) except NULL:
-    # A message that nobody decoded (Insert.__new__(Insert)) has no frame, and must not crash.
+    # Insert.__new__(Insert) makes a message without a frame. It must raise, not crash.
     if frame is None:
         raise TypeError("the message was not made by decoding a frame")
     return <const uint8_t *> PyBytes_AS_STRING(frame)

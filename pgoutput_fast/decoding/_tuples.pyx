@@ -1,8 +1,8 @@
 # cython: annotation_typing=False
-"""The tuples of rows, compiled: the twin of ``_pure_tuples.py``.
+"""Decode the tuples of rows, compiled: the twin of ``_pure_tuples.py``.
 
-Values are made when they are asked for. Only access to single columns makes the slices of a tuple,
-where its columns lie; to go through all columns is quicker without them (measured).
+A value is decoded when it is accessed. Access to a single column first stores the offsets of all
+columns (slices). Methods that return all columns do not: they are faster without slices (measured).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ cdef object _UNCHANGED = UNCHANGED
 
 @cython.final
 cdef class Plan:
-    """A relation's plan as compiled code reads it; kept in `RelationPlan.compiled`."""
+    """The compiled form of a RelationPlan, cached in `RelationPlan.compiled`."""
 
 
 cdef Plan compiled(object plan):
-    """The plan of a RelationPlan."""
+    """Return the compiled form of a RelationPlan. Make it at the first call."""
     cdef Plan made = plan.compiled
     if made is None:
         made = Plan.__new__(Plan)
@@ -71,7 +71,7 @@ cdef object fail_stateless(bytes frame, bint in_stream):
     fail("unknown_relation", frame, start, relation_id=relation_id, hint=STATELESS_HINT)
 
 
-# The tuple at byte `start` of a row's frame, where the number of its columns is.
+# Make the TupleData of the tuple whose number of columns stands at byte `start` of the frame.
 cdef TupleData make_tuple(bytes frame, bint in_stream, Plan plan, uint32_t start, bint is_old):
     cdef TupleData data = TupleData.__new__(TupleData)
     data._width = load_uint16(data_of(frame) + start)
@@ -90,13 +90,13 @@ cdef TupleData make_tuple(bytes frame, bint in_stream, Plan plan, uint32_t start
 cdef class TupleData:
     """The columns of a row, as a sequence whose values are decoded when they are accessed.
 
-    ``row[0]`` and ``row["name"]`` give the value of a column as a Python object, None for NULL, or
-    UNCHANGED. They raise a DecodeError as :meth:`values` does, an IndexError for a position and a
-    KeyError for a name that the row does not have. A tuple keeps its frame alive. As in any
-    sequence, ``x in row`` searches the values; ``name in row.as_dict()`` asks for a column's name.
+    ``row[0]`` and ``row["name"]`` return the value of a column as a Python object, None for NULL,
+    or UNCHANGED. They raise a DecodeError as :meth:`values` does, an IndexError for a position and
+    a KeyError for a name that the row does not have. A tuple keeps its frame alive. As in any
+    sequence, ``x in row`` searches the values; ``name in row.as_dict()`` searches the names.
 
-    In an old row of the kind "K" only the columns of the replica identity have values. Nothing is
-    known of the others: they are NULL on the wire, and :meth:`as_dict` leaves them out.
+    An old row of the kind "K" has values only in the columns of the replica identity. The server
+    sends the other columns as NULL, whatever their value is: :meth:`as_dict` leaves them out.
     """
 
     def __init__(self):
@@ -106,7 +106,7 @@ cdef class TupleData:
         return self._width
 
     def kind(self, i: int) -> str:
-        """The kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary.
+        """Return the kind of column `i`: "n" NULL, "u" unchanged, "t" text or "b" binary.
 
         Raises
         ------
@@ -116,7 +116,7 @@ cdef class TupleData:
         return "nutb"[self._column(self._index(i)).length_and_kind & 3]
 
     def raw(self, i: int) -> bytes | Unchanged | None:
-        """The bytes of column `i`, None for NULL, or UNCHANGED.
+        """Return the bytes of column `i`, None for NULL, or UNCHANGED.
 
         Raises
         ------
@@ -126,15 +126,15 @@ cdef class TupleData:
         return self._raw(self._column(self._index(i)))
 
     def text(self, i: int) -> str | Unchanged | None:
-        """Column `i` as the text that the server prints, None for NULL, or UNCHANGED.
+        """Return column `i` as the text that the server prints, None for NULL, or UNCHANGED.
 
         Raises
         ------
         DecodeError
-            ``bad_encoding``: the value is no text in the decoder's encoding. A value in binary
-            format can also raise ``bad_value`` (it is malformed), ``no_text_form`` (the text form
-            of its type is not known) and ``unknown_relation`` (the frame was decoded without a
-            Decoder).
+            ``bad_encoding``: the value is not text in the decoder's encoding. A value in binary
+            format can also raise ``bad_value`` (the value is malformed), ``no_text_form`` (no
+            text form of its type is known) and ``unknown_relation`` (the frame was decoded
+            without a Decoder).
         IndexError
             The tuple has no column `i`.
         """
@@ -146,7 +146,7 @@ cdef class TupleData:
             refuse_value(self._frame, column.offset, at, error, plan_of(self._plan))
 
     def raws(self) -> tuple[bytes | Unchanged | None, ...]:
-        """All columns, each as :meth:`raw` gives it."""
+        """Return all columns, each as :meth:`raw` returns it."""
         cdef const uint8_t *frame = data_of(self._frame)
         cdef Py_ssize_t position = self._start
         cdef ColumnSlice column
@@ -160,13 +160,13 @@ cdef class TupleData:
             PyTuple_SET_ITEM(values, i, value)
         return values
 
-    # The next two are plain C methods, not Cython's functions, which bind as Python's do: calls are
-    # 13 ns faster (measured).
+    # texts() and values() are plain C methods, without Cython's binding: a call is 13 ns faster
+    # (measured).
     @cython.binding(False)
     @cython.embedsignature(True)
     @cython.embedsignature.format("clinic")
     def texts(self) -> tuple[str | Unchanged | None, ...]:
-        """All columns, each as :meth:`text` gives it.
+        """Return all columns, each as :meth:`text` returns it.
 
         Raises
         ------
@@ -200,7 +200,7 @@ cdef class TupleData:
     @cython.embedsignature(True)
     @cython.embedsignature.format("clinic")
     def values(self) -> tuple[Any, ...]:
-        """All columns as Python objects; None for NULL, or UNCHANGED.
+        """Return all columns as Python objects; None for NULL, or UNCHANGED.
 
         Raises
         ------
@@ -211,9 +211,9 @@ cdef class TupleData:
         return values_of(self)
 
     def as_dict(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """Column name → value, of all columns or those in `columns`.
+        """Return a dict from column name to value, of all columns or of those in `columns`.
 
-        Columns of which nothing is known are left out: see the class.
+        In an old row of the kind "K", columns whose value the server did not send are left out.
 
         Raises
         ------
@@ -236,7 +236,7 @@ cdef class TupleData:
         return {plan.names[i]: self[i] for i in selected}
 
     def index(self, value: object, start: int = 0, stop: int | None = None) -> int:
-        """Position of the first column whose value equals `value`.
+        """Return the position of the first column whose value equals `value`.
 
         Raises
         ------
@@ -248,7 +248,7 @@ cdef class TupleData:
         return values_of(self).index(value, start, len(self) if stop is None else stop)
 
     def count(self, value: object) -> int:
-        """Number of columns whose value equals `value`.
+        """Return the number of columns whose value equals `value`.
 
         Raises
         ------
@@ -320,7 +320,7 @@ cdef class TupleData:
             and data_of(self._frame)[ROW_MARKER + xid_size(self._in_stream)] == c'K'
         )
 
-    # The columns as they stand in the frame.
+    # The bytes of all columns in the frame.
     cdef bytes _wire(self):
         return self._frame[self._start:self._column(self._width).offset - 1]
 
@@ -380,7 +380,7 @@ cdef class TupleData:
         return self._plan.plan.text_form[i](self._raw(column))
 
 
-# All values of a row, as TupleData.values() returns them.
+# Return all values of a tuple: TupleData.values().
 cdef tuple values_of(TupleData data):
     cdef const uint8_t *frame = data_of(data._frame)
     cdef Py_ssize_t position = data._start
@@ -426,5 +426,5 @@ cdef inline object value_of(
 Sequence.register(TupleData)
 
 
-# Users import it from the package: so help() shows it.
+# help() shows the package from which users import the class.
 name_type(TupleData, b"pgoutput_fast.TupleData")
