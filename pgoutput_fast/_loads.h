@@ -1,10 +1,10 @@
-/* Big-endian numbers, as frames and binary values hold them. */
+/* Read big-endian numbers: frames and binary values have no others. */
 #ifndef PGOUTPUT_FAST_LOADS_H
 #define PGOUTPUT_FAST_LOADS_H
 
 #include <stdint.h>
 
-/* Shifts, not casts: frames are not aligned, and compilers turn the shifts into one byte swap. */
+/* Shifts, not casts: frames are not aligned. Compilers turn the shifts into one byte swap. */
 static inline uint32_t pgf_load2(const uint8_t *at)
 {
     return (uint32_t)at[0] << 8 | at[1];

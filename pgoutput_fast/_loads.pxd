@@ -1,4 +1,4 @@
-# Big-endian numbers: _loads.h for the compiled modules.
+# Declares _loads.h, which reads big-endian numbers, for the compiled modules.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 

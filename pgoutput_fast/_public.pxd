@@ -1,8 +1,8 @@
-# Gives a compiled class the name of the package from which users import it.
+# Rename a compiled class to the package from which users import it.
 
 cdef extern from *:
     """
-    /* The name of a type that is made in C contains that of its module. */
+    /* In a type that is written in C, tp_name holds the module's name and the class's name. */
     static inline void pgf_name_type(PyObject *type, const char *name) {
         ((PyTypeObject *) type)->tp_name = name;
     }

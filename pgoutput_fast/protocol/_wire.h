@@ -1,8 +1,7 @@
-/* The bytes of frames, as the C code reads them: where the fields of messages lie, and the columns
- * of tuples.
+/* Read the bytes of frames: the offsets of messages' fields, and the columns of tuples.
  *
- * pgf_take_column relies on what its caller has checked; the other functions check every bound
- * before they read.
+ * Every function checks each bound before it reads. The exception is pgf_take_column: its caller
+ * has checked the whole tuple.
  */
 #ifndef PGOUTPUT_FAST_WIRE_H
 #define PGOUTPUT_FAST_WIRE_H
@@ -14,19 +13,20 @@
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-/* The longest frame, as errors.MAX_FRAME_LENGTH has it. Slices could not hold the length of a value
- * in a longer one, which no server sends.
+/* The longest frame in bytes: the same number as errors.MAX_FRAME_LENGTH. A pgf_slice has 30 bits
+ * for the length of a value. No server sends a longer frame.
  */
 enum { PGF_MAX_FRAME = 0x3FFFFFFF };
 
-/* The most columns of a tuple, as wire.MAX_COLUMNS has it: their number is a signed 16-bit integer.
+/* The most columns of a tuple, the same number as wire.MAX_COLUMNS: a signed 16-bit integer counts
+ * the columns.
  */
 enum { PGF_MAX_COLUMNS = 0x7FFF };
 
-/* Offsets of the fields that C reads, outside stream chunks: inside of them, the messages I, U, D,
- * R, Y, T and M have an xid behind their tag, so that their other fields come PGF_XID_SIZE later.
- * `end` is the length of a message whose length is fixed. A test compares them all with the table
- * of messages.
+/* Offsets in bytes of the fields that C reads, outside stream chunks. Inside a stream chunk, the
+ * messages I, U, D, R, Y, T and M have an xid behind their tag: add PGF_XID_SIZE to each offset.
+ * `end` is the length of a message that has a fixed length. A test compares all offsets with the
+ * table of messages in protocol/wire.py.
  */
 #define PGF_WIRE_FIELDS(X) \
     X(BEGIN, 'B', final_lsn, 1) \
@@ -63,14 +63,14 @@ enum {
 #define PGF_FIELD(message, tag, field, offset) PGF_##message##_##field = offset,
     PGF_WIRE_FIELDS(PGF_FIELD)
 #undef PGF_FIELD
-    PGF_XID = 1, /* of a message inside a stream chunk: right behind its tag */
+    PGF_XID = 1, /* inside a stream chunk: the xid follows the tag */
     PGF_XID_SIZE = 4,
-    /* Insert, Update and Delete begin alike: relation, then a tuple's marker and the tuple. */
+    /* Insert, Update and Delete begin with the same fields: relation, marker, tuple. */
     PGF_ROW_relation_id = PGF_INSERT_relation_id,
     PGF_ROW_marker = PGF_INSERT_new,
     PGF_ROW_tuple = PGF_ROW_marker + 1, /* the number of columns */
-    PGF_TUPLE_HEAD = 3, /* bytes in front of a tuple's columns: its marker and their number */
-    PGF_VALUE_HEAD = 5, /* bytes in front of a column's value: its kind and length */
+    PGF_TUPLE_HEAD = 3, /* bytes in front of a tuple's columns: marker, number of columns */
+    PGF_VALUE_HEAD = 5, /* bytes in front of a column's value: kind, length */
     PGF_ROW_columns = PGF_ROW_marker + PGF_TUPLE_HEAD,
 };
 
@@ -82,9 +82,7 @@ typedef struct {
 
 /* --- columns ---------------------------------------------------------------------------------- */
 
-/* One column of a tuple: where its value begins in the frame, and its length and kind in one word,
- * length << 2 | kind.
- */
+/* One column of a tuple: the offset of its value in the frame, and length << 2 | kind. */
 typedef struct {
     uint32_t offset;
     uint32_t length_and_kind;
@@ -92,7 +90,7 @@ typedef struct {
 
 enum { PGF_KIND_NULL, PGF_KIND_UNCHANGED, PGF_KIND_TEXT, PGF_KIND_BINARY };
 
-/* One column at `at`, as a slice; where the next one begins, NULL if it is malformed. */
+/* Read the column at `at` as a slice. Return where the next column begins; NULL: malformed. */
 static inline const uint8_t *pgf_read_column(
     const uint8_t *frame, const uint8_t *at, const uint8_t *end, pgf_slice *column)
 {
@@ -119,7 +117,7 @@ static inline const uint8_t *pgf_read_column(
     return at;
 }
 
-/* The slices of a tuple's columns; where the last one ends, NULL if one is malformed. */
+/* Read `count` columns as slices. Return where the last column ends; NULL: one is malformed. */
 static inline const uint8_t *pgf_read_slices(
     const uint8_t *frame, const uint8_t *at, const uint8_t *end, pgf_slice *slice, uint32_t count)
 {
@@ -131,8 +129,8 @@ static inline const uint8_t *pgf_read_slices(
     return at;
 }
 
-/* Where the tuple at `position` ends; -1 if it is malformed, or has not `width` columns (where that
- * is not -1). `end - position` never gets negative.
+/* Return where the tuple at `position` ends. Return -1 if the tuple is malformed, or if `width` is
+ * not -1 and the tuple has another number of columns. `position` must not be greater than `end`.
  */
 static inline ptrdiff_t pgf_walk_tuple(
     const uint8_t *frame, ptrdiff_t position, ptrdiff_t end, int32_t width)
@@ -152,8 +150,8 @@ static inline ptrdiff_t pgf_walk_tuple(
     return at - frame;
 }
 
-/* The column at `position` of a tuple in which pgf_walk_tuple has found no fault; where the next
- * one begins. It checks nothing, as the whole frame was checked before its message was made.
+/* Read the column at `position` as a slice, and return where the next column begins. No bound is
+ * checked: pgf_walk_tuple has checked the tuple before the frame's message was made.
  */
 static inline ptrdiff_t pgf_take_column(
     const uint8_t *frame, ptrdiff_t position, pgf_slice *column)

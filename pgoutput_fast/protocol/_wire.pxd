@@ -1,4 +1,4 @@
-# The bytes of frames: what _wire.h has for all compiled modules.
+# Declares _wire.h, which reads the bytes of frames, for the compiled modules.
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
