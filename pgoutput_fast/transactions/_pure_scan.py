@@ -1,4 +1,4 @@
-"""Look through frames that lie in one buffer, in plain Python. The twin of ``_scan.pyx``."""
+"""Find transactions and relations in a buffer of frames: the twin of ``_scan.pyx``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ _read_commit = fields_reader("C", "commit_lsn", "end_lsn", "commit_time")
 
 
 def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
-    """Frames as :func:`pgoutput_fast.decode_batch` takes them, as buffers with their offsets.
+    """Return frames as buffers with offsets.
+
+    Parameters
+    ----------
+    data, offsets
+        Frames, as :func:`pgoutput_fast.decode_batch` takes them.
 
     Returns
     -------
     list of (buffer, int64[n + 1])
-        Frames that lie in one buffer already are not copied.
+        Frame i of a buffer lies from offset i to offset i + 1, in bytes. With `offsets`, the frames
+        are not copied.
     """
     if offsets is not None:
         pieces_of(data, offsets)  # which refuses wrong arguments
@@ -40,22 +46,22 @@ def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
 
 
 def whole(data: Any, offsets: Any, start: int) -> tuple[Any, int]:
-    """The whole transactions, one behind the other, that are nothing but rows.
+    """Find the complete transactions from frame `start` on that contain only rows.
 
     Parameters
     ----------
     data : buffer
     offsets : int64[n + 1]
     start : int
-        Index of the first frame to look at, which stands outside of transactions.
+        Index of the first frame. It must stand outside transactions.
 
     Returns
     -------
     uint64[k, 5]
-        Of each transaction the index of its Begin, its xid, commit LSN, end LSN, and its commit
-        time, which is a signed number.
+        For each transaction: the index of its Begin, xid, commit LSN, end LSN, and commit time in
+        microseconds since 2000-01-01. The commit time is an int64 stored as uint64.
     int
-        Index of the first frame that is not one of these transactions.
+        Index of the first frame behind these transactions.
     """
     found: list[tuple[int, ...]] = []
     ends = offsets.tolist()
@@ -76,25 +82,28 @@ def whole(data: Any, offsets: Any, start: int) -> tuple[Any, int]:
 
 
 def scan(data: Any, offsets: Any, start: int, in_chunk: bool) -> tuple[list[tuple[int, int]], int]:
-    """Where frames are something else than rows.
+    """List the frames that are not rows, up to the next end of a transaction or stream chunk.
+
+    Rows are Insert, Update, Delete and Truncate.
 
     Parameters
     ----------
     data : buffer
     offsets : int64[n + 1]
     start : int
-        Index of the first frame to look at.
+        Index of the first frame.
     in_chunk : bool
-        Whether it stands in a stream chunk.
+        Whether the first frame stands in a stream chunk.
 
     Returns
     -------
     list of (int, int)
-        Index and tag (0 of an empty frame) of each frame that is no row. In a stream chunk also of
-        each row with another xid than the row before it, and of rows that are too short for one.
+        Index and tag of each frame that is not a row; the tag of an empty frame is 0. In a stream
+        chunk also each row whose xid differs from the row before, and each row that is too short to
+        have an xid.
     int
-        Where it ended: behind the first frame that ends a transaction, or begins or ends a stream
-        chunk; or behind the last.
+        Index of the frame behind the first Commit, Stream Start or Stream Stop; without one, the
+        number of frames.
     """
     marks = []
     before = b""
@@ -114,19 +123,20 @@ def scan(data: Any, offsets: Any, start: int, in_chunk: bool) -> tuple[list[tupl
 
 
 def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[tuple[int, int]]:
-    """Which relations have rows, in frames as they are outside of stream chunks.
+    """Find the first row of each relation, in frames outside stream chunks.
 
     Parameters
     ----------
     data : buffer
     offsets : int64[n + 1]
     relation_ids : collection of int
-        The relations that are looked for.
+        OIDs of the relations to find.
 
     Returns
     -------
     list of (int, int)
-        Relation and index of its first frame, in the order of the frames.
+        OID of a relation and index of its first row, in the order of the frames. A Truncate is a
+        row of each of its relations.
     """
     found: dict[int, int] = {}
     for i in range(len(offsets) - 1):

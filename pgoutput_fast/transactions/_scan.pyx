@@ -1,5 +1,5 @@
 # cython: annotation_typing=False, cdivision=True
-"""Going through frames that lie in one buffer, compiled. The twin of ``_pure_scan.py``."""
+"""Find transactions and relations in a buffer of frames: the twin of ``_pure_scan.py``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pgoutput_fast.protocol._wire cimport (
 from pgoutput_fast.columnar._input cimport Frame, Piece, pieces_of, take_frame
 
 cdef enum:
-    # The numbers that `whole` gives for each transaction.
+    # Numbers per transaction in the result of `whole`.
     FIELDS = 5
 
 
 @cython.final
 cdef class _Frames:
-    """The buffers of frames and of their offsets, for as long as they are looked at."""
+    """The buffers of frames and of their offsets, locked while this object lives."""
 
     cdef Py_buffer data, ends
     cdef bint has_data, has_ends
@@ -55,12 +55,18 @@ cdef inline bint is_row(uint8_t tag) noexcept:
 
 
 def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
-    """Frames as :func:`pgoutput_fast.decode_batch` takes them, as buffers with their offsets.
+    """Return frames as buffers with offsets.
+
+    Parameters
+    ----------
+    data, offsets
+        Frames, as :func:`pgoutput_fast.decode_batch` takes them.
 
     Returns
     -------
     list of (buffer, int64[n + 1])
-        Frames that lie in one buffer already are not copied.
+        Frame i of a buffer lies from offset i to offset i + 1, in bytes. With `offsets`, the frames
+        are not copied.
     """
     cdef Piece piece
     cdef Frame frame
@@ -91,22 +97,22 @@ def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
 
 
 def whole(data: Any, offsets: Any, Py_ssize_t start) -> tuple[Any, int]:
-    """The whole transactions, one behind the other, that are nothing but rows.
+    """Find the complete transactions from frame `start` on that contain only rows.
 
     Parameters
     ----------
     data : buffer
     offsets : int64[n + 1]
     start : int
-        Index of the first frame to look at, which stands outside of transactions.
+        Index of the first frame. It must stand outside transactions.
 
     Returns
     -------
     uint64[k, 5]
-        Of each transaction the index of its Begin, its xid, commit LSN, end LSN, and its commit
-        time, which is a signed number.
+        For each transaction: the index of its Begin, xid, commit LSN, end LSN, and commit time in
+        microseconds since 2000-01-01. The commit time is an int64 stored as uint64.
     int
-        Index of the first frame that is not one of these transactions.
+        Index of the first frame behind these transactions.
     """
     cdef _Frames frames = _Frames(data, offsets)
     cdef Py_ssize_t i = start, begin
@@ -147,25 +153,28 @@ def whole(data: Any, offsets: Any, Py_ssize_t start) -> tuple[Any, int]:
 def scan(
     data: Any, offsets: Any, Py_ssize_t start, bint in_chunk
 ) -> tuple[list[tuple[int, int]], int]:
-    """Where frames are something else than rows.
+    """List the frames that are not rows, up to the next end of a transaction or stream chunk.
+
+    Rows are Insert, Update, Delete and Truncate.
 
     Parameters
     ----------
     data : buffer
     offsets : int64[n + 1]
     start : int
-        Index of the first frame to look at.
+        Index of the first frame.
     in_chunk : bool
-        Whether it stands in a stream chunk.
+        Whether the first frame stands in a stream chunk.
 
     Returns
     -------
     list of (int, int)
-        Index and tag (0 of an empty frame) of each frame that is no row. In a stream chunk also of
-        each row with another xid than the row before it, and of rows that are too short for one.
+        Index and tag of each frame that is not a row; the tag of an empty frame is 0. In a stream
+        chunk also each row whose xid differs from the row before, and each row that is too short to
+        have an xid.
     int
-        Where it ended: behind the first frame that ends a transaction, or begins or ends a stream
-        chunk; or behind the last.
+        Index of the frame behind the first Commit, Stream Start or Stream Stop; without one, the
+        number of frames.
     """
     cdef _Frames frames = _Frames(data, offsets)
     cdef list marks = []
@@ -196,19 +205,20 @@ def scan(
 
 
 def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[tuple[int, int]]:
-    """Which relations have rows, in frames as they are outside of stream chunks.
+    """Find the first row of each relation, in frames outside stream chunks.
 
     Parameters
     ----------
     data : buffer
     offsets : int64[n + 1]
     relation_ids : collection of int
-        The relations that are looked for.
+        OIDs of the relations to find.
 
     Returns
     -------
     list of (int, int)
-        Relation and index of its first frame, in the order of the frames.
+        OID of a relation and index of its first row, in the order of the frames. A Truncate is a
+        row of each of its relations.
     """
     cdef _Frames frames = _Frames(data, offsets)
     cdef dict found = {}
@@ -228,7 +238,7 @@ def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[t
         while at + 4 <= end:
             relation_id = load_uint32(frames.at + at)
             at += 4
-            # Rows of one relation mostly follow each other, so that most need no look into a dict.
+            # Most rows follow a row of the same relation, and need no lookup in the dict.
             if has_before and relation_id == before:
                 continue
             before, has_before = relation_id, True
