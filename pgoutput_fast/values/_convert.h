@@ -1,13 +1,17 @@
-/* From the bytes of a value, as a tuple has them, to the bytes of a column.
+/* Convert the bytes of a value in a tuple to the bytes of a column.
  *
- * The messages' values are made of what these functions read, too: in _values.pyx.
+ * _values.pyx uses the same functions to make the Python objects of messages.
  *
- * Every function takes the value's first byte and its length, and returns 1, or 0 where the value
- * is unusual or malformed. The caller then asks a function in Python, which knows policies and
- * errors. They read nothing but the value, except those with a parameter `before`, the number of
- * bytes that may be read in front of the value: loads of 16 bytes that reach beyond a value are three to five times as fast as loops (measured).
+ * A function takes the value's first byte and its length in bytes. It returns 1, or 0 if the value
+ * is unusual or malformed. After a 0 the caller calls a function in Python, which applies policies
+ * and raises errors.
  *
- * It is C, not Cython, to use SSE2, which every x86-64 has. Elsewhere, loops do the same.
+ * The parameter `before` is the number of bytes that may be read in front of the value. Loads of
+ * 16 bytes that begin in front of a value are three to five times as fast as loops (measured).
+ * Functions without this parameter read only the value.
+ *
+ * This is C, not Cython, to use SSE2, which every x86-64 processor has. On other processors, loops
+ * give the same results.
  */
 #ifndef PGOUTPUT_FAST_CONVERT_H
 #define PGOUTPUT_FAST_CONVERT_H
@@ -42,14 +46,14 @@ static inline int pgf_digits_slow(const uint8_t *at, size_t length, uint64_t *nu
 }
 
 #if PGF_SSE2
-/* The 16 bytes at PGF_LAST + n are a mask of the last n of 16 bytes. */
+/* The 16 bytes at PGF_LAST + n mask the last n of 16 bytes. */
 static const uint8_t PGF_LAST[32] = {
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
 };
 
-/* Two digits as a number, for each two bytes of which the first is at an even place; the one at the
- * lower address is the higher.
+/* Join digits 0 and 1, 2 and 3, and so on, to numbers of 16 bits. The first digit of a pair is the
+ * tens.
  */
 static inline __m128i pgf_pairs(__m128i digits)
 {
@@ -58,14 +62,14 @@ static inline __m128i pgf_pairs(__m128i digits)
         _mm_srli_epi16(digits, 8));
 }
 
-/* The number whose digits are those of 16 bytes that `used` masks; 0 if one of them is no digit. */
+/* Read the bytes of `text` that `used` masks as digits of one number. */
 static inline int pgf_sixteen_digits(__m128i text, __m128i used, uint64_t *number)
 {
     __m128i digits = _mm_and_si128(_mm_sub_epi8(text, _mm_set1_epi8('0')), used);
     __m128i over = _mm_subs_epu8(digits, _mm_set1_epi8(9));
     if (_mm_movemask_epi8(_mm_cmpeq_epi8(over, _mm_setzero_si128())) != 0xFFFF)
         return 0;
-    /* Join neighbours to numbers of two digits, these to four, these to eight. */
+    /* Join digits to numbers of two digits, then of four, then of eight. */
     __m128i fours = _mm_madd_epi16(pgf_pairs(digits), _mm_set1_epi32(0x00010064)); /* 100, 1 */
     fours = _mm_packs_epi32(fours, fours);
     __m128i eights = _mm_madd_epi16(fours, _mm_set1_epi32(0x00012710)); /* 10000, 1 */
@@ -75,7 +79,7 @@ static inline int pgf_sixteen_digits(__m128i text, __m128i used, uint64_t *numbe
 }
 #endif
 
-/* A text of 1 to 19 digits, and nothing else, as a number. */
+/* Read a text of 1 to 19 digits, and nothing else. */
 static inline int pgf_digits(const uint8_t *at, size_t length, size_t before, uint64_t *number)
 {
 #if PGF_SSE2
@@ -106,7 +110,7 @@ static inline int pgf_digits(const uint8_t *at, size_t length, size_t before, ui
     return pgf_digits_slow(at, length, number);
 }
 
-/* A text of digits, with a minus or without, as a number between `least` and `greatest`. */
+/* Read a text of digits, with or without a minus, as a number from `least` to `greatest`. */
 static inline int pgf_integer(
     const uint8_t *at, size_t length, size_t before, int64_t least, int64_t greatest,
     int64_t *value)
@@ -115,7 +119,7 @@ static inline int pgf_integer(
     uint64_t negative = length > 0 && at[0] == '-';
     if (!pgf_digits(at + negative, length - negative, before + negative, &number))
         return 0;
-    /* All bits of a minus. With it there is no branch on the sign, which no processor foresees. */
+    /* All bits are set for a minus. A branch on the sign would be mispredicted. */
     uint64_t minus = (uint64_t)0 - negative;
     uint64_t most = (uint64_t)greatest;
     most ^= (most ^ ((uint64_t)0 - (uint64_t)least)) & minus;
@@ -123,8 +127,8 @@ static inline int pgf_integer(
     return number <= most;
 }
 
-/* The digits of a number that has `scale` of them behind its point, as one integer without the
- * sign; 19 digits at most, as no more are an uint64.
+/* Read a number with `scale` digits behind its point. Store its digits as one integer, and its
+ * sign in `negative`. A number has at most 19 digits: more do not fit into a uint64.
  */
 static inline int pgf_decimal_digits(
     const uint8_t *at, size_t length, size_t before, uint32_t scale, int *negative,
@@ -141,7 +145,7 @@ static inline int pgf_decimal_digits(
         return 0;
 #if PGF_SSE2
     if (length <= 16 && before + length >= 16) {
-        /* Shifted by a byte, the digits before the point stand where it was. */
+        /* Shift the digits before the point by one byte, over the point. */
         __m128i text = _mm_loadu_si128((const __m128i *)(at + length - 16));
         __m128i fraction = _mm_loadu_si128((const __m128i *)(PGF_LAST + scale));
         __m128i joined = _mm_or_si128(
@@ -159,7 +163,7 @@ static inline int pgf_decimal_digits(
     return 1;
 }
 
-/* How many bytes there are behind the last point of a text; 0 if it has no point. */
+/* Return the number of bytes behind the last point of a text; 0 without a point. */
 static inline size_t pgf_behind_point(const uint8_t *at, size_t length)
 {
     for (size_t i = length; i > 0; i--)
@@ -170,7 +174,7 @@ static inline size_t pgf_behind_point(const uint8_t *at, size_t length)
 
 /* --- numeric ---------------------------------------------------------------------------------- */
 
-/* The digits of a binary numeric, up to its scale, as an integer below 10**19 without the sign. */
+/* Read a binary numeric as the integer |value| * 10**scale, below 10**19. */
 static inline int pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t *number)
 {
     if (length < 8 || length > 18)
@@ -189,7 +193,7 @@ static inline int pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t 
     /* Five groups have 20 digits. */
     if (count == 5 && pgf_load2(at + 8) > 999)
         return 0;
-    /* The digits of the scale behind the last group; below 0 where the scale ends within it. */
+    /* Digits of the scale behind the last group; negative if the scale ends within the group. */
     int32_t behind = (weight + 1 - (int32_t)count) * 4 + (int32_t)scale;
     if (behind != 0 && value != 0) {
         if (behind > 0) {
@@ -206,7 +210,7 @@ static inline int pgf_numeric_digits(const uint8_t *at, size_t length, uint64_t 
     return 1;
 }
 
-/* Whether it is a finite number as PostgreSQL's numeric_out prints one. */
+/* Check that a text is a finite number as PostgreSQL's numeric_out prints it. */
 static inline int pgf_is_numeric(const uint8_t *at, size_t length)
 {
     size_t i = length > 0 && at[0] == '-';
@@ -227,7 +231,6 @@ static inline int pgf_is_numeric(const uint8_t *at, size_t length)
 
 enum { PGF_NUMERIC_ROOM = 80 };
 
-/* Four digits. */
 static inline size_t pgf_four(char *text, uint32_t digit)
 {
     text[0] = (char)('0' + digit / 1000);
@@ -237,8 +240,8 @@ static inline size_t pgf_four(char *text, uint32_t digit)
     return 4;
 }
 
-/* Write the text of a binary numeric of up to 32 digits before and 32 behind the point, into a
- * place of PGF_NUMERIC_ROOM bytes. The result is its length, or 0.
+/* Write the text of a binary numeric of up to 32 digits before and 32 behind the point. `text` has
+ * PGF_NUMERIC_ROOM bytes. Return the length of the text, or 0.
  */
 static inline size_t pgf_numeric_text(const uint8_t *at, size_t length, char *text)
 {
@@ -265,7 +268,7 @@ static inline size_t pgf_numeric_text(const uint8_t *at, size_t length, char *te
             continue;
         }
         if (digit == 0 && weight > 0)
-            return 0; /* a leading group of zeros, which no server sends */
+            return 0; /* a leading group of zeros: no server sends it */
         if (digit >= 1000)
             text[n++] = (char)('0' + digit / 1000);
         if (digit >= 100)
@@ -298,16 +301,16 @@ static inline size_t pgf_numeric_text(const uint8_t *at, size_t length, char *te
 
 /* --- floats ----------------------------------------------------------------------------------- */
 
-/* Powers of ten from 10**PGF_LEAST_POWER to 10**PGF_GREATEST_POWER: the first 128 bits of each,
- * which are those of the power of five. fill_powers() of _values.pyx makes the table of them.
- * Lemire, "Number Parsing at a Gigabyte per Second", 2021.
+/* The first 128 bits of a power of ten, which are the first 128 bits of the same power of five. The
+ * table goes from 10**PGF_LEAST_POWER to 10**PGF_GREATEST_POWER. fill_powers() in _values.pyx makes
+ * it. Lemire, "Number Parsing at a Gigabyte per Second", 2021.
  */
 enum { PGF_LEAST_POWER = -342, PGF_GREATEST_POWER = 308 };
 typedef struct {
     uint64_t high, low;
 } pgf_power;
 
-/* The product of two numbers, in 128 bits. */
+/* Multiply two 64-bit numbers to one 128-bit number. */
 static inline void pgf_multiply(uint64_t a, uint64_t b, uint64_t *high, uint64_t *low)
 {
 #if defined(__SIZEOF_INT128__)
@@ -337,8 +340,8 @@ static inline int pgf_leading_zeros(uint64_t word)
 #endif
 }
 
-/* The double nearest to number * 10**power. 0: to find it takes more digits of the power than
- * these.
+/* Compute the double that is nearest to number * 10**power. Return 0 if the 128 bits of the power
+ * do not decide it, if `number` is 0, or if the result is not a normal double.
  */
 static inline int pgf_scaled_double(
     uint64_t number, int32_t power, const pgf_power *powers, double *value)
@@ -356,15 +359,14 @@ static inline int pgf_scaled_double(
         low += second;
         if (low < second)
             high++;
-        /* These digits do not tell on which side of the middle between two doubles the number is.
-         */
+        /* The number lies too near to the middle between two doubles to round it. */
         if (low == UINT64_MAX && (high & 0x1FF) == 0x1FF)
             return 0;
     }
     int upper = (int)(high >> 63);
     mantissa = high >> (upper + 9);
     zeros += 1 ^ upper;
-    /* It may be exactly in the middle between two doubles, where the even one is right. */
+    /* The number may lie exactly in the middle between two doubles. */
     if (low == 0 && (high & 0x1FF) == 0 && (mantissa & 3) == 1)
         return 0;
     mantissa += mantissa & 1;
@@ -382,8 +384,8 @@ static inline int pgf_scaled_double(
     return 1;
 }
 
-/* The digits of a number that has no exponent, 19 at most, and how many are behind its point. 0: it
- * is another number, or none.
+/* Read a number of at most 19 digits without sign and exponent. Store its digits as one integer,
+ * and the number of digits behind its point in `behind`.
  */
 static inline int pgf_point_digits(
     const uint8_t *at, size_t length, size_t before, uint64_t *number, int32_t *behind)
@@ -391,7 +393,7 @@ static inline int pgf_point_digits(
 #if PGF_SSE2
     if (length == 0 || length > 20 || before + length < 16)
         return 0;
-    /* Where the point is: in the last 16 bytes, or in those before them. */
+    /* Find the point in the first and the last 16 bytes. */
     const __m128i point = _mm_set1_epi8('.');
     __m128i last = _mm_loadu_si128((const __m128i *)(at + length - 16));
     uint32_t found = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(last, point));
@@ -432,8 +434,8 @@ static inline int pgf_point_digits(
 #endif
 }
 
-/* A finite number in decimal notation, with a point or an exponent or without, of up to 19
- * significant digits: these, and the power of ten that they are multiplied by. It has no sign.
+/* Read a finite decimal number of up to 19 significant digits, without sign. Point and exponent are
+ * optional. Store it as `digits` * 10**`exponent`.
  */
 static inline int pgf_float_digits(
     const uint8_t *at, size_t length, uint64_t *digits, int32_t *exponent)
@@ -481,7 +483,7 @@ static inline int pgf_float_digits(
     return 1;
 }
 
-/* Such a number, with a minus or without, as a double. */
+/* Read a finite decimal number, with or without a minus, as a double. */
 static inline int pgf_float(
     const uint8_t *at, size_t length, size_t before, const pgf_power *powers, double *value)
 {
@@ -502,7 +504,9 @@ static inline int pgf_float(
     if (number == 0) {
         result = 0;
     } else if (number <= (1ull << 53) && power >= -22 && power <= 22) {
-        /* Both are exact as doubles, so that one operation rounds as it should (Clinger, 1990). */
+        /* Both numbers are exact as doubles, so that one operation rounds correctly (Clinger,
+         * 1990).
+         */
         result = (double)number;
         result = power < 0 ? result / exact[-power] : result * exact[power];
     } else if (!pgf_scaled_double(number, power, powers, &result)) {
@@ -516,12 +520,12 @@ static inline int pgf_float(
 
 #define PGF_DAY INT64_C(86400000000) /* microseconds */
 
-/* Days from 1970-01-01 to 2000-01-01, and from there to the first and the last day of Python's
- * dates.
+/* Days from 1970-01-01 to 2000-01-01; from 2000-01-01 to Python's first date, 0001-01-01; and to
+ * its last date, 9999-12-31.
  */
 enum { PGF_SHIFT_DAYS = 10957, PGF_LEAST_DAY = -730119, PGF_GREATEST_DAY = 2921939 };
 
-/* Two digits as a number; -1 if they are none. */
+/* Return two digits as a number; -1 if a byte is not a digit. */
 static inline int32_t pgf_two(const uint8_t *at)
 {
     uint32_t tens = (uint32_t)at[0] - '0', ones = (uint32_t)at[1] - '0';
@@ -535,7 +539,7 @@ static inline int32_t pgf_days_in(int32_t year, int32_t month)
         + (month == 2 && year % 4 == 0 && (year % 100 != 0 || year % 400 == 0));
 }
 
-/* A day and a time of day, in the numbers that people write and that Python's classes take. */
+/* A date and a time of day, in the numbers that Python's classes take. */
 typedef struct {
     int32_t year, month, day;
 } pgf_calendar_day;
@@ -544,14 +548,14 @@ typedef struct {
     int32_t hour, minute, second, microsecond;
 } pgf_time_of_day;
 
-/* Whether it is a day, of a year from 1 on. */
+/* Check that a date exists, and that its year is at least 1. */
 static inline int pgf_is_day(const pgf_calendar_day *day)
 {
     return day->year >= 1 && day->month >= 1 && day->month <= 12 && day->day >= 1
         && day->day <= pgf_days_in(day->year, day->month);
 }
 
-/* Read the ten bytes YYYY-MM-DD, of a year from 1 on. */
+/* Read the ten bytes YYYY-MM-DD. The year must be at least 1. */
 static inline int pgf_read_day(const uint8_t *at, pgf_calendar_day *day)
 {
     int32_t century = pgf_two(at), year = pgf_two(at + 2);
@@ -563,7 +567,7 @@ static inline int pgf_read_day(const uint8_t *at, pgf_calendar_day *day)
     return pgf_is_day(day);
 }
 
-/* Read what is behind the seconds: nothing, or a point and one to six digits. */
+/* Read the fraction of a second: nothing, or a point and one to six digits. */
 static inline int pgf_read_fraction(
     const uint8_t *at, size_t length, size_t before, pgf_time_of_day *time)
 {
@@ -577,7 +581,7 @@ static inline int pgf_read_fraction(
     return 1;
 }
 
-/* Read HH:MM:SS, with one to six digits of a fraction or without. */
+/* Read HH:MM:SS[.ffffff]. */
 static inline int pgf_read_time(const uint8_t *at, size_t length, pgf_time_of_day *time)
 {
     if (length < 8 || at[2] != ':' || at[5] != ':')
@@ -612,7 +616,7 @@ static inline int pgf_read_minute(
 }
 #endif
 
-/* Read YYYY-MM-DD HH:MM:SS[.ffffff], which ends with +00 if `zoned` is set. */
+/* Read YYYY-MM-DD HH:MM:SS[.ffffff]. If `zoned` is set, the text must end with +00. */
 static inline int pgf_read_timestamp(
     const uint8_t *at, size_t length, int zoned, pgf_calendar_day *day, pgf_time_of_day *time)
 {
@@ -633,11 +637,11 @@ static inline int pgf_read_timestamp(
 #endif
 }
 
-/* Days from 1970-01-01. */
+/* Return the days since 1970-01-01. */
 static inline int32_t pgf_day_number(const pgf_calendar_day *day)
 {
-    /* Count years from March on. The leap day is the last day of such a year then, and the days
-     * before a month are (153 * month + 2) / 5.
+    /* Years begin in March here, so that the leap day is the last day of a year. Then
+     * (153 * month + 2) / 5 days lie before a month.
      */
     int32_t early = day->month <= 2;
     int32_t year = day->year - early;
@@ -646,14 +650,16 @@ static inline int32_t pgf_day_number(const pgf_calendar_day *day)
         - 1 - 719468;
 }
 
-/* Microseconds from midnight. */
+/* Return the microseconds since midnight. */
 static inline int64_t pgf_microseconds(const pgf_time_of_day *time)
 {
     int32_t seconds = (time->hour * 60 + time->minute) * 60 + time->second;
     return (int64_t)seconds * 1000000 + time->microsecond;
 }
 
-/* The texts of a date, a time and a timestamp as the numbers that a column has. */
+/* Read the text of a date as days since 1970-01-01, of a time as microseconds since midnight, and
+ * of a timestamp as microseconds since 1970-01-01.
+ */
 static inline int pgf_date(const uint8_t *at, size_t length, int32_t *days)
 {
     pgf_calendar_day day;
@@ -691,7 +697,7 @@ static inline int pgf_nibble(uint8_t character)
     return digit <= 9 ? (int)digit : letter <= 5 ? (int)letter + 10 : -1;
 }
 
-/* The bytes that 2 * count hexadecimal digits stand for. */
+/* Read 2 * count hexadecimal digits as `count` bytes. */
 static inline int pgf_hexadecimal(const uint8_t *at, size_t count, uint8_t *bytes)
 {
     size_t i = 0;
@@ -710,7 +716,7 @@ static inline int pgf_hexadecimal(const uint8_t *at, size_t count, uint8_t *byte
         __m128i nibble = _mm_or_si128(
             _mm_and_si128(is_digit, digit),
             _mm_andnot_si128(is_digit, _mm_add_epi8(letter, _mm_set1_epi8(10))));
-        /* Join two halves to a byte; the higher half is at the lower address. */
+        /* Join two digits to a byte. The first digit is the higher half. */
         __m128i whole = _mm_or_si128(
             _mm_slli_epi16(_mm_and_si128(nibble, _mm_set1_epi16(0x0F)), 4),
             _mm_srli_epi16(nibble, 8));

@@ -1,4 +1,4 @@
-/* Which vector instructions there are. */
+/* Say which vector instructions the compiler can use. */
 #ifndef PGOUTPUT_FAST_SIMD_H
 #define PGOUTPUT_FAST_SIMD_H
 
@@ -9,8 +9,7 @@
 #define PGF_SSE2 0
 #endif
 
-/* Whether functions for AVX2 can be compiled; whether the processor has it is asked when they run.
- */
+/* Whether the compiler can build functions for AVX2. Ask __builtin_cpu_supports before a call. */
 #if PGF_SSE2 && (defined(__GNUC__) || defined(__clang__))
 #include <immintrin.h>
 #define PGF_AVX2 1

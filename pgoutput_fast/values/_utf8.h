@@ -1,7 +1,7 @@
-/* Text that is copied to a column, and whether it is UTF-8.
+/* Copy text to a column, and check that it is UTF-8.
  *
- * Functions with a parameter `after`, the number of bytes that may be read behind the value, read
- * beyond it, as those of _convert.h do.
+ * The parameter `after` is the number of bytes that may be read behind the value. Functions read
+ * these bytes to load whole vectors, as the functions of _convert.h do in front of a value.
  */
 #ifndef PGOUTPUT_FAST_UTF8_H
 #define PGOUTPUT_FAST_UTF8_H
@@ -12,12 +12,13 @@
 
 #include "_simd.h"
 
-enum { PGF_SHORT = 32 /* bytes of a text that is copied without a look at its length */ };
+enum { PGF_SHORT = 32 /* bytes; shorter text is copied without a branch on its length */ };
 
-/* Copy up to PGF_SHORT bytes, from and to places of as many. The result is whether they are ASCII.
+/* Copy up to PGF_SHORT bytes. Return whether these bytes are ASCII. PGF_SHORT bytes must be
+ * readable at `at` and writable at `to`.
  *
- * Two copies of 16, though most texts need one: lengths that vary around 16 are then no branch,
- * which processors foresee wrongly.
+ * This copies 16 bytes twice, though one copy is enough for most texts. With a branch, processors
+ * mispredict lengths that vary around 16.
  */
 static inline int pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length)
 {
@@ -37,9 +38,7 @@ static inline int pgf_copy_short(uint8_t *to, const uint8_t *at, size_t length)
 #endif
 }
 
-/* Copy a value to where PGF_SHORT bytes more than its length may be written. The result is whether
- * it is ASCII.
- */
+/* Copy a value. Return whether it is ASCII. `length` + PGF_SHORT bytes must be writable at `to`. */
 static inline int pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
 #if PGF_SSE2
@@ -65,7 +64,7 @@ static inline int pgf_copy_text(uint8_t *to, const uint8_t *at, size_t length, s
             seen = _mm_or_si128(seen, a);
         }
         if (i < length) {
-            /* Copy the last 16 bytes, some of which were copied before. */
+            /* Copy the last 16 bytes. They overlap the copy before. */
             __m128i a = _mm_loadu_si128((const __m128i *)(at + length - 16));
             _mm_storeu_si128((__m128i *)(to + length - 16), a);
             seen = _mm_or_si128(seen, a);
@@ -101,8 +100,7 @@ static inline int pgf_is_utf8(const uint8_t *at, size_t length)
                 return 0;
             at += 2;
         } else if (first < 0xF0) {
-            /* E0 80 to E0 9F are longer forms of shorter characters, ED A0 to ED BF are surrogates.
-             */
+            /* E0 80 to E0 9F are overlong forms, ED A0 to ED BF are surrogates. */
             if (end - at < 3 || (at[1] & 0xC0) != 0x80 || (at[2] & 0xC0) != 0x80
                 || (first == 0xE0 && at[1] < 0xA0) || (first == 0xED && at[1] > 0x9F))
                 return 0;
@@ -119,19 +117,20 @@ static inline int pgf_is_utf8(const uint8_t *at, size_t length)
 }
 
 #if PGF_AVX2
-/* The errors that two successive bytes can have, as bits. Each half of the first byte, and the
- * upper half of the second, allows some of them; an error that all three allow is there. Keiser and
- * Lemire, "Validating UTF-8 in less than one instruction per byte", 2020.
+/* The errors of two successive bytes, as bits. Three tables give the errors that are possible with
+ * each half of the first byte and with the upper half of the second byte. The bytes have an error
+ * if its bit is set in all three. Keiser and Lemire, "Validating UTF-8 in less than one
+ * instruction per byte", 2020.
  */
 enum {
-    PGF_TOO_SHORT = 1, /* a lead byte or ASCII where a continuation must be */
-    PGF_TOO_LONG = 2, /* a continuation behind ASCII */
+    PGF_TOO_SHORT = 1, /* a lead byte, then a lead byte or ASCII */
+    PGF_TOO_LONG = 2, /* ASCII, then a continuation byte */
     PGF_OVERLONG_3 = 4,
     PGF_TOO_LARGE = 8,
     PGF_SURROGATE = 16,
     PGF_OVERLONG_2 = 32,
     PGF_OVERLONG_4 = 64, /* F0 80 to F0 8F; also F5 and above before 80 to 8F */
-    PGF_TWO_CONTINUATIONS = 128, /* right only in a character of three or four bytes */
+    PGF_TWO_CONTINUATIONS = 128, /* valid only in a character of three or four bytes */
     PGF_ANY_LOW = PGF_TOO_SHORT | PGF_TOO_LONG | PGF_TWO_CONTINUATIONS,
     PGF_LOW_5 = PGF_ANY_LOW | PGF_TOO_LARGE | PGF_OVERLONG_4,
     PGF_CONTINUATION = PGF_TOO_LONG | PGF_OVERLONG_2 | PGF_TWO_CONTINUATIONS,
@@ -157,8 +156,8 @@ static const uint8_t PGF_SECOND_HIGH[16] = {
     PGF_CONTINUATION | PGF_SURROGATE | PGF_TOO_LARGE, PGF_TOO_SHORT, PGF_TOO_SHORT, PGF_TOO_SHORT,
     PGF_TOO_SHORT,
 };
-/* If one of the last three bytes of a block is above the one here, it begins a character that goes
- * on behind the block.
+/* The greatest bytes at the end of a block that ends with a complete character. If a byte is
+ * greater than the byte here, its character continues in the next block.
  */
 static const uint8_t PGF_COMPLETE[32] = {
     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
@@ -171,8 +170,8 @@ __attribute__((target("avx2"))) static inline __m256i pgf_table(const uint8_t *t
     return _mm256_shuffle_epi8(both, at);
 }
 
-/* Not zero where one of the 32 bytes of `text` is wrong; `before` are the 32 bytes in front of
- * them.
+/* Return bytes that are not zero where one of the 32 bytes of `text` is wrong. `before` holds the
+ * 32 bytes in front of `text`.
  */
 __attribute__((target("avx2"))) static inline __m256i pgf_wrong_utf8(__m256i text, __m256i before)
 {
@@ -186,7 +185,7 @@ __attribute__((target("avx2"))) static inline __m256i pgf_wrong_utf8(__m256i tex
             pgf_table(PGF_FIRST_HIGH, _mm256_and_si256(_mm256_srli_epi16(last, 4), low)),
             pgf_table(PGF_FIRST_LOW, _mm256_and_si256(last, low))),
         pgf_table(PGF_SECOND_HIGH, _mm256_and_si256(_mm256_srli_epi16(text, 4), low)));
-    /* A second continuation is right where the byte is the third or fourth of a character. */
+    /* Two continuation bytes in a row are valid before the third or fourth byte of a character. */
     __m256i third = _mm256_subs_epu8(last_but_one, _mm256_set1_epi8(0xE0 - 0x80));
     __m256i fourth = _mm256_subs_epu8(last_but_two, _mm256_set1_epi8(0xF0 - 0x80));
     __m256i expected =
@@ -194,13 +193,13 @@ __attribute__((target("avx2"))) static inline __m256i pgf_wrong_utf8(__m256i tex
     return _mm256_xor_si256(expected, wrong);
 }
 
-/* The 32 bytes at PGF_FIRST + 32 - n are a mask of the first n of 32 bytes. */
+/* The 32 bytes at PGF_FIRST + 32 - n mask the first n of 32 bytes. */
 static const uint8_t PGF_FIRST[64] = {
     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
     255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
 };
 
-/* As pgf_copy_utf8(), in one pass over the text. */
+/* pgf_copy_utf8() in one pass over the text. */
 __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
     uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
@@ -214,7 +213,7 @@ __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
             text = _mm256_loadu_si256((const __m256i *)(at + i));
             _mm256_storeu_si256((__m256i *)(to + i), text);
         } else {
-            /* Zeros behind the end are ASCII, so that a character that is cut off is found. */
+            /* Zeros behind the end are ASCII: a character that is cut off is an error then. */
             size_t left = length - i;
             if (left + after >= 32) {
                 text = _mm256_and_si256(
@@ -242,7 +241,7 @@ __attribute__((target("avx2"), noinline)) static int pgf_copy_utf8_avx2(
 }
 #endif
 
-/* Copy a value as pgf_copy_text does. The result is whether it is UTF-8. */
+/* Copy a value as pgf_copy_text does. Return whether it is UTF-8. */
 static inline int pgf_copy_utf8(uint8_t *to, const uint8_t *at, size_t length, size_t after)
 {
 #if PGF_AVX2

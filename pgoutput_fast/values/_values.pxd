@@ -1,4 +1,4 @@
-# Python objects from the bytes of a value, for the types that rows are full of.
+# Make Python objects from the bytes of values, for frequent types.
 
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -7,8 +7,8 @@ cdef extern from "_convert.h" nogil:
         uint64_t high
         uint64_t low
 
-# The codecs that are compiled: the names and numbers of CODES in values/base.py. The values of
-# GENERAL are all left to the function that the plan has for the column.
+# The codecs that are compiled: names and numbers are those of CODES in values/base.py. GENERAL
+# stands for all other codecs: the column's Python function decodes each value.
 cdef enum Code:
     GENERAL = 0
     BOOL = 1
@@ -34,7 +34,7 @@ cdef object from_binary(uint8_t code, const char *at, Py_ssize_t length, object 
 cdef const pgf_power *powers_of_five() noexcept nogil
 
 cdef enum:
-    # The bytes of a frame in front of a value, at least: a row's up to its columns, then the
-    # value's kind and length. Values come from nowhere but frames, and tuples compare this number
-    # with the layout of frames.
+    # Bytes that a frame has in front of every value, so that functions may read them: a row's
+    # header, then the value's kind and length. _tuples.pyx compares this number with the layout of
+    # frames.
     BEFORE = 13

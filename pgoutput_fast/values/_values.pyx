@@ -1,9 +1,9 @@
 # cython: cdivision=True
-"""Python objects from the bytes of a value, compiled, for the types that rows are full of.
+"""Make Python objects from the bytes of values, compiled, for frequent types.
 
-The functions make the values of usual bytes. What is unusual (infinity, a year before Christ, a
-number that is too long, bytes that are no value at all) they leave to the function of
-:mod:`pgoutput_fast.values` that the plan has for the column, which knows policies and errors.
+These functions decode usual values. Unusual values are infinity, a year before Christ, a number
+that is too long, and malformed bytes. For them, the functions call the Python function that the
+plan has for the column. It lies in :mod:`pgoutput_fast.values`, applies policies and raises errors.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ cdef extern from "Python.h":
 
 import_datetime()
 
-# Makes the same Decimals as Decimal(text), as the context rounds nothing, without the parsing of
-# arguments that takes a quarter of the constructor's time.
+# Makes the same Decimals as Decimal(text): this context rounds nothing. It skips the constructor's
+# parsing of arguments, a quarter of its time.
 cdef object _decimal_of_text = decimal.Context(
     prec=decimal.MAX_PREC, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, capitals=1, clamp=0,
     flags=[], traps=[decimal.InvalidOperation],
@@ -63,13 +63,13 @@ if CODES != {
 
 # --- text ----------------------------------------------------------------------------------------
 
-# The str of UTF-8; raises UnicodeDecodeError if it is none.
+# Make a str of UTF-8. Raise UnicodeDecodeError if the bytes are not UTF-8.
 cdef object utf8_text(const char *text, Py_ssize_t length):
     cdef object value
-    # The decoder returns the objects that the interpreter has for one character, and for none.
+    # For 0 or 1 characters, PyUnicode_DecodeUTF8 returns objects that the interpreter has cached.
     if length < 2 or not is_ascii(<const uint8_t *> text, length):
         return PyUnicode_DecodeUTF8(text, length, NULL)
-    # Measured: 13 ns, while PyUnicode_DecodeUTF8 takes 16 to 19.
+    # Measured: 13 ns; PyUnicode_DecodeUTF8 takes 16 to 19 ns.
     value = PyUnicode_New(length, 127)
     memcpy(PyUnicode_DATA(value), text, length)
     return value
@@ -84,7 +84,7 @@ cdef inline bint is_ascii(const uint8_t *text, Py_ssize_t length) noexcept nogil
             memcpy(&word, text, 8)
             seen |= word
             text += 8
-        # The last eight bytes, some of which were looked at before.
+        # The last eight bytes. They overlap the word before.
         memcpy(&word, last, 8)
         return not (seen | word) & 0x8080808080808080u
     while length > 0:
@@ -93,14 +93,14 @@ cdef inline bint is_ascii(const uint8_t *text, Py_ssize_t length) noexcept nogil
     return seen < 0x80
 
 
-# The str of bytes that the caller knows to be ASCII.
+# Make a str. The caller has checked that the bytes are ASCII.
 cdef inline object ascii_text(const char *text, Py_ssize_t length):
     cdef object value = PyUnicode_New(length, 127)
     memcpy(PyUnicode_DATA(value), text, length)
     return value
 
 
-# --- what columns use too ------------------------------------------------------------------------
+# --- functions shared with columns ---------------------------------------------------------------
 
 cdef extern from "_convert.h" nogil:
     enum:
@@ -140,7 +140,7 @@ cdef extern from "_convert.h" nogil:
 cdef pgf_power[651] _powers_of_five
 
 
-# Fill in the table of powers of ten: the first 128 bits of each; the rest is cut off.
+# Fill the table of powers of ten with the first 128 bits of each power, without rounding.
 cdef int fill_powers() except -1:
     cdef int i
     for i in range(PGF_GREATEST_POWER - PGF_LEAST_POWER + 1):
@@ -166,10 +166,11 @@ cdef const pgf_power *powers_of_five() noexcept nogil:
 
 # --- dates and times -----------------------------------------------------------------------------
 
-# Year, month and day of the day `days` after 0001-01-01, which is in Python's range.
+# Compute year, month and day of the date `days` days after 0001-01-01. The date must be in the
+# range of Python's dates.
 cdef inline void civil(int64_t days, int32_t *year, int32_t *month, int32_t *day) noexcept nogil:
-    # Years of this calendar begin in March, so that the leap day is the last one: days of a month
-    # follow a line of slope 30.6. Eras have 400 years of 146,097 days.
+    # Years of this calendar begin in March, so that the leap day is the last day of a year. Then
+    # the first days of months lie on a line of slope 30.6. An era is 400 years: 146,097 days.
     cdef uint32_t shifted = <uint32_t> (days + 306)
     cdef uint32_t era = shifted // 146_097
     cdef uint32_t of_era = shifted % 146_097
@@ -203,28 +204,28 @@ cdef inline object datetime_of_us(int64_t value, object zone):
 # --- uuid, numeric -------------------------------------------------------------------------------
 
 cdef inline object make_uuid(const uint8_t *at):
-    # The constructor takes 900 ns, as it has five forms of arguments; setting both slots takes 60
-    # ns.
+    # The constructor takes 900 ns, because it accepts five kinds of arguments. Setting both slots
+    # takes 60 ns.
     cdef object value = _UUID_type.tp_alloc(_UUID_type, 0)
     Py_TYPE(_int_of).tp_descr_set(_int_of, value, _PyLong_FromByteArray(at, 16, 0, 0))
     Py_TYPE(_is_safe_of).tp_descr_set(_is_safe_of, value, _UNKNOWN)
     return value
 
 
-# A Decimal as CPython's _decimal lays it out. To make one of a text takes 150 ns, a third of the
-# time of a row that has some; to fill in the structure takes 30 ns. CPython does not promise this
-# layout: two Decimals are looked at when this module is imported, and if they are laid out
-# differently, Decimals are made of texts.
+# The layout of a Decimal in CPython's _decimal. Making a Decimal from text takes 150 ns, a third of
+# the time of a row with Decimals. Filling the structure takes 30 ns. CPython does not promise this
+# layout: the import of this module checks it in two Decimals. If it differs, all Decimals are made
+# from text.
 cdef struct DecimalObject:
     PyObject head
-    Py_hash_t hash  # -1: not asked for yet
+    Py_hash_t hash  # -1: not computed yet
     # libmpdec's mpd_t: the coefficient is an integer, in words of 19 decimal digits.
     uint8_t flags
     Py_ssize_t exponent
     Py_ssize_t digits
     Py_ssize_t words
     Py_ssize_t allocated
-    uint64_t *data  # of as many words; `room`, where they fit in
+    uint64_t *data  # `allocated` words; points to `room` if they fit
     uint64_t[4] room
 
 
@@ -232,7 +233,7 @@ cdef PyTypeObject *_Decimal_type = <PyTypeObject *> decimal.Decimal
 cdef uint8_t _positive_flags, _negative_flags
 
 
-# Whether Decimals are laid out as said above.
+# Check that Decimals have the layout of DecimalObject.
 cdef bint decimals_are_known():
     global _positive_flags, _negative_flags
     positive, negative = decimal.Decimal("9000000000000000001"), decimal.Decimal("-0.042")
@@ -252,7 +253,7 @@ cdef bint decimals_are_known():
 
 cdef bint _DECIMALS_ARE_KNOWN = decimals_are_known()
 
-# The Decimal of `number`, which has 19 digits at most, times 10 ** -scale.
+# Make the Decimal `number` * 10 ** -`scale`. `number` has at most 19 digits.
 cdef inline object make_decimal(bint negative, uint64_t number, Py_ssize_t scale):
     cdef object value = _Decimal_type.tp_alloc(_Decimal_type, 0)
     cdef DecimalObject *made = <DecimalObject *> <PyObject *> value
@@ -270,7 +271,8 @@ cdef inline object make_decimal(bint negative, uint64_t number, Py_ssize_t scale
     return value
 
 
-# The Decimal of a text; None if it is unusual: anything but a sign, digits and a point.
+# Make a Decimal from text. Return None unless the text is a minus or none, digits, and optionally a
+# point and more digits.
 cdef inline object decimal_of_text(const uint8_t *at, Py_ssize_t length):
     cdef uint64_t number
     cdef int negative
@@ -284,7 +286,7 @@ cdef inline object decimal_of_text(const uint8_t *at, Py_ssize_t length):
     return PyObject_CallOneArg(_decimal_of_text, ascii_text(<const char *> at, length))
 
 
-# The Decimal of a binary numeric; None if it is unusual.
+# Make a Decimal from a binary numeric. Return None if the value is unusual.
 cdef inline object decimal_of_binary(const uint8_t *at, Py_ssize_t length):
     cdef char[PGF_NUMERIC_ROOM] text
     cdef uint64_t number
@@ -299,7 +301,7 @@ cdef inline object decimal_of_binary(const uint8_t *at, Py_ssize_t length):
 
 # --- values --------------------------------------------------------------------------------------
 
-# The range of each integer, by its code.
+# The range of each integer type, by its code.
 cdef int64_t[6] LEAST, GREATEST
 LEAST[:] = [0, 0, INT16_MIN, INT32_MIN, INT64_MIN, 0]
 GREATEST[:] = [0, 0, INT16_MAX, INT32_MAX, INT64_MAX, UINT32_MAX]
