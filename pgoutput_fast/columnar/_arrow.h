@@ -1,4 +1,4 @@
-/* The structures of the Arrow C data interface, and a reference count that needs no lock.
+/* The structures of the Arrow C data interface, and an atomic reference count.
  * https://arrow.apache.org/docs/format/CDataInterface.html
  */
 #ifndef PGOUTPUT_FAST_ARROW_H
@@ -53,8 +53,8 @@ struct ArrowArrayStream {
 
 #endif
 
-/* Add to a reference count, and return the sum. Any thread of any consumer may be the last one to
- * free a batch, so that this is atomic.
+/* Add to a reference count, and return the sum. This is atomic: any thread of any consumer may
+ * free a batch.
  */
 #if defined(_MSC_VER)
 #include <intrin.h>

@@ -8,8 +8,8 @@ from pgoutput_fast.columnar._export cimport Arena, Node, Schema
 
 cdef class ChangeBatch:
     cdef Arena *arena
-    cdef Arena *commit_arena  # the columns that with_commit() or as_read() has filled in; else NULL
-    cdef ChangeBatch base  # whose commit_arena has columns of this batch too; else None
+    cdef Arena *commit_arena  # the new columns of with_commit() or as_read(); else NULL
+    cdef ChangeBatch base  # another batch, whose commit_arena this batch uses too; else None
     cdef Node root
     cdef Schema schema
     cdef readonly object layout

@@ -1,8 +1,8 @@
 # cython: annotation_typing=False, cdivision=True
-"""The rows of a relation as an Arrow record batch, compiled: the twin of ``_pure_batch.py``.
+"""Make an Arrow record batch of a relation's rows, compiled: the twin of ``_pure_batch.py``.
 
-A batch takes over the memory in which its rows were collected, so that most columns are not copied.
-It makes only what did not exist before: the columns beside the tuples, and the arrays of nested
+A batch takes over the memory of its rows, so that most columns are not copied. It makes only the
+columns `op`, `old_kind` and `unchanged`, validity bitmaps, dictionaries, and the arrays of nested
 values.
 """
 
@@ -41,10 +41,10 @@ ctypedef const char *Name
 
 cdef enum:
     COLUMNS = 11
-    SHRUNK = 65_536  # bytes at a column's end that may stay unused, beside as many as are used
+    SHRUNK = 65_536  # bytes at a column's end that may stay unused, beyond twice the used bytes
 
 
-# Give memory back if a variable column has far more of it than the `used` bytes of its values.
+# Free memory at the end of a variable column if its values, `used` bytes, need far less.
 cdef void shrink(Column *column, int64_t used) noexcept nogil:
     if column.room > 2 * used + SHRUNK and grow(<void **> &column.data, used + SLACK):
         column.room = used + SLACK
@@ -70,13 +70,14 @@ cdef struct Finish:
     Rows *rows
     Arena *arena
     int64_t length
-    const uint8_t *zeros  # as many zero bytes as the largest buffer of a column of nulls has
+    const uint8_t *zeros  # zero bytes: every buffer of a column of nulls points here
     uint8_t any  # the flags that at least one row has
     uint8_t all  # the flags that all rows have
 
 
-# The validity bitmap of a column that has a value in the rows with one of the flags in `mask`: NULL
-# if these are all rows, zeros if none is. The result is False if there is no memory.
+# Make the validity bitmap of a column with values in the rows that have one of the flags in `mask`.
+# `found` is NULL if all rows have a value, and `zeros` if no row has one. Return False without
+# memory.
 cdef bint bits_of(Finish *f, uint8_t mask, const uint8_t **found) noexcept nogil:
     cdef uint8_t *bits
     found[0] = NULL
@@ -110,8 +111,8 @@ cdef int64_t nulls_of(Finish *f, const uint8_t *validity) noexcept nogil:
     return count_null(validity, f.length)
 
 
-# A column of four or eight bytes per row, with values in the rows that have one of the flags in
-# `mask`, or in all rows if `mask` is 0.
+# Make a column of four or eight bytes per row. It has values in the rows with one of the flags in
+# `mask`; in all rows if `mask` is 0. The arena takes over `data`.
 cdef bint head(Finish *f, Node *node, uint8_t mask, void *data, int64_t size) noexcept nogil:
     cdef const uint8_t *validity = NULL
     if mask:
@@ -127,8 +128,8 @@ cdef bint head(Finish *f, Node *node, uint8_t mask, void *data, int64_t size) no
     return True
 
 
-# Only rows of stream chunks have a subxid. Put zeros into the others, whose memory was never
-# written.
+# Only rows of stream chunks have a subxid. Store 0 in the other rows: their memory is
+# uninitialized.
 cdef void fill_subxids(Finish *f, int64_t size) noexcept nogil:
     cdef int64_t i
     if f.any & IN_STREAM and not f.all & IN_STREAM:
@@ -137,8 +138,8 @@ cdef void fill_subxids(Finish *f, int64_t size) noexcept nogil:
                 memset(f.rows.subxids + i * size, 0, size)
 
 
-# The column `op`: "insert", "update", "delete" or "truncate". All but the last have six letters, so
-# that without a TRUNCATE the offsets are multiples of six.
+# Make the column `op`: "insert", "update", "delete" or "truncate". Without a TRUNCATE all texts
+# have six letters, so that the offsets are multiples of six.
 cdef bint op_column(Finish *f, Node *node) noexcept nogil:
     cdef int64_t i, at = 0
     cdef int32_t *ends = <int32_t *> own(
@@ -166,7 +167,7 @@ cdef bint op_column(Finish *f, Node *node) noexcept nogil:
     return True
 
 
-# The names of the table, each filled up to eight bytes; OPS points into them.
+# The names of operations, padded to eight bytes. OPS points to them.
 _OPS = tuple(name.encode().ljust(8, b"\0") for name in OPERATIONS.values())
 cdef Name[4] OPS
 OPS[0], OPS[1], OPS[2], OPS[3] = _OPS
@@ -194,7 +195,8 @@ cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
     for i in range(f.length):
         flags = f.rows.flags[i]
         ends[i] = at
-        # Without a branch on what no processor foresees; the next kind overwrites one that is none.
+        # A branch would be mispredicted. In a row without an old tuple, the next row overwrites
+        # this byte.
         text[at] = c'K' if flags & OLD_KEY else c'O'
         at += flags & (OLD_KEY | OLD_ROW) != 0
     ends[f.length] = at
@@ -204,8 +206,8 @@ cdef bint old_kind_column(Finish *f, Node *node) noexcept nogil:
     return True
 
 
-# The struct `before` or `after`, which the rows with one of the flags in `mask` have. The arena
-# takes over the memory of its columns.
+# Make the struct `before` or `after`. The rows with one of the flags in `mask` have a value. The
+# arena takes over the memory of the columns.
 cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept nogil:
     cdef Rows *rows = f.rows
     cdef Column *column
@@ -233,7 +235,7 @@ cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept 
             continue
         child = &node.children[n]
         n += 1
-        # Of a side without a tuple, and of `before`, there may be columns without any value.
+        # A column has no value on a side without tuples. In `before`, other columns may have none.
         used = side.filled > 0 and column.data != NULL
         part = &rows.parts[c]
         if part.shape >= PGF_LIST:
@@ -268,7 +270,7 @@ cdef bint side_column(Finish *f, Node *node, Side *side, uint8_t mask) noexcept 
     return True
 
 
-# A nested column, made of the packed values that were collected.
+# Make a nested column from its packed values.
 cdef bint nested_column(Finish *f, Node *node, Part *part, Column *column) noexcept nogil:
     cdef int64_t i
     cdef int32_t size
@@ -291,7 +293,7 @@ cdef bint nested_column(Finish *f, Node *node, Part *part, Column *column) noexc
     return sound
 
 
-# The array of a part of a nested column. The arena takes over its memory.
+# Make the array of a part of a nested column. The arena takes over its memory.
 cdef bint part_column(Finish *f, Node *node, Part *part) noexcept nogil:
     cdef int32_t i
     cdef bint sound = True
@@ -307,7 +309,7 @@ cdef bint part_column(Finish *f, Node *node, Part *part) noexcept nogil:
         node.n_buffers = 2 if part.shape == PGF_LIST else 3
         node.buffers[1] = own(f.arena, part.offsets, 4 * (part.count + 1))
         node.buffers[2] = own(f.arena, part.data, part.data_room)
-    # If there is no value, there may be no memory either.
+    # Without values, there may be no buffer.
     for i in range(1, node.n_buffers):
         if node.buffers[i] == NULL:
             node.buffers[i] = f.zeros
@@ -321,7 +323,7 @@ cdef bint part_column(Finish *f, Node *node, Part *part) noexcept nogil:
     return sound
 
 
-# The array of a part in a batch where the whole nested column is null: as many nulls.
+# Make the array of a part if the whole nested column is null in the batch.
 cdef bint no_values(Finish *f, Node *node, Part *part, int64_t length) noexcept nogil:
     cdef int32_t i
     cdef int64_t below = length
@@ -356,7 +358,7 @@ cdef bint part_children(Finish *f, Node *node, Part *part) noexcept nogil:
     return node.children != NULL
 
 
-# The most bytes per row that any buffer has in a part that is all null.
+# Return the most bytes per row that a buffer has in a part that is all null.
 cdef int64_t widest_of(const Part *part) noexcept nogil:
     cdef int32_t i
     cdef int64_t widest = max(4, part.width)
@@ -366,7 +368,7 @@ cdef int64_t widest_of(const Part *part) noexcept nogil:
     return widest
 
 
-# The dictionary of an enum's column: the labels that its numbers stand for.
+# Make the dictionary of an enum's column: its labels.
 cdef bint dictionary(Finish *f, Node *node, const LabelTable *labels) noexcept nogil:
     cdef int64_t size = labels.ends[labels.count]
     cdef Node *made = <Node *> own(f.arena, calloc(1, sizeof(Node)), sizeof(Node))
@@ -440,7 +442,7 @@ cdef bint unchanged_column(Finish *f, Node *node) noexcept nogil:
 cdef void gather_flags(
     const uint8_t *flags, int64_t count, uint8_t *any, uint8_t *all
 ) noexcept nogil:
-    # Not through the pointers, which might overlap the flags: so compilers take many flags at once.
+    # Local variables let compilers vectorize the loop: the pointers might overlap the flags.
     cdef uint8_t one = 0, each = 0xFF
     cdef int64_t i
     for i in range(count):
@@ -450,8 +452,8 @@ cdef void gather_flags(
     all[0] = each
 
 
-# Hand the rows over to a batch, which owns their memory from now on. The result is False if there
-# is no memory; the rows are lost then.
+# Hand the rows over to a batch, which owns their memory from now on. Return False without memory:
+# then the rows are lost.
 cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     cdef Finish f
     cdef Node *nodes
@@ -468,7 +470,7 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
         size = widest_of(&rows.parts[c]) if rows.parts[c].shape >= PGF_LIST else 0
         widest = max(widest, size, <int64_t> rows.after.columns[c].width)
     size = (f.length + 1) * widest
-    # calloc() takes no memory for pages that are only read.
+    # Pages from calloc() that are only read take no memory.
     f.zeros = <const uint8_t *> own(f.arena, calloc(size, 1), 0)
     nodes = <Node *> own(f.arena, calloc(COLUMNS, sizeof(Node)), COLUMNS * sizeof(Node))
     if f.zeros == NULL or nodes == NULL:
@@ -522,9 +524,9 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
 cdef class ChangeBatch:
     """Changed rows of one version of a relation, as an Arrow record batch.
 
-    A library that supports the Arrow PyCapsule interface reads it without a copy:
-    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It stays valid when its
-    decoder is gone.
+    Libraries that support the Arrow PyCapsule interface read it without a copy, such as
+    ``pyarrow.record_batch(changes)`` and ``polars.DataFrame(changes)``. A batch stays valid after
+    its decoder is gone.
     """
 
     def __init__(self):
@@ -552,37 +554,37 @@ cdef class ChangeBatch:
 
     @property
     def nbytes(self):
-        """Bytes of memory that the batch holds."""
+        """Bytes of the batch's buffers."""
         return self.arena.size
 
     def __arrow_c_schema__(self):
-        """The schema, as a capsule of the Arrow C data interface."""
+        """Return the schema as a capsule of the Arrow C data interface."""
         return schema_capsule(self.schema)
 
     def __arrow_c_array__(self, requested_schema=None):
-        """Schema and batch as capsules. `requested_schema` is ignored, as the interface allows."""
+        """Return capsules of schema and batch, and ignore `requested_schema`, as is allowed."""
         return self.__arrow_c_schema__(), array_capsule(&self.root)
 
     def __arrow_c_stream__(self, requested_schema=None):
-        """A stream with this batch alone; :class:`ChangeStream` makes a stream of several."""
+        """Return a stream of this batch alone. :class:`ChangeStream` makes a stream of several."""
         return export_stream([self])
 
     def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
-        """The same rows with commit LSN and commit time filled in where they are null.
+        """Return the same rows, with commit LSN and commit time filled in where they are null.
 
-        Rows of a streamed transaction have nulls there, as their commit is known only at the end
-        of the transaction. The new batch shares all other buffers with this one.
+        They are null in rows of a streamed transaction, because the server sends its commit only at
+        the end. The new batch shares all other buffers with this batch.
 
         Parameters
         ----------
         commit_lsn : int
         commit_time : int
-            In microseconds since 2000-01-01.
+            In microseconds since 2000-01-01 UTC.
 
         Raises
         ------
         TypeError
-            An argument is no int.
+            An argument is not an int.
         OverflowError
             A value does not fit into its column.
         """
@@ -611,17 +613,17 @@ cdef class ChangeBatch:
         return made
 
     def as_read(self, commit_lsn: int, commit_time: int, first_seq: int) -> ChangeBatch:
-        """The same rows as rows of a snapshot: with the operation "read" instead of "insert".
+        """Return the same rows as rows of a snapshot: with the operation "read", not "insert".
 
-        Their xid is null, and their `seq` counts on from `first_seq`. A TRUNCATE, which voids what
-        was there before the snapshot, stays one. The new batch shares all other buffers with this
-        one.
+        Their xid is null, and their `seq` counts up from `first_seq`. A TRUNCATE stays a TRUNCATE:
+        it deletes the rows from before the snapshot. The new batch shares all other buffers with
+        this batch.
 
         Parameters
         ----------
         commit_lsn : int
         commit_time : int
-            In microseconds since 2000-01-01.
+            In microseconds since 2000-01-01 UTC.
         first_seq : int
 
         Raises
@@ -629,7 +631,7 @@ cdef class ChangeBatch:
         PgOutputError
             A row is an update or a delete.
         TypeError
-            An argument is no int.
+            An argument is not an int.
         OverflowError
             A value does not fit into its column.
         """
@@ -682,7 +684,7 @@ cdef class ChangeBatch:
         return made
 
 
-# A batch with the same columns, whose nodes can be changed, and place for `blocks` new buffers.
+# Make a batch with the same columns, but its own nodes, and room for `blocks` new buffers.
 cdef ChangeBatch shared(ChangeBatch batch, int blocks):
     cdef ChangeBatch made = ChangeBatch.__new__(ChangeBatch)
     made.layout = batch.layout
@@ -709,7 +711,7 @@ cdef void *block(ChangeBatch made, int64_t size) except NULL:
     return found
 
 
-# A new buffer of eight bytes a row for a column without nulls.
+# Make a new buffer of eight bytes per row for a column without nulls.
 cdef void *filled(ChangeBatch made, Node *node) except NULL:
     cdef void *data = block(made, made.num_rows * 8)
     node.arena = made.commit_arena
@@ -790,5 +792,5 @@ def export_stream(batches: list[ChangeBatch]) -> object:
     return PyCapsule_New(stream, "arrow_array_stream", free_stream_capsule)
 
 
-# Users import it from the package: so help() shows it.
+# help() shows the package from which users import the class.
 name_type(ChangeBatch, b"pgoutput_fast.ChangeBatch")

@@ -1,4 +1,4 @@
-/* Columns while a batch grows, and what stands beside them: the structures that all of C shares. */
+/* The structures of columns in a growing batch, which all C code shares. */
 #ifndef PGOUTPUT_FAST_COLUMNS_H
 #define PGOUTPUT_FAST_COLUMNS_H
 
@@ -19,11 +19,11 @@
 #define PGF_UNREACHABLE() ((void)0)
 #endif
 
-/* All converters, in the order of CONVERTERS in pgoutput_fast/columnar/fields.py, which is compared
- * with these names when the extension is imported. What each does is in pgf_convert of
- * _converters.h; pgf_take_values of _rows.h is made from these tables.
+/* All converters, in the order of CONVERTERS in pgoutput_fast/columnar/fields.py. The import of the
+ * extension compares the names. pgf_convert in _converters.h says what each converter does.
+ * pgf_take_values in _rows.h is made from these tables.
  *
- * A new column has the code 0, so that SLOW comes first.
+ * SLOW comes first, because a new column has the code 0.
  */
 #define PGF_RARE_CONVERTERS(X) \
     X(SLOW) X(INT2_TEXT) X(UINT4_TEXT) X(UINT4_WIDE_TEXT) X(SAME2) X(UINT4_WIDE) X(FLOAT4_TEXT) \
@@ -31,9 +31,11 @@
     X(UUID_UTF8_BINARY) X(TIME_TEXT) X(TIME_BINARY) X(TIME_NS_TEXT) X(TIME_NS_BINARY) \
     X(INTERVAL_BINARY) X(CHAR_TEXT) X(CHAR_BINARY) X(LABEL) X(NESTED_TEXT) X(NESTED_BINARY)
 
-/* Those that rows are full of, and which values each takes: the kind ('t' or 'b'; 0: the kind that
- * the column had before), the length (PGF_ANY: it is in front of the value), and how many of these
- * bytes are not stored (PGF_FIXED_WIDTH: the column is not variable, so that no bytes are counted).
+/* The frequent converters, with the values that they take:
+ * - the kind, 't' or 'b'; 0: the kind of the column's last value;
+ * - the length in bytes; PGF_ANY: the length stands in front of the value;
+ * - the number of these bytes that are not stored; PGF_FIXED_WIDTH: the column has a fixed width,
+ *   and its bytes are not counted.
  */
 enum { PGF_ANY = 0, PGF_FIXED_WIDTH = -1 };
 #define PGF_COMMON_CONVERTERS(X) \
@@ -63,22 +65,22 @@ enum {
     PGF_COMMON_CONVERTERS(PGF_CODE)
 #undef PGF_CODE
     CONVERTER_COUNT,
-    FORM, /* the column is by format: utf8 or binary, whichever its first value is */
-    END, /* behind the last column */
+    FORM, /* the first value in a batch decides the column's type: text utf8, else binary */
+    END, /* the code behind the last column */
 };
 
 /* The results of converters. */
 enum {
     PGF_DONE,
-    PGF_UNUSUAL, /* the function of the column's field has to say what is stored, or to refuse it */
+    PGF_UNUSUAL, /* the field's function in Python decides what is stored, or refuses the value */
     PGF_NO_MEMORY,
-    PGF_FULL, /* the column would have more bytes than offsets of 32 bits can count */
+    PGF_FULL, /* with the value, the column exceeds 32-bit offsets */
 };
 
-enum { SLACK = 32 /* bytes behind a value that a copy of PGF_SHORT may write */ };
+enum { SLACK = 32 /* bytes behind a value that pgf_copy_short may write */ };
 
-/* Bytes to make room for where a variable column has so many: never more than offsets of 32 bits
- * can count, so that what has room has an offset.
+/* Return how many bytes to allocate for a variable column of `size` bytes. 32-bit offsets limit the
+ * result, so that a value for which there is room has an offset.
  */
 static inline int64_t pgf_roomy(int64_t size)
 {
@@ -90,14 +92,14 @@ typedef struct {
     uint8_t kind; /* 't' or 'b': the format of the last value; 0 before the first */
     uint8_t code; /* the converter for that format; SLOW before the first value */
     uint8_t codes[2]; /* the converters of binary values and of text */
-    uint8_t form; /* of a column by format: the format of its first value in this batch */
-    uint8_t form_codes[2]; /* of a column by format: how values are stored, as in `codes` */
-    int32_t width; /* bytes of a value; 0 a bit, -1 variable */
+    uint8_t form; /* of a FORM column: its type in this batch, as in enum Form */
+    uint8_t form_codes[2]; /* of a FORM column: the converters of binary values and of text */
+    int32_t width; /* bytes of a value; 0: one bit, -1: variable */
     uint32_t scale;
-    uint8_t *validity; /* NULL for as long as nothing is null */
-    uint8_t *data; /* NULL: the column is skipped, or one of `before` without a value so far */
+    uint8_t *validity; /* NULL until a value is null */
+    uint8_t *data; /* NULL: the column is skipped, or a column of `before` without a value yet */
     int32_t *offsets;
-    int64_t room; /* bytes in `data` of a variable column */
+    int64_t room; /* bytes allocated for `data` of a variable column */
     union {
         uint64_t limit; /* of a decimal: 10**precision, 10**18 at most */
         const struct pgf_labels *labels; /* of an enum */
@@ -106,14 +108,15 @@ typedef struct {
     void *field; /* borrowed from the layout */
 } pgf_column;
 
-/* The columns of `before` or of `after`, with one more at their end, whose code is END.
+/* The columns of `before` or of `after`, and one more column with the code END.
  *
- * Most old tuples are keys, so that most columns of `before` are null in all rows. They get memory
- * with their first value; until then their `kind` is 0, so that it does not come unnoticed.
+ * Most old tuples are keys, so that most columns of `before` are null in all rows. A column of
+ * `before` gets memory with its first value. Until then its `kind` is 0: no value has this kind,
+ * so that the loop over values stops at the first one.
  */
 typedef struct {
     pgf_column *columns;
-    int64_t filled; /* rows that the columns have; later rows without a tuple here are missing */
+    int64_t filled; /* rows in the columns; pad() appends later rows without a tuple as nulls */
     int64_t capacity; /* rows */
 } pgf_side;
 
@@ -121,7 +124,7 @@ enum { PGF_INSERT, PGF_UPDATE, PGF_DELETE, PGF_TRUNCATE };
 
 /* The flags of a row. */
 enum {
-    PGF_OP = 3, /* the bits of an op */
+    PGF_OP = 3, /* the bits of PGF_INSERT to PGF_TRUNCATE */
     PGF_OLD_KEY = 4,
     PGF_OLD_ROW = 8,
     PGF_IN_STREAM = 16,
@@ -130,71 +133,70 @@ enum {
     PGF_HAS_AFTER = 128,
 };
 
-/* The rows of one version of a relation that have come since its last batch. */
+/* The rows of one version of a relation since its last batch. */
 typedef struct {
-    void *owner; /* the _Relation */
-    int wanted; /* whether its table is decoded */
-    int32_t width; /* of the relation */
+    void *owner; /* the RelationRows */
+    int wanted; /* whether the table is decoded */
+    int32_t width; /* columns of the relation */
     int64_t count;
-    int64_t limit; /* the loop over rows may add rows up to this number; 0: none */
+    int64_t limit; /* pgf_take_rows may append rows up to this count; 0: none */
     int64_t capacity;
     int64_t bytes; /* of variable values, and of the names of columns that were not sent */
-    int64_t fixed; /* bytes that every row counts for beside those */
-    int64_t side_fixed; /* of these, those of its `after`; its `before` has as many */
-    int truncated; /* whether there is a TRUNCATE among them */
-    int has_before; /* whether one has an old tuple: `fixed` has the columns of `before` then */
-    /* What stands beside the tuples. */
+    int64_t fixed; /* all other bytes of a row */
+    int64_t side_fixed; /* the part of `fixed` for `after`; `before` takes the same number */
+    int truncated; /* whether a row is a TRUNCATE */
+    int has_before; /* whether a row has an old tuple: then `fixed` includes `before` */
+    /* The columns beside `before` and `after`. */
     uint8_t *flags;
-    uint8_t *xids; /* of 4 or 8 bytes, by the target */
-    uint8_t *subxids; /* of rows in streams alone */
+    uint8_t *xids; /* 4 bytes each, 8 bytes if the stream is `wide` */
+    uint8_t *subxids; /* written only for rows in stream chunks */
     uint64_t *lsns;
     uint64_t *commit_lsns;
     int64_t *commit_times;
     int64_t *seqs;
     pgf_side before;
     pgf_side after;
-    /* Columns of `after` that were not sent: those of row i are the numbers in `unchanged` from
-     * unchanged_ends[i] to unchanged_ends[i + 1]. The ends are written for `unchanged_filled` rows.
+    /* Columns of `after` that were not sent: row i has the column numbers in `unchanged` from
+     * unchanged_ends[i] to unchanged_ends[i + 1]. The first `unchanged_filled` rows have ends.
      */
     int32_t *unchanged_ends;
     int64_t unchanged_filled;
     int32_t *unchanged;
     int64_t unchanged_count;
-    int64_t unchanged_bytes; /* of their names, and one for each */
+    int64_t unchanged_bytes; /* of their names, and one byte for each */
     int64_t unchanged_room;
     const char **names; /* of the relation's columns */
     struct pgf_part *parts; /* one per column, used for nested columns and enums */
-    ptrdiff_t blocks; /* the most blocks of memory that the arena of a batch takes over */
-    /* Of the last batch, as the next one is expected to be like it. */
+    ptrdiff_t blocks; /* the most blocks of memory in the arena of a batch */
+    /* From the last batch: the next batch is expected to be similar. */
     int64_t usual; /* rows */
-    int64_t reserved; /* bytes of memory that this batch is expected to take */
+    int64_t reserved; /* bytes of memory, the expected size of this batch */
     int64_t *usual_bytes; /* of variable values, one number per column */
-    int64_t *form_rows; /* per column by format: the row that decided its form in this batch */
+    int64_t *form_rows; /* per FORM column: the row that decided its type in this batch */
 } pgf_rows;
 
-/* A cached relation, and how its rows begin that have a new tuple and no old one: see pgf_header.
- */
+/* A cached relation, and the header of its rows with a new tuple and no old one: see pgf_header. */
 typedef struct {
     uint64_t header;
     pgf_rows *rows;
 } pgf_cached;
 
 enum {
-    PGF_CACHED = 256, /* by the last byte of their OIDs */
-    PGF_CACHED_BY = PGF_ROW_relation_id + 3, /* where a row has that byte outside stream chunks */
+    PGF_CACHED = 256, /* slots of the cache; the last byte of an OID is its slot */
+    PGF_CACHED_BY = PGF_ROW_relation_id + 3, /* this byte's offset outside stream chunks */
 };
 
-/* Where in its transaction the stream is, as far as rows need it. */
+/* The state of the stream that rows need. */
 typedef struct {
-    int wide; /* xids are 64 bits, and LSNs must fit into a signed number, as Spark has no others */
+    int wide; /* for Spark, which has no unsigned numbers: xids of 64 bits, LSNs below 2**63 */
     int in_stream, in_transaction, has_commit;
     uint32_t open_xid, xid;
     uint64_t commit_lsn;
     int64_t commit_time;
-    int64_t seq; /* of the row that comes next */
-    int64_t held; /* bytes of the rows of all relations */
+    int64_t seq; /* number of the next row in the transaction */
+    int64_t held; /* bytes of the collected rows of all relations */
     int64_t max_bytes;
-    /* What the rows of the transaction have in common. */
+    /* The values that all rows of the transaction share: see pgf_settle. */
     uint8_t row_flags;
     uint32_t row_xid;
     uint64_t row_commit_lsn;
@@ -211,7 +213,7 @@ static inline void pgf_set_bit(uint8_t *bits, int64_t row, int value)
     bits[row >> 3] = (uint8_t)(value ? bits[row >> 3] | mask : bits[row >> 3] & ~mask);
 }
 
-/* Clear the bits from `from` to `to` - 1, which are one at least. */
+/* Clear the bits from `from` to `to` - 1. `to` must be greater than `from`. */
 static inline void pgf_clear_bits(uint8_t *bits, int64_t from, int64_t to)
 {
     int64_t first = from >> 3, last = (to - 1) >> 3;
@@ -232,8 +234,8 @@ static inline void pgf_flag_bits(uint8_t *bits, const uint8_t *flags, int64_t co
     int64_t i = 0;
     for (; i + 8 <= count; i += 8) {
         uint64_t found = pgf_load8(flags + i) & each * mask;
-        /* One bit for each byte that is not zero; then these bits side by side, the first row's,
-         * which is in the highest byte, as the lowest.
+        /* Reduce each byte that is not zero to one bit. Then move these bits side by side: the bit
+         * of the first row, in the highest byte, becomes the lowest bit.
          */
         found = (((found & low) + low) | found) >> 7 & each;
         bits[i >> 3] = (uint8_t)(found * UINT64_C(0x8040201008040201) >> 56);
@@ -258,11 +260,11 @@ static inline void pgf_set_null(pgf_column *column, int64_t row)
         column->offsets[row + 1] = column->offsets[row];
 }
 
-/* Store null in the rows from `from` to `to` - 1, which are one at least. */
+/* Store null in the rows from `from` to `to` - 1. `to` must be greater than `from`. */
 static inline void pgf_set_nulls(pgf_column *column, int64_t from, int64_t to)
 {
     if (to - from == 1) {
-        pgf_set_null(column, from); /* as after each DELETE; a memset() would be a call */
+        pgf_set_null(column, from); /* after each DELETE; memset() would cost a call */
         return;
     }
     pgf_clear_bits(column->validity, from, to);
@@ -277,15 +279,15 @@ static inline void pgf_set_nulls(pgf_column *column, int64_t from, int64_t to)
 
 /* --- enums ------------------------------------------------------------------------------------ */
 
-/* The labels of an enum, with ends and text as in an Arrow array of utf8, and a hash table from a
- * label to its number.
+/* The labels of an enum: ends and text as in an Arrow array of utf8, and a hash table from labels
+ * to numbers.
  */
 typedef struct pgf_labels {
     int32_t count;
     uint32_t mask; /* slots - 1 */
     int32_t *ends; /* count + 1 */
     uint8_t *text;
-    int32_t *slots; /* the hash table: numbers of labels + 1, 0 in a slot that is free */
+    int32_t *slots; /* the hash table: a label's number + 1; 0: free */
 } pgf_labels;
 
 static inline uint32_t pgf_hash(const uint8_t *at, size_t length)
@@ -296,7 +298,7 @@ static inline uint32_t pgf_hash(const uint8_t *at, size_t length)
     return hash ^ hash >> 15;
 }
 
-/* The slot that has a label, or the free one into which it would go. */
+/* Return the slot of a label, or the free slot for it. */
 static inline int32_t *pgf_slot(const pgf_labels *labels, const uint8_t *at, size_t length)
 {
     uint32_t slot = pgf_hash(at, length) & labels->mask;
@@ -314,8 +316,8 @@ static inline int32_t *pgf_slot(const pgf_labels *labels, const uint8_t *at, siz
 
 enum { PGF_FIXED, PGF_VARIABLE, PGF_LIST, PGF_FIXED_LIST, PGF_STRUCT };
 
-/* The kinds of nested values, in the order of SYNTAXES in pgoutput_fast/columnar/fields.py, which
- * is compared with these names too.
+/* The syntaxes of nested values, in the order of SYNTAXES in pgoutput_fast/columnar/fields.py. The
+ * import of the extension compares the names.
  */
 #define PGF_SYNTAXES(X) X(NO_SYNTAX) X(ARRAY) X(RANGE) X(COMPOSITE) X(VECTOR) X(MULTIRANGE)
 
@@ -329,32 +331,33 @@ enum {
 /* A nested column or an enum, or a part of a nested column. */
 typedef struct pgf_part {
     uint8_t shape;
-    int32_t width; /* of a value: bytes, 0 a bit; of a list of fixed size its parts */
+    int32_t width; /* bytes of a value; 0: one bit, -1: variable; of a PGF_FIXED_LIST its length */
     int32_t n_children;
     struct pgf_part *children;
-    const pgf_labels *labels; /* NULL if it is no dictionary */
-    /* How values are read. */
+    const pgf_labels *labels; /* NULL: not an enum */
+    /* How to read values. */
     uint8_t syntax; /* one of PGF_SYNTAXES */
     uint8_t delimiter; /* of an array's elements */
     uint8_t codes[2]; /* the converters of binary values and of text */
-    uint32_t type_id; /* the OID of the type in binary arrays and composites; 0: not known */
-    /* A column of one row, into which a converter puts a value. Its memory is the end of the nested
-     * column that the value belongs to.
+    uint32_t type_id; /* the type's OID in binary arrays and composites; 0: unknown */
+    /* A column of one row, in which a converter stores a value. Its memory is the end of the nested
+     * column.
      */
     pgf_column cell;
     int32_t cell_ends[2];
     /* The array that is made when a batch ends. */
     int64_t count, nulls, room; /* values */
-    int64_t data_room; /* bytes, of variable ones */
-    uint8_t *validity; /* NULL for as long as nothing is null */
+    int64_t data_room; /* bytes allocated for `data` of PGF_VARIABLE */
+    uint8_t *validity; /* NULL until a value is null */
     uint8_t *data;
     int32_t *offsets;
 } pgf_part;
 
-/* The first eight bytes of a row that has a new tuple and no old one, as one number: the relation's
- * OID, the tuple's marker and the number of columns, behind a byte that differs (the tag, or in a
- * stream chunk the last byte of the xid). pgf_load_header sets all bits of that byte, and so does
- * this. A header is never 0 therefore, which stands for no relation in the cache.
+/* The header of a row with a new tuple and no old one: eight bytes as one number. The first byte
+ * is the tag, or the last byte of the xid in a stream chunk. The other bytes are the relation's
+ * OID, the tuple's marker and the number of columns. The first byte varies, so that this function
+ * and pgf_load_header set all its bits. Therefore no header is 0, which marks a free slot of the
+ * cache.
  */
 static inline uint64_t pgf_header(uint32_t relation_id, int32_t width)
 {
@@ -362,7 +365,7 @@ static inline uint64_t pgf_header(uint32_t relation_id, int32_t width)
         | (uint64_t)width;
 }
 
-/* Note what all rows of the current transaction have in common, from now on. */
+/* Compute the values that all rows of the transaction share, from the next row on. */
 static inline void pgf_settle(pgf_stream *stream)
 {
     stream->row_flags = 0;
@@ -385,7 +388,7 @@ static inline void pgf_settle(pgf_stream *stream)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* Resize a block to `size` bytes and one more, so that no block is empty. 0: no memory. */
+/* Resize a block to `size` + 1 bytes, so that no block is empty. Return 0 without memory. */
 static inline int pgf_resize(void *block, int64_t size)
 {
     void *moved = realloc(*(void **)block, (size_t)size + 1);
@@ -395,7 +398,7 @@ static inline int pgf_resize(void *block, int64_t size)
     return 1;
 }
 
-/* Bytes of a bitmap for so many rows. */
+/* Return the bytes of a bitmap for `count` rows. */
 static inline int64_t pgf_bits(int64_t count)
 {
     return (count + 7) / 8;

@@ -1,4 +1,4 @@
-# Columns while a batch grows, and what stands beside them: the structures of _columns.h.
+# Declares _columns.h, the structures of columns in a growing batch, for the compiled modules.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 

@@ -1,11 +1,11 @@
-/* Converters put values into columns: pgf_convert has what each of them does.
+/* Store values in columns: pgf_convert says what each converter does.
  *
- * A converter puts the value of `length` bytes at `at` into `row` of its column, and the result is
- * PGF_DONE; or it leaves the column as it was, and the result says why. The caller has made room
- * for the row in the column; room for the bytes of a variable value is made here. Loads of 16 bytes
- * may read around the value, but nothing before `floor` or behind `ceiling`.
+ * A converter stores the value of `length` bytes at `at` in `row` of its column, and returns
+ * PGF_DONE. Otherwise it leaves the column unchanged, and the result says why. The caller has made
+ * room for the row. The converter makes room for the bytes of a variable value. Loads of 16 bytes
+ * may read beyond the value, from `floor` to `ceiling`.
  *
- * Numbers are stored by memcpy(), because numbers in packed nested values are not aligned.
+ * memcpy() stores numbers, because numbers in packed nested values are not aligned.
  */
 #ifndef PGOUTPUT_FAST_CONVERTERS_H
 #define PGOUTPUT_FAST_CONVERTERS_H
@@ -18,10 +18,10 @@
 _Static_assert((int)SLACK >= (int)PGF_SHORT, "a short text's copy keeps to the room for it");
 _Static_assert(PGF_SHIFT == PGF_SHIFT_DAYS * PGF_DAY, "one epoch in days and in microseconds");
 
-/* The table that _values.pyx fills in; _reader.pyx sets the pointer when it is imported. */
+/* _values.pyx fills the table. The import of _reader.pyx sets the pointer. */
 static const pgf_power *pgf_powers_of_five;
 
-/* The column of an interval has nanoseconds: the most microseconds that are an int64 of those. */
+/* The most microseconds of an interval: its column has nanoseconds, as an int64. */
 #define PGF_MOST_MICROSECONDS INT64_C(9223372036854775)
 
 /* Stores a nested value; defined in _nested.h. */
@@ -42,20 +42,20 @@ static PGF_OUTLINE int pgf_make_room(pgf_column *column, int64_t size)
     return PGF_DONE;
 }
 
-/* Make room in a variable column for a value of so many bytes, and for the SLACK behind it. */
+/* Make room in a variable column for a value of `length` bytes, and for SLACK. */
 static inline int pgf_room(pgf_column *column, int64_t row, size_t length)
 {
     int64_t size = column->offsets[row] + (int64_t)length;
     return size + SLACK <= column->room ? PGF_DONE : pgf_make_room(column, size);
 }
 
-/* Where the bytes of a value for `row` of a variable column go. */
+/* Return where to write the value of `row` in a variable column. */
 static inline uint8_t *pgf_end(const pgf_column *column, int64_t row)
 {
     return column->data + column->offsets[row];
 }
 
-/* Note the length of the value that was put there. */
+/* Store the end of the value that was written at pgf_end(). */
 static inline int pgf_added(pgf_column *column, int64_t row, size_t length)
 {
     column->offsets[row + 1] = column->offsets[row] + (int32_t)length;
@@ -83,7 +83,7 @@ static inline int pgf_put8(pgf_column *column, int64_t row, uint64_t value)
     return PGF_DONE;
 }
 
-/* Store a decimal. The limit of its column makes sure that it is an int64. */
+/* Store a decimal. Its column's limit is at most 10**18, so that the number fits into an int64. */
 static inline int pgf_put_decimal(pgf_column *column, int64_t row, int negative, uint64_t number)
 {
     uint8_t *at = column->data + row * column->width;
@@ -156,14 +156,12 @@ static PGF_OUTLINE int pgf_put_uuid(
 static int pgf_put_text_in_more_room(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling);
 
-/* Store text, which must be UTF-8. */
+/* Store text. Text that is not UTF-8 is unusual. */
 static PGF_OUTLINE int pgf_put_text(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling)
 {
     int32_t used = column->offsets[row];
-    /* As the last thing that is done, this call needs no registers to be saved, so that a value
-     * that has room pays nothing for it.
-     */
+    /* This is a tail call: it saves no registers, so that a value with room costs nothing more. */
     if (used + (int64_t)length + SLACK > column->room)
         return pgf_put_text_in_more_room(column, row, at, length, ceiling);
     if (!pgf_copy_utf8(column->data + used, at, length, (size_t)(ceiling - at) - length))
@@ -179,7 +177,7 @@ static PGF_OUTLINE int pgf_put_text_in_more_room(
     return status == PGF_DONE ? pgf_put_text(column, row, at, length, ceiling) : status;
 }
 
-/* Store bytes as they are. If `only_ascii` is set, other bytes than ASCII make a value unusual. */
+/* Store bytes unchanged. With `only_ascii`, a value that is not ASCII is unusual. */
 static int pgf_put_bytes(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, const uint8_t *ceiling,
     int only_ascii)
@@ -220,7 +218,7 @@ static int pgf_put_hexadecimal(
     return pgf_added(column, row, length);
 }
 
-/* Store the text of a UUID as a server prints it, in small letters. */
+/* Store the text of a UUID as a server prints it, in lower case. */
 static int pgf_put_uuid_text(pgf_column *column, int64_t row, const uint8_t *bytes)
 {
     int status = pgf_room(column, row, 36);
@@ -230,8 +228,8 @@ static int pgf_put_uuid_text(pgf_column *column, int64_t row, const uint8_t *byt
     return pgf_added(column, row, 36);
 }
 
-/* Store the text of a "char" as servers from version 15 on print it: nothing for 0, and a backslash
- * and octal digits for a byte that is not ASCII.
+/* Store the text of a "char" as servers from version 15 on print it: empty for 0, and a backslash
+ * with three octal digits for a byte that is not ASCII.
  */
 static int pgf_put_char(pgf_column *column, int64_t row, uint8_t byte)
 {
@@ -244,7 +242,7 @@ static int pgf_put_char(pgf_column *column, int64_t row, uint8_t byte)
     return pgf_added(column, row, length);
 }
 
-/* Store a "char" that a server has printed; version 14 prints each byte as itself. */
+/* Store a "char" in text format. PostgreSQL 14 sends each byte unchanged. */
 static int pgf_put_char_text(pgf_column *column, int64_t row, const uint8_t *at, size_t length)
 {
     if (length <= 1)
@@ -260,7 +258,7 @@ static int pgf_put_interval(pgf_column *column, int64_t row, const uint8_t *at)
 {
     int64_t microseconds = (int64_t)pgf_load8(at);
     int32_t parts[2] = {(int32_t)pgf_load4(at + 12), (int32_t)pgf_load4(at + 8)}; /* months, days */
-    /* An infinite interval has the least or the greatest number in each part. */
+    /* An infinite interval has the least or the greatest number in each field. */
     if (microseconds <= -PGF_MOST_MICROSECONDS || microseconds >= PGF_MOST_MICROSECONDS
         || parts[0] < -INT32_MAX || parts[0] == INT32_MAX)
         return PGF_UNUSUAL;
@@ -300,7 +298,7 @@ static PGF_OUTLINE int pgf_convert_rare(
     case UINT4_WIDE:
         return length == 4 ? pgf_put8(column, row, pgf_load4(at)) : PGF_UNUSUAL;
     case FLOAT4_TEXT:
-        /* Larger numbers may round to more than the greatest float32. */
+        /* Numbers beyond this may exceed the greatest float32. */
         if (!pgf_float(at, length, before, pgf_powers_of_five, &real) || real < -3.4e38 || real > 3.4e38)
             return PGF_UNUSUAL;
         single = (float)real;
@@ -350,7 +348,7 @@ static PGF_OUTLINE int pgf_convert_rare(
     }
 }
 
-/* All converters. Where it is inlined with a constant as `code`, only that converter is left. */
+/* All converters. Inlined with a constant `code`, this compiles to that converter alone. */
 static PGF_INLINE int pgf_convert(
     pgf_column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
     const uint8_t *floor, const uint8_t *ceiling)
@@ -433,7 +431,7 @@ static PGF_INLINE int pgf_convert(
     }
 }
 
-/* The same, not inlined. */
+/* pgf_convert, not inlined. */
 static PGF_OUTLINE int pgf_convert_one(
     pgf_column *column, uint8_t code, int64_t row, const uint8_t *at, uint32_t length,
     const uint8_t *floor, const uint8_t *ceiling)

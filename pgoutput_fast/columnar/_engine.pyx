@@ -1,9 +1,9 @@
 # cython: annotation_typing=False, cdivision=True
-"""The rows of many frames as Arrow columns, compiled: the twin of ``_pure_engine.py``.
+"""Decode many frames into Arrow columns, compiled: the twin of ``_pure_engine.py``.
 
-``_reader.pyx`` goes through the frames without the interpreter, and stops where this module has to
-act: at a relation that is new, a frame that is no row, a batch that is full. Where a frame is
-malformed, :mod:`pgoutput_fast.decoding.diagnose` says what is wrong.
+``_reader.pyx`` reads frames without the interpreter. It stops if this module has to act: at a
+relation that is not cached, a rare message, or a full batch. For a malformed frame,
+:mod:`pgoutput_fast.decoding.diagnose` raises the error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .rare import NEW_VERSIONS, event_of, outdated, plans_of
 from .schema import version_of
 
 cdef enum:
-    CHECKED = 65_536  # the frames after which signals such as Ctrl-C are looked for
+    CHECKED = 65_536  # frames between two checks for signals such as Ctrl-C
 
 
 @cython.final
@@ -54,17 +54,17 @@ cdef class ColumnEngine(Reader):
 
     cdef readonly object state
     cdef object options
-    # The frames of this call, and the piece that is being read.
+    # The frames of this call, and the current piece.
     cdef list pieces
     cdef Py_ssize_t piece_index
     cdef Piece piece
     cdef object lsns_owner
     cdef dict known  # version of a relation → its RelationRows
     cdef dict open  # OID → RelationRows that may have rows
-    cdef Py_ssize_t new_versions  # since those that are out of date were forgotten
-    cdef int64_t reserved  # bytes of memory for their rows, in expectation of as many as usual
-    cdef list ready  # batches that are complete, and not yet returned
-    cdef readonly dict messages  # by frame: what is neither a row, nor Begin, nor Commit
+    cdef Py_ssize_t new_versions  # since outdated versions were last forgotten
+    cdef int64_t reserved  # bytes of memory, the expected size of the open batches
+    cdef list ready  # complete batches that are not yet returned
+    cdef readonly dict messages  # index of a frame → its message, of rare messages
 
     def __init__(self, state, options):
         self.options = options
@@ -79,10 +79,10 @@ cdef class ColumnEngine(Reader):
         self.messages = {}
         self.adopt(state)
 
-    # --- what ColumnarDecoder calls
+    # --- interface for ColumnarDecoder
 
     def load(self, data, offsets, lsns):
-        """Take frames, without decoding any yet."""
+        """Set the frames to decode. This decodes none."""
         cdef Py_ssize_t count = 0
         cdef Piece piece
         cdef list pieces = pieces_of(data, offsets)
@@ -102,7 +102,7 @@ cdef class ColumnEngine(Reader):
         self.messages = {}
 
     def unload(self):
-        """Forget the frames."""
+        """Release the frames."""
         self.pieces = []
         self.piece = None
         self.lsns = NULL
@@ -114,25 +114,26 @@ cdef class ColumnEngine(Reader):
         return self.before + self.at
 
     def frame(self):
-        """The next frame."""
+        """Return the next frame."""
         return self.piece.frame(self.at)
 
     def lsn(self):
-        """The LSN of the next frame; None if no LSNs were given."""
+        """Return the LSN of the next frame; None without LSNs."""
         return self.lsns[self.before + self.at] if self.lsns != NULL else None
 
     def skip(self, rows):
-        """Skip the next frame, which was refused; `rows` is how many rows it would have made."""
+        """Skip the next frame, which was refused. Without the error, it would make `rows` rows."""
         self.stream.seq += rows
         self.at += 1
 
     def run(self):
-        """Decode until record batches are complete, and return them; None after the last frame.
+        """Decode until batches are complete, and return them. Return None after the last frame.
 
         Raises
         ------
         DecodeError
-            The next frame is malformed or can't be stored. The engine is as it was before it.
+            The next frame is malformed, or its values can't be stored. The engine has not changed
+            since the frame before.
         """
         cdef Status status
         cdef Py_ssize_t stop
@@ -167,13 +168,13 @@ cdef class ColumnEngine(Reader):
         return None
 
     def flush(self):
-        """Make record batches of all rows that are held, in the order of their first rows."""
+        """Make record batches of all collected rows, in the order of their first rows."""
         batches = [self.close(<RelationRows> relation) for relation in list(self.open.values())]
-        # Of a table that is not wanted, or whose only row was refused, there is none.
+        # A table that is not decoded, or whose only row was refused, has no batch.
         return [batch for batch in batches if batch is not None]
 
     def drop(self):
-        """Forget all rows that were not yet returned in a batch."""
+        """Forget all rows that are not yet returned in a batch."""
         for relation in self.open.values():
             (<RelationRows> relation).clear()
         self.open = {}
@@ -182,7 +183,7 @@ cdef class ColumnEngine(Reader):
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def take_events(self):
-        """The events (frames other than Begin, Insert, Update and Delete), as an array."""
+        """Return the events as an array: frames other than Begin, Insert, Update and Delete."""
         cdef Memory memory = Memory.__new__(Memory)
         memory.size = self.events.count * sizeof(Event)
         memory.at = malloc(memory.size + 1)
@@ -193,7 +194,7 @@ cdef class ColumnEngine(Reader):
         return array_of("events", memory)
 
     def adopt(self, state):
-        """Go on from a stream state."""
+        """Decode the next frames from `state` on."""
         self.state = state
         self.stream.in_stream = state.open_xid is not None
         self.stream.open_xid = state.open_xid or 0
@@ -207,7 +208,7 @@ cdef class ColumnEngine(Reader):
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
 
     def sync(self):
-        """Write what the engine keeps by itself back into the state."""
+        """Write the open transaction back to the stream state."""
         state = self.state
         state.xid = self.stream.xid if self.stream.in_transaction else None
         state.commit_lsn = self.stream.commit_lsn if self.stream.has_commit else None
@@ -226,9 +227,9 @@ cdef class ColumnEngine(Reader):
             self.piece = None
         return 0
 
-    # --- what needs Python
+    # --- frames that need Python
 
-    # Let the Python decoder read the next frame: it is none that rows are full of.
+    # Decode the next frame, a rare message, in Python.
     cdef int rare(self) except -1:
         cdef bytes frame = self.piece.frame(self.at)
         cdef Py_ssize_t index = self.before + self.at
@@ -260,7 +261,7 @@ cdef class ColumnEngine(Reader):
         self.at += 1
         return 0
 
-    # Add a row for each table that a TRUNCATE names. All of them must be known.
+    # Append a row for each relation of a Truncate. All of them must have been announced.
     cdef int truncate(self, message) except -1:
         cdef Rows *rows
         cdef Frame given
@@ -283,11 +284,11 @@ cdef class ColumnEngine(Reader):
                 raise MemoryError
             self.stream.held += rows.fixed
             rows.truncated = True
-            rows.limit = 0  # the columns of `after` are behind from now on
+            rows.limit = 0  # `after` lacks this row, so that the loop over rows cannot append
             put_row(self, rows, TRUNCATE, &given)
         return 0
 
-    # Find the relation of the next row, which read_rows did not have at hand.
+    # Put the relation of the next row into the cache.
     cdef int find(self) except -1:
         cdef RelationRows relation
         plan = self.state.plan(self.wanted_id)
@@ -300,8 +301,8 @@ cdef class ColumnEngine(Reader):
         )
         return 0
 
-    # The rows of a plan's version of its relation, which are open from now on. Rows of the version
-    # before it become a batch, as they come first.
+    # Return the rows of the version of a relation to which a plan belongs, and open them. Rows of
+    # the version before it become a batch.
     cdef RelationRows relation_of(self, plan):
         cdef RelationRows relation, other
         relation_id = plan.relation.relation_id
@@ -321,8 +322,8 @@ cdef class ColumnEngine(Reader):
             self.reserve(&relation.rows)
         return relation
 
-    # Forget versions of relations that are out of date, once there are many new ones. That of
-    # `plan` stays.
+    # Forget outdated versions of relations once there are many new versions. The version of `plan`
+    # is kept.
     cdef int forget_outdated(self, plan) except -1:
         self.new_versions += 1
         if self.new_versions < NEW_VERSIONS:
@@ -334,8 +335,8 @@ cdef class ColumnEngine(Reader):
         memset(self.stream.cached, 0, sizeof(self.stream.cached))
         return 0
 
-    # Expect that a relation's next batch is as large as its last one, so that its columns get as
-    # much memory at once; but not if all such expectations exceed max_bytes.
+    # Expect that a relation's next batch is as large as its last batch, so that each column gets
+    # its memory at once. Expect nothing if all open batches together would exceed max_bytes.
     cdef void reserve(self, Rows *rows) noexcept:
         cdef int64_t usual = rows.usual * rows.fixed
         cdef int32_t c
@@ -347,7 +348,7 @@ cdef class ColumnEngine(Reader):
         rows.reserved = usual
         self.reserved += usual
 
-    # The rows of a relation as a batch; None if it has none.
+    # Make a record batch of a relation's rows. Return None if it has none.
     cdef object close(self, RelationRows relation):
         cdef ChangeBatch batch
         cdef Rows *rows = &relation.rows
@@ -386,7 +387,7 @@ cdef class ColumnEngine(Reader):
             raise MemoryError
         return batch
 
-    # Close the batch of a relation, so that a new label can be in the dictionary of the next one.
+    # Close the batch of a relation, and add a new label to the dictionary of the next batch.
     cdef int learn(self, RelationRows relation) except -1:
         new, self.error = self.error, None
         self.check()
@@ -397,7 +398,7 @@ cdef class ColumnEngine(Reader):
         (<EnumTable> relation.labels[new.labels]).fill(new.labels)
         return 0
 
-    # Raise the error of the frame that comes next.
+    # Raise the error of the next frame.
     cdef int refuse(self) except -1:
         error, self.error = self.error, None
         if error is not None and not isinstance(error, Exception):
@@ -412,8 +413,8 @@ cdef class ColumnEngine(Reader):
             refused.frame = self.position
             raise
 
-    # Raise the error of the next frame if it is malformed or can't come here. Otherwise it is a
-    # row, and the plan of its relation is returned.
+    # Raise the error of the next frame if it is malformed or can't come now. Otherwise the frame is
+    # a row: return the plan of its relation.
     cdef object check(self):
         cdef bytes frame = self.piece.frame(self.at)
         self.sync()

@@ -1,4 +1,4 @@
-# Arrays through the Arrow C data interface, and the memory behind them.
+# Export arrays through the Arrow C data interface, and count references to their memory.
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -35,14 +35,14 @@ cdef extern from "_arrow.h" nogil:
 
 ctypedef const void *Address
 
-# Memory that a batch and all arrays that were exported from it share; the last one frees it.
+# Memory that a batch and all arrays exported from it share. The last of them frees it.
 cdef struct Arena:
     int64_t references
     int64_t size
     Py_ssize_t count
     void **blocks
 
-# An Arrow array inside of its arena; export_array makes an ArrowArray of it.
+# An Arrow array in an arena. export_array() makes an ArrowArray of it.
 cdef struct Node:
     int64_t length
     int64_t null_count

@@ -1,8 +1,8 @@
 # cython: annotation_typing=False
-"""Arrays through the Arrow C data interface, compiled: the twin of ``_pure_export.py``.
+"""Export arrays through the Arrow C data interface, compiled: the twin of ``_pure_export.py``.
 
-The columns of a batch lie in one arena: memory that belongs to the batch and to every array that
-was exported from it, and is freed with the last of them, by whichever thread that is.
+The columns of a batch lie in one arena. The batch and every array exported from it share the arena.
+The last of them frees it, in any thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ cdef int64_t _live_arenas = 0
 
 
 def live_arenas() -> int:
-    """Number of arenas that are not freed yet: batches, and columns that with_commit() made."""
+    """Return the number of arenas that are not freed yet, for the tests.
+
+    A batch has one arena; a batch from with_commit() or as_read() has a second for its new columns.
+    """
     return _live_arenas
 
 
@@ -59,7 +62,7 @@ cdef void drop(Arena *arena) noexcept nogil:
     pgf_add(&_live_arenas, -1)
 
 
-# Let an arena own a block, which it frees with itself; the block, or NULL if that is what came.
+# Let an arena own a block, and return the block. NULL, from a failed malloc(), is only returned.
 cdef void *own(Arena *arena, void *block, int64_t size) noexcept nogil:
     if block != NULL:
         arena.blocks[arena.count] = block
@@ -207,7 +210,7 @@ cdef void free_array_capsule(object capsule) noexcept:
 
 @cython.final
 cdef class Schema:
-    """An Arrow schema that is made once and copied for each export, which is far quicker."""
+    """An Arrow schema, made once. Copying it for each export is far faster than making it."""
 
     def __dealloc__(self):
         if self.schema.release != NULL:
@@ -282,7 +285,7 @@ cdef object array_capsule(const Node *root):
 
 
 def export(field: Field, column: ArrayBuffers) -> tuple[object, object]:
-    """Export a column whose buffers are bytes as the capsules of its Arrow schema and array.
+    """Export a column whose buffers are bytes as capsules of its Arrow schema and array.
 
     Parameters
     ----------

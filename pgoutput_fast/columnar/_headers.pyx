@@ -1,5 +1,5 @@
 # cython: annotation_typing=False, cdivision=True
-"""Decode the headers of many frames, and where their columns lie, into arrays.
+"""Decode the headers of many frames, and the offsets of their columns, into arrays.
 
 The twin is in ``_pure_headers.py``.
 """
@@ -45,7 +45,7 @@ cdef enum:
     EXPECTED_SLICES = 1 << 22
 
 
-# The items of the arrays of a FrameBatch, laid out as pgoutput_fast.columnar.arrays tells NumPy.
+# The items of a FrameBatch's arrays. columnar/arrays.py describes the same layout to NumPy.
 cdef struct FrameHead:
     uint8_t tag
     uint8_t old_kind
@@ -83,8 +83,8 @@ if [ITEM_SIZES[name] for name in ("heads", "slices", "begins", "commits")] != [
     )
 
 
-# Load the head of a frame into the cache ahead of time. Processors foresee accesses only if they
-# are near each other, which heads of large frames, and frames in a list, are not.
+# Load the head of a frame into the cache ahead of time. Processors prefetch only neighbouring
+# memory, which misses the heads of large frames, and frames in a list.
 cdef inline void prefetch_frame(const Source *source, Py_ssize_t i) noexcept nogil:
     if i < source.count:
         if source.offsets != NULL:
@@ -95,14 +95,14 @@ cdef inline void prefetch_frame(const Source *source, Py_ssize_t i) noexcept nog
 
 @cython.final
 cdef class _Walk:
-    """The walk through all frames, and what it has found."""
+    """Walks through all frames, and collects the items of a FrameBatch."""
 
     cdef Growing heads, slices, begins, commits, rare
     cdef bint in_stream
     cdef bint in_transaction
     cdef bint no_memory
     cdef uint32_t open_xid
-    cdef uint32_t xid  # of the open transaction, if there is one outside of stream chunks
+    cdef uint32_t xid  # of the open transaction outside stream chunks, if `in_transaction`
 
     def __cinit__(self):
         self.heads.item = sizeof(FrameHead)
@@ -118,8 +118,8 @@ cdef class _Walk:
         free(self.commits.at)
         free(self.rare.at)
 
-    # Walk through the frames of a piece. The result is the index of the first malformed frame, or
-    # the number of frames if all are sound.
+    # Walk through the frames of a piece. Return the index of the first malformed frame; without
+    # one, the number of frames.
     cdef Py_ssize_t walk(self, const Source *source) noexcept nogil:
         cdef Frame frame
         cdef FrameHead *head
@@ -154,7 +154,7 @@ cdef class _Walk:
             if likely(tag == c'I' or tag == c'U' or tag == c'D'):
                 at = frame.at
                 end = at + frame.length
-                # Most rows have one tuple, the new one: they are read here, without a call.
+                # Most rows have only a new tuple. Read it here, to save a call.
                 if likely(
                     not self.in_stream and frame.length >= ROW_COLUMNS and at[ROW_MARKER] == c'N'
                     and tag != c'D'
@@ -199,8 +199,8 @@ cdef class _Walk:
         self.slices.count = slice - <ColumnSlice *> self.slices.at
         return i
 
-    # Make room for a slice for each eight bytes of frames, which is likely to be enough. Moving the
-    # slices later would cost time; memory that is not written to costs none.
+    # Make room for one slice per eight bytes of frames, which is usually enough. Moving slices
+    # later costs time. Memory that is never written costs none.
     cdef int expect_slices(self, const Source *source) noexcept nogil:
         cdef size_t bytes = 0
         cdef Py_ssize_t i
@@ -242,7 +242,7 @@ cdef class _Walk:
             return False
         return self.columns(data, at, end, &head.new_columns) == end
 
-    # Append the slices of a tuple's columns. The result is where it ends, NULL if it is malformed.
+    # Append the slices of a tuple's columns. Return where the tuple ends; NULL: it is malformed.
     cdef const uint8_t *columns(
         self, const uint8_t *frame, const uint8_t *at, const uint8_t *end, uint16_t *columns
     ) noexcept nogil:
@@ -301,9 +301,8 @@ cdef class _Walk:
             self.in_transaction = False
         return True
 
-    # A frame that is neither a row nor Begin nor Commit. It is checked that it may come here, and
-    # its xid and relation are noted. The Python decoder checks and reads the rest afterwards.
-    # False: it is malformed or can't come here.
+    # Read the xid and relation of a frame other than a row, Begin and Commit. Return False if it is
+    # malformed or can't come now. The Python decoder reads the rest afterwards.
     cdef bint other(self, const Frame *frame, FrameHead *head) noexcept nogil:
         cdef const uint8_t *data = frame.at
         cdef uint8_t tag = head.tag
@@ -353,7 +352,7 @@ cdef class _Walk:
 
 
 def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
-    """What :func:`pgoutput_fast.decode_batch` calls, which describes arguments and errors."""
+    """Implement :func:`pgoutput_fast.decode_batch`, which documents arguments and errors."""
     cdef list pieces = pieces_of(data, offsets)
     cdef Piece piece
     cdef _Walk walk = _Walk.__new__(_Walk)
@@ -375,7 +374,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
         explain(piece.frame(at), before + at, walk)
     cdef object opened = False
     if walk.in_stream:
-        # True as an argument said that a chunk was open before the first frame, but not its xid.
+        # in_stream=True opens a stream chunk without an xid. Without a Stream Start, it is unknown.
         unknown = in_stream is True and not any(m.tag == "S" for m in messages.values())
         opened = True if unknown else walk.open_xid
     return FrameBatch(
@@ -389,7 +388,7 @@ def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) 
     )
 
 
-# The messages that the Python decoder reads, by frame, up to where the walk has stopped.
+# Decode the rare messages up to the frame where the walk stopped. Return them by index of frame.
 cdef dict rare_messages(list pieces, _Walk walk):
     cdef Rare *rare = <Rare *> walk.rare.at
     cdef Rare *end = rare + walk.rare.count
@@ -410,7 +409,7 @@ cdef dict rare_messages(list pieces, _Walk walk):
     return messages
 
 
-# Raise the error of the frame that the walk has stopped at.
+# Raise the error of the frame where the walk stopped.
 cdef int explain(bytes frame, Py_ssize_t index, _Walk walk) except -1:
     state = StreamState(make_settings())
     state.open_xid = walk.open_xid if walk.in_stream else None

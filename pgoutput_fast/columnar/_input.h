@@ -1,11 +1,11 @@
-/* Where frames lie in memory. */
+/* Find frames in memory. */
 #ifndef PGOUTPUT_FAST_INPUT_H
 #define PGOUTPUT_FAST_INPUT_H
 
 #include <stdint.h>
 
-/* Frames in one piece of memory, frame i from offsets[i] to offsets[i + 1]; or, where `offsets` is
- * NULL, frames anywhere, with a pointer and a length for each.
+/* Frames in one buffer: frame i lies from offsets[i] to offsets[i + 1], in bytes from `base`. If
+ * `offsets` is NULL, each frame has its own pointer and length.
  */
 typedef struct {
     int64_t count;
@@ -16,7 +16,7 @@ typedef struct {
     const int64_t *lengths;
 } pgf_source;
 
-/* A frame. Bytes from `floor` to `ceiling` may be read: the frame, and others around it. */
+/* A frame. The bytes from `floor` to `ceiling` may be read: the frame and its neighbours. */
 typedef struct {
     const uint8_t *at;
     int64_t length;

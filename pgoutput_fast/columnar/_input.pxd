@@ -1,4 +1,4 @@
-# The pieces of memory that frames come in.
+# The memory in which callers pass frames.
 
 from libc.stdint cimport int64_t, uint8_t
 
@@ -21,8 +21,8 @@ cdef extern from "_input.h" nogil:
 # Frames in one piece of memory, or in a list.
 cdef class Piece:
     cdef Source source
-    cdef object owner  # the Python object whose memory the frames are
-    cdef void *owned  # memory that the piece frees: offsets, or pointers and lengths; or NULL
+    cdef object owner  # the Python object that owns the frames' memory
+    cdef void *owned  # offsets, or pointers and lengths, which the piece frees; or NULL
 
     cdef bytes frame(self, Py_ssize_t i)
 

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""What many frames come in: one buffer, a list, Arrow arrays. The twin of ``_pure_input.py``."""
+"""Read many frames from one buffer, a list, or Arrow arrays. The twin of ``_pure_input.py``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ cdef extern from "_arrow.h":
 
 
 cdef class Piece:
-    """Frames that lie together, and what keeps their memory."""
+    """Frames in one buffer or one list, and the owner of their memory."""
 
     def __dealloc__(self):
         free(self.owned)
@@ -49,7 +49,7 @@ cdef class Piece:
 
 @cython.final
 cdef class _View:
-    """A buffer, held for as long as its bytes are looked at."""
+    """A locked buffer. It is released with this object."""
 
     cdef Py_buffer buffer
     cdef bint held
@@ -71,7 +71,7 @@ cdef _View view_of(object data):
 
 @cython.final
 cdef class _ArrowArray:
-    """An array that was handed over through the C data interface."""
+    """Owns an array that was moved through the Arrow C data interface."""
 
     cdef ArrowArray array
 
@@ -81,7 +81,7 @@ cdef class _ArrowArray:
 
 
 cdef list pieces_of(object data, object offsets):
-    """The frames in `data` and `offsets`, the arguments of :func:`pgoutput_fast.decode_batch`."""
+    """Return the frames that :func:`pgoutput_fast.decode_batch` takes as `data` and `offsets`."""
     if isinstance(data, FrameBatch):
         if offsets is not None:
             raise TypeError("a decode_batch() result has its offsets")
@@ -110,7 +110,7 @@ cdef Piece packed(object data, object offsets):
     return piece
 
 
-# Refuse offsets that are smaller than the one before them, or lie outside the buffer.
+# Refuse an offset that is smaller than the offset before, or lies outside the buffer.
 cdef int check_rising(const Source *source, int64_t size) except -1:
     cdef Py_ssize_t i
     cdef int64_t last = 0
@@ -129,7 +129,7 @@ cdef int check_rising(const Source *source, int64_t size) except -1:
 
 cdef Piece listed(object data):
     cdef Piece piece = Piece.__new__(Piece)
-    # A tuple of our own, because another thread can change a list at any time.
+    # Copy a list to a tuple: another thread can change a list at any time.
     cdef tuple frames = tuple(data)
     cdef Py_ssize_t count = len(frames)
     cdef Py_ssize_t i
@@ -164,7 +164,7 @@ cdef Piece arrow_array(object data):
     cdef ArrowArray *given = <ArrowArray *> PyCapsule_GetPointer(array_capsule, "arrow_array")
     cdef _ArrowArray array = _ArrowArray.__new__(_ArrowArray)
     array.array = given[0]
-    given.release = NULL  # as the interface says of an array that was moved
+    given.release = NULL  # the interface asks for this after an array was moved
     return arrow_piece(schema.format, array, 0)
 
 
@@ -197,7 +197,7 @@ cdef list arrow_stream(object data):
     return pieces
 
 
-# An Arrow array as a piece. `before` is the number of frames in front of it, for errors.
+# Make a piece of an Arrow array. `before`, the number of frames in earlier arrays, is for errors.
 cdef Piece arrow_piece(const char *format, _ArrowArray owner, Py_ssize_t before):
     cdef Piece piece = Piece.__new__(Piece)
     cdef ArrowArray *array = &owner.array
@@ -233,7 +233,7 @@ cdef Piece arrow_piece(const char *format, _ArrowArray owner, Py_ssize_t before)
                 offsets[i] = short_offsets[i]
         piece.source.offsets = offsets
     piece.source.base = <const uint8_t *> array.buffers[2]
-    # The array ends with its last frame: what lies behind may belong to another array.
+    # Do not read behind the last frame: that memory may belong to another array.
     piece.source.end = piece.source.base + piece.source.offsets[count]
     check_rising(&piece.source, piece.source.offsets[count])
     return piece

@@ -1,4 +1,4 @@
-# Memory that grows while a batch is made, and is then handed to NumPy or to Arrow.
+# Memory that grows while a batch is made. NumPy or Arrow owns it afterwards.
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport realloc
@@ -17,7 +17,7 @@ cdef struct Growing:
     size_t capacity
 
 
-# Resize a block to `size` bytes and one more, so that no block is empty. False: no memory.
+# Resize a block to `size` + 1 bytes, so that no block is empty. Return False without memory.
 cdef inline bint grow(void **block, int64_t size) noexcept nogil:
     cdef void *moved = realloc(block[0], size + 1)
     if moved == NULL:
@@ -29,7 +29,7 @@ cdef inline bint grow(void **block, int64_t size) noexcept nogil:
 cdef int enlarge(Growing *array, size_t more) noexcept nogil
 
 
-# Make room in an array for `more` items. -1: no memory.
+# Make room in an array for `more` items. Return -1 without memory.
 cdef inline int room(Growing *array, size_t more) noexcept nogil:
     return 0 if array.count + more <= array.capacity else enlarge(array, more)
 

@@ -1,7 +1,7 @@
 # cython: annotation_typing=False
-"""Memory that grows while a batch is made, and is then handed to NumPy or to Arrow.
+"""Manage memory that grows while a batch is made. NumPy or Arrow owns it afterwards.
 
-There is no twin of this: Python's own bytearrays grow.
+This module has no twin: the Python implementation uses bytearrays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .arrays import array_of
 
 cdef extern from *:
     """
-    /* Threads without the GIL read and write the number; any order will do. */
+    /* Threads without the GIL read and write the number, in any order. */
     #if defined(_MSC_VER)
     #include <intrin.h>
     #define PGF_LOAD(number) _InterlockedOr64(number, 0)
@@ -29,13 +29,13 @@ cdef extern from *:
     void store_number "PGF_STORE"(int64_t *number, int64_t value) noexcept nogil
 
 cdef enum:
-    # Bytes. Half as much again is asked for; freeing more than 32 MiB does not change glibc's
-    # limits.
+    # In bytes. expect_memory() frees 1.5 times as much. glibc adapts its limits to freed blocks of
+    # up to 32 MiB.
     MOST_EXPECTED = 20 << 20
 
 
 cdef class Memory:
-    """A block of memory that it owns, as a buffer for NumPy."""
+    """Owns a block of memory, and gives it to NumPy as a buffer."""
 
     def __dealloc__(self):
         free(self.at)
@@ -44,7 +44,7 @@ cdef class Memory:
         PyBuffer_FillInfo(buffer, self, self.at, self.size, 0, flags)
 
 
-# The rare part of room(), for which it calls: at least twice as many items. -1: no memory.
+# Grow an array for room(), at least to twice its capacity. Return -1 without memory.
 cdef int enlarge(Growing *array, size_t more) noexcept nogil:
     cdef size_t capacity
     cdef void *moved
@@ -77,15 +77,15 @@ cdef object numpy_of(Growing *array, str name):
 cdef int64_t _expected = 0
 
 
-# Let glibc keep `size` bytes of freed memory for the next batch. A batch is many blocks, which are
-# freed together. glibc returns freed memory to the system if it is more than twice the largest
-# block that was ever freed; the next batch would get it back page by page, which takes longer than
-# to fill the pages. So one large block is allocated and freed.
+# Let glibc keep `size` bytes of freed memory for the next batch. A batch consists of many blocks,
+# which are freed together. glibc returns freed memory to the system if it exceeds twice the largest
+# block ever freed. The next batch would get it back page by page, which takes longer than filling
+# the pages. Therefore this allocates and frees one large block.
 cdef void expect_memory(int64_t size) noexcept nogil:
     if size > MOST_EXPECTED:
         size = MOST_EXPECTED
     if size > load_number(&_expected):
         size += size >> 1
         store_number(&_expected, size)
-        # Compilers remove a malloc() that is freed at once; they do not see that this is one.
+        # Compilers remove a malloc() that is freed at once. They do not know PyMem_RawMalloc().
         PyMem_RawFree(PyMem_RawMalloc(size))

@@ -1,7 +1,7 @@
-/* From nested values in text or binary format to their packed form
- * (pgoutput_fast/columnar/packed.py).
+/* Pack nested values in text or binary format. columnar/packed.py describes the packed form.
  *
- * The functions return PGF_DONE, which is 0, or why the value was not packed, as converters do.
+ * Like converters, the functions return PGF_DONE, which is 0, or the reason why the value was not
+ * packed.
  */
 #ifndef PGOUTPUT_FAST_NESTED_H
 #define PGOUTPUT_FAST_NESTED_H
@@ -10,10 +10,10 @@
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-/* Values are packed at the end of a variable column. */
+/* A packer appends a packed value to a variable column. */
 typedef struct {
     pgf_column *column;
-    int64_t used; /* bytes of the column, with what is packed so far */
+    int64_t used; /* bytes of the column, including the bytes packed so far */
     /* The bytes that may be read around the value. */
     const uint8_t *floor, *ceiling;
 } pgf_packer;
@@ -21,7 +21,7 @@ typedef struct {
 static int pgf_pack(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary);
 
-/* Make room for so many more bytes, and for the SLACK behind them. */
+/* Make room for `more` bytes, and for SLACK. */
 static inline int pgf_pack_room(pgf_packer *packer, int64_t more)
 {
     int64_t size = packer->used + more;
@@ -53,8 +53,8 @@ static inline int pgf_pack_flag(pgf_packer *packer, int flag)
     return pgf_pack_bytes(packer, packed, 5);
 }
 
-/* Pack a value that is not nested: its converter puts it into a column of one row, whose memory is
- * the place where the packed value goes.
+/* Pack a value that is not nested. Its converter stores it in the part's cell, a column of one row,
+ * whose memory is set to the end of the packed bytes.
  */
 static int pgf_pack_scalar(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
@@ -70,7 +70,7 @@ static int pgf_pack_scalar(
         if (status != PGF_DONE)
             return status;
         cell->data = column->data + packer->used;
-        cell->data[0] = 0; /* a bool sets one bit of it */
+        cell->data[0] = 0; /* a bool sets only one bit */
     }
     status = pgf_convert_one(
         cell, part->codes[!binary], 0, at, (uint32_t)length, packer->floor, packer->ceiling);
@@ -105,17 +105,20 @@ static int pgf_pack_part(
 
 /* --- text ------------------------------------------------------------------------------------- */
 
-/* The bytes that cannot be in a word without quotes: bit 1 in arrays (the delimiter cannot either),
- * 2 in ranges, 4 in composites.
+/* The bytes that a word without quotes cannot contain: 1 marks them for arrays, 2 for ranges, 4 for
+ * composites. In an array, a word cannot contain the delimiter either.
  */
 static const uint8_t PGF_SPECIAL[256] = {
     ['\t'] = 7, ['\n'] = 7, ['\v'] = 7, ['\f'] = 7, ['\r'] = 7, [' '] = 7, ['"'] = 7, ['\\'] = 7,
     ['{'] = 1, ['}'] = 1, ['('] = 6, [')'] = 6, [','] = 6, ['['] = 2, [']'] = 2,
 };
 
-/* The closing quote of the word whose first byte behind the opening quote is `at`; NULL if there is
- * none. Backslashes are escaped by a backslash. So are quotes, except that in ranges and composites
- * (`doubled`) a second quote escapes them. *escapes is the number of escaping bytes.
+/* Find the closing quote of a word. `at` is behind the opening quote. Return NULL without a
+ * closing quote, or if a backslash escapes another byte than expected. Store the number of
+ * escaping bytes in *escapes.
+ *
+ * A backslash escapes a backslash. In arrays a backslash also escapes a quote. In ranges and
+ * composites (`doubled`) a second quote escapes a quote.
  */
 static const uint8_t *pgf_quote(
     const uint8_t *at, const uint8_t *end, int doubled, size_t *escapes)
@@ -136,7 +139,7 @@ static const uint8_t *pgf_quote(
     return NULL;
 }
 
-/* Pack a part that was in quotes, after its escaping bytes are left out. */
+/* Pack a part from between quotes, without its escaping bytes. */
 static int pgf_pack_quoted(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, size_t escapes)
 {
@@ -147,7 +150,7 @@ static int pgf_pack_quoted(
     if (!word)
         return PGF_NO_MEMORY;
     size_t n = 0;
-    few[0] = 0; /* compilers warn otherwise, as they do not see that the loop writes it */
+    few[0] = 0; /* against a warning: compilers do not see that the loop writes it */
     for (size_t i = 0; i < length; i++) {
         if (at[i] == '\\' || at[i] == '"')
             i++;
@@ -163,9 +166,9 @@ static int pgf_pack_quoted(
     return status;
 }
 
-/* Pack a bound of a range or a field of a composite: a word in quotes, or one that ends before a
- * byte that PGF_SPECIAL has for `special`. *at is moved behind it. A word that is empty and not in
- * quotes is NULL, for which *is_there is 0.
+/* Pack a bound of a range or a field of a composite, and move *at behind it. It is a word in
+ * quotes, or a word that ends before a byte that PGF_SPECIAL marks with `special`. An empty word
+ * without quotes is NULL: then *is_there is set to 0.
  */
 static int pgf_pack_word(
     pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end, uint8_t special,
@@ -190,7 +193,7 @@ static int pgf_pack_word(
     return pgf_pack_null(packer);
 }
 
-/* Pack an array of one dimension whose subscripts begin at 1; others are unusual. */
+/* Pack an array of one dimension whose subscripts begin at 1. Other arrays are unusual. */
 static int pgf_pack_array_text(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length)
 {
@@ -250,7 +253,7 @@ static int pgf_pack_empty_range(pgf_packer *packer)
     return pgf_pack_range_flags(packer, 0, 0, 1);
 }
 
-/* Pack a range that is not empty. *at is moved behind it. */
+/* Pack a range that is not empty, and move *at behind it. */
 static int pgf_pack_bounds(
     pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end)
 {
@@ -347,8 +350,8 @@ static int pgf_pack_vector_text(
 
 /* --- binary values ---------------------------------------------------------------------------- */
 
-/* Pack a part that has a big-endian length in front of it, which is -1 for NULL. *at is moved
- * behind it.
+/* Pack a part behind its big-endian length of four bytes, and move *at behind it. The length -1 is
+ * NULL.
  */
 static int pgf_pack_sized(
     pgf_packer *packer, pgf_part *part, const uint8_t **at, const uint8_t *end, int *is_there)
@@ -434,7 +437,7 @@ static int pgf_pack_multirange_binary(
     count = pgf_load4(at);
     at += 4;
     for (; count > 0; count--) {
-        /* The flags of a range follow its length. An empty one cannot be in a multirange. */
+        /* The flags of a range follow its length. No range in a multirange is empty. */
         if (end - at < 5 || at[4] == IS_EMPTY)
             return PGF_UNUSUAL;
         if ((status = pgf_pack_sized(packer, part->children, &at, end, &is_there)))
@@ -480,7 +483,7 @@ static int pgf_pack_vector_binary(
     to = packer->column->data + packer->used;
     for (uint32_t i = 0; i < count; i++, to += 8) {
         number = pgf_load4(at + 4 + 4 * i);
-        if ((number & 0x7F800000) == 0x7F800000) /* NaN, or infinite */
+        if ((number & 0x7F800000) == 0x7F800000) /* NaN or infinity */
             return PGF_UNUSUAL;
         memcpy(to, &size, 4);
         memcpy(to + 4, &number, 4);
@@ -489,7 +492,7 @@ static int pgf_pack_vector_binary(
     return PGF_DONE;
 }
 
-/* Pack a value; one that is not nested as a column of its type stores it. */
+/* Pack a value. A value that is not nested is packed as a column of its type stores it. */
 static int pgf_pack(
     pgf_packer *packer, pgf_part *part, const uint8_t *at, size_t length, int binary)
 {
@@ -511,7 +514,7 @@ static int pgf_pack(
     }
 }
 
-/* Put a value into `row` of a nested column. */
+/* Store a value in `row` of a nested column. */
 static int pgf_pack_row(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, int binary,
     const uint8_t *floor, const uint8_t *ceiling)

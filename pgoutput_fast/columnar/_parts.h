@@ -1,14 +1,14 @@
-/* The arrays of nested columns are made of packed values when a batch ends.
+/* Make the arrays of nested columns from packed values when a batch ends.
  *
- * Packed values (see pgoutput_fast/columnar/packed.py) were made by the functions of fields or by
- * _nested.h, not by a server: their sizes are not checked again.
+ * columnar/packed.py describes packed values. The functions of fields, or _nested.h, made them,
+ * not a server: their sizes are not checked again.
  */
 #ifndef PGOUTPUT_FAST_PARTS_H
 #define PGOUTPUT_FAST_PARTS_H
 
 #include "_columns.h"
 
-/* Make room for `room` validity bits. Those from `before` on are new, and are set: valid. */
+/* Make room for `room` validity bits. Set the new bits, from `before` on: valid. */
 static int pgf_make_valid(pgf_part *part, int64_t before, int64_t room)
 {
     if (!pgf_resize(&part->validity, pgf_bits(room)))
@@ -17,7 +17,7 @@ static int pgf_make_valid(pgf_part *part, int64_t before, int64_t room)
     return 1;
 }
 
-/* Make room for so many more values. 0: no memory. */
+/* Make room for `more` values. Return 0 without memory. */
 static int pgf_reserve(pgf_part *part, int64_t more)
 {
     int64_t room = part->room;
@@ -37,7 +37,7 @@ static int pgf_reserve(pgf_part *part, int64_t more)
     return 1;
 }
 
-/* Append the packed value of `size` bytes, or null if `size` is -1. 0: no memory. */
+/* Append a packed value of `size` bytes, or null if `size` is -1. Return 0 without memory. */
 static int pgf_put(pgf_part *part, const uint8_t *at, int32_t size)
 {
     int64_t row = part->count;
@@ -79,7 +79,7 @@ static int pgf_put(pgf_part *part, const uint8_t *at, int32_t size)
     case PGF_LIST:
         if (row == 0)
             part->offsets[0] = 0;
-        /* Each element has its size in four bytes in front of it: there are no more than this. */
+        /* Each element has four bytes with its size, so that there are at most this many. */
         if (!pgf_reserve(child, (end - at) / 4))
             return 0;
         while (at < end) {
@@ -110,7 +110,7 @@ static int pgf_put(pgf_part *part, const uint8_t *at, int32_t size)
     return 1;
 }
 
-/* Make the array empty without freeing its memory, which an arena has taken over or was freed. */
+/* Make the array empty. Do not free its memory: an arena owns it now, or it has been freed. */
 static void pgf_forget_part(pgf_part *part)
 {
     part->count = part->nulls = part->room = part->data_room = 0;

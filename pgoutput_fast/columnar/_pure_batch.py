@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class ChangeBatch:
     """Changed rows of one version of a relation, as an Arrow record batch.
 
-    A library that supports the Arrow PyCapsule interface reads it without a copy:
-    ``pyarrow.record_batch(changes)``, ``polars.DataFrame(changes)``. It stays valid when its
-    decoder is gone.
+    Libraries that support the Arrow PyCapsule interface read it without a copy, such as
+    ``pyarrow.record_batch(changes)`` and ``polars.DataFrame(changes)``. A batch stays valid after
+    its decoder is gone.
     """
 
     __slots__ = ("_columns", "_target", "binary", "layout", "num_rows")
@@ -64,37 +64,37 @@ class ChangeBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the batch holds."""
+        """Bytes of the batch's buffers."""
         return _size(self._columns)
 
     def __arrow_c_schema__(self) -> object:
-        """The schema, as a capsule of the Arrow C data interface."""
+        """Return the schema as a capsule of the Arrow C data interface."""
         return schema_of(self.layout.schema(self.binary)).__arrow_c_schema__()
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        """Schema and batch as capsules. `requested_schema` is ignored, as the interface allows."""
+        """Return capsules of schema and batch, and ignore `requested_schema`, as is allowed."""
         return export(self.layout.schema(self.binary), self._columns)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A stream with this batch alone; :class:`ChangeStream` makes a stream of several."""
+        """Return a stream of this batch alone. :class:`ChangeStream` makes a stream of several."""
         return export_stream([self])
 
     def with_commit(self, commit_lsn: int, commit_time: int) -> ChangeBatch:
-        """The same rows with commit LSN and commit time filled in where they are null.
+        """Return the same rows, with commit LSN and commit time filled in where they are null.
 
-        Rows of a streamed transaction have nulls there, as their commit is known only at the end
-        of the transaction. The new batch shares all other buffers with this one.
+        They are null in rows of a streamed transaction, because the server sends its commit only at
+        the end. The new batch shares all other buffers with this batch.
 
         Parameters
         ----------
         commit_lsn : int
         commit_time : int
-            In microseconds since 2000-01-01.
+            In microseconds since 2000-01-01 UTC.
 
         Raises
         ------
         TypeError
-            An argument is no int.
+            An argument is not an int.
         OverflowError
             A value does not fit into its column.
         """
@@ -110,17 +110,17 @@ class ChangeBatch:
         return _made(self.layout, self.binary, self._target, tuple(columns))
 
     def as_read(self, commit_lsn: int, commit_time: int, first_seq: int) -> ChangeBatch:
-        """The same rows as rows of a snapshot: with the operation "read" instead of "insert".
+        """Return the same rows as rows of a snapshot: with the operation "read", not "insert".
 
-        Their xid is null, and their `seq` counts on from `first_seq`. A TRUNCATE, which voids what
-        was there before the snapshot, stays one. The new batch shares all other buffers with this
-        one.
+        Their xid is null, and their `seq` counts up from `first_seq`. A TRUNCATE stays a TRUNCATE:
+        it deletes the rows from before the snapshot. The new batch shares all other buffers with
+        this batch.
 
         Parameters
         ----------
         commit_lsn : int
         commit_time : int
-            In microseconds since 2000-01-01.
+            In microseconds since 2000-01-01 UTC.
         first_seq : int
 
         Raises
@@ -128,7 +128,7 @@ class ChangeBatch:
         PgOutputError
             A row is an update or a delete.
         TypeError
-            An argument is no int.
+            An argument is not an int.
         OverflowError
             A value does not fit into its column.
         """

@@ -87,7 +87,7 @@ class ColumnEngine:
     # --- what ColumnarDecoder calls
 
     def load(self, data: Any, offsets: Any, lsns: Any) -> None:
-        """Take frames, without decoding any yet."""
+        """Set the frames to decode. This decodes none."""
         pieces = pieces_of(data, offsets)
         self._lsns = None if lsns is None else lsns_of(lsns, sum(map(len, pieces)))
         self._pieces = list(pieces)
@@ -96,7 +96,7 @@ class ColumnEngine:
         self.messages = {}
 
     def unload(self) -> None:
-        """Forget the frames."""
+        """Release the frames."""
         self._pieces = []
         self._lsns = None
 
@@ -106,25 +106,26 @@ class ColumnEngine:
         return self._before + self._at
 
     def frame(self) -> bytes:
-        """The next frame."""
+        """Return the next frame."""
         return self._pieces[0][self._at]
 
     def lsn(self) -> int | None:
-        """The LSN of the next frame; None if no LSNs were given."""
+        """Return the LSN of the next frame; None without LSNs."""
         return None if self._lsns is None else int(self._lsns[self.position])
 
     def skip(self, rows: int) -> None:
-        """Skip the next frame, which was refused; `rows` is how many rows it would have made."""
+        """Skip the next frame, which was refused. Without the error, it would make `rows` rows."""
         self.state.row += rows
         self._at += 1
 
     def run(self) -> list[ChangeBatch] | None:
-        """Decode until record batches are complete, and return them; None after the last frame.
+        """Decode until batches are complete, and return them. Return None after the last frame.
 
         Raises
         ------
         DecodeError
-            The next frame is malformed or can't be stored. The engine is as it was before it.
+            The next frame is malformed, or its values can't be stored. The engine has not changed
+            since the frame before.
         """
         while self._pieces:
             if self._at == len(self._pieces[0]):
@@ -144,12 +145,12 @@ class ColumnEngine:
         return None
 
     def flush(self) -> list[ChangeBatch]:
-        """Make record batches of all rows that are held, in the order of their first rows."""
+        """Make record batches of all collected rows, in the order of their first rows."""
         batches = [self._close(relation) for relation in list(self._open.values())]
         return [batch for batch in batches if batch is not None]
 
     def drop(self) -> None:
-        """Forget all rows that were not yet returned in a batch."""
+        """Forget all rows that are not yet returned in a batch."""
         for relation in self._open.values():
             relation.clear()
         self._open = {}
@@ -158,16 +159,16 @@ class ColumnEngine:
         self._cached = {}
 
     def take_events(self) -> np.ndarray[Any, Any]:
-        """The events (frames other than Begin, Insert, Update and Delete), as an array."""
+        """Return the events as an array: frames other than Begin, Insert, Update and Delete."""
         return array_of("events", bytearray(self._events))
 
     def adopt(self, state: StreamState) -> None:
-        """Go on from a stream state."""
+        """Decode the next frames from `state` on."""
         self.state = state
         self._cached = {}
 
     def sync(self) -> None:
-        """Write what the engine keeps by itself back into the state."""  # the twin keeps nothing
+        """Write the open transaction back to the stream state."""  # the twin keeps nothing
 
     # --- frames
 

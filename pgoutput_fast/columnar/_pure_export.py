@@ -10,7 +10,7 @@ from .pyarrow_bridge import arrow_array, schema_of
 
 
 def export(field: Field, column: ArrayBuffers) -> tuple[object, object]:
-    """Export a column whose buffers are bytes as the capsules of its Arrow schema and array.
+    """Export a column whose buffers are bytes as capsules of its Arrow schema and array.
 
     Parameters
     ----------

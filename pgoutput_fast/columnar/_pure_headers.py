@@ -1,4 +1,4 @@
-"""Decode the headers of many frames, and where their columns lie, into arrays.
+"""Decode the headers of many frames, and the offsets of their columns, into arrays.
 
 The twin of ``_headers.pyx``.
 """
@@ -27,7 +27,7 @@ _KINDS = {ord("n"): 0, ord("u"): 1, ord("t"): 2, ord("b"): 3}
 
 
 def decode_batch(data: Any, offsets: Any = None, in_stream: int | bool = False) -> FrameBatch:
-    """What :func:`pgoutput_fast.decode_batch` calls, which describes arguments and errors."""
+    """Implement :func:`pgoutput_fast.decode_batch`, which documents arguments and errors."""
     pieces = pieces_of(data, offsets)
     state = StreamState(make_settings())
     state.open_xid = None if in_stream is False else _xid(in_stream)

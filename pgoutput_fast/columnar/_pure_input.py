@@ -54,7 +54,7 @@ Piece = _Packed | _Arrow | tuple[bytes, ...]
 
 
 def pieces_of(data: Any, offsets: Any) -> list[Piece]:
-    """The frames in `data` and `offsets`, the arguments of :func:`pgoutput_fast.decode_batch`."""
+    """Return the frames that :func:`pgoutput_fast.decode_batch` takes as `data` and `offsets`."""
     if isinstance(data, FrameBatch):
         if offsets is not None:
             raise TypeError("a decode_batch() result has its offsets")

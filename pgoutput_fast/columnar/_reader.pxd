@@ -1,11 +1,11 @@
-# Frames into the columns of their relations.
+# Store rows of frames in the columns of their relations.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pgoutput_fast.columnar._columns cimport Rows, Stream
 from pgoutput_fast.columnar._input cimport Frame, Source
 
-# An event as pgoutput_fast.columnar.arrays describes it to NumPy.
+# An event. columnar/arrays.py describes the same layout to NumPy.
 cdef struct Event:
     int64_t frame
     uint64_t commit_lsn
@@ -23,12 +23,12 @@ cdef struct EventArray:
 
 cdef enum Status:
     DONE
-    RARE  # the Python decoder reads this kind of frames
-    UNKNOWN  # the row's relation is not among the cached ones
-    FULL  # the row would pass max_bytes, or what offsets of 32 bits can count
+    RARE  # the Python decoder must read this frame
+    UNKNOWN  # the row's relation is not in the cache
+    FULL  # with this row, the rows exceed max_bytes, or a column exceeds 32-bit offsets
     FULL_ROWS  # the relation has max_rows rows
-    OTHER_FORM  # the value has another format than those before it in a column by format
-    NEW_LABEL  # the value is a label that the dictionary of its enum lacks
+    OTHER_FORM  # text after binary values, or the reverse, in a column whose type depends on that
+    NEW_LABEL  # the value is a label that is not in its enum's dictionary
     FAULT  # the frame is malformed, or a value is refused
     NO_MEMORY
 
@@ -40,12 +40,12 @@ cdef class Reader:
     cdef Py_ssize_t at, before
     cdef const uint64_t *lsns
     cdef Stream stream
-    # What read_rows leaves behind when it stops.
-    cdef uint32_t wanted_id  # of UNKNOWN: the OID of the relation
-    cdef Rows *stopped  # the rows to which the frame belongs
+    # Where and why read_rows stopped.
+    cdef uint32_t wanted_id  # for UNKNOWN: the OID of the relation
+    cdef Rows *stopped  # the rows of the frame's relation
     cdef object error  # the exception if a value was refused; else None
     cdef int32_t error_column
-    cdef int64_t error_offset  # in the frame
+    cdef int64_t error_offset  # in bytes, in the frame
     cdef EventArray events
 
 cdef Status read_rows(Reader self, const Source *source, Py_ssize_t end) noexcept nogil

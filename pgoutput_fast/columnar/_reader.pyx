@@ -1,10 +1,10 @@
 # cython: annotation_typing=False, cdivision=True
-"""Frames into the columns of their relations, without the interpreter.
+"""Store rows of frames in the columns of their relations, without the interpreter.
 
-A row's values are appended to the columns of its relation, each by the converter that the
-relation's layout names. Where a converter finds a value unusual, the function of the column's field
-says what the column stores. A row is counted after its last value, so that a row that is refused
-leaves nothing behind. The twin of this is a part of ``_pure_engine.py``.
+The layout of a relation names a converter for each column, which appends the row's value. For a
+value that is unusual to the converter, the field's function in Python decides what the column
+stores. A row is counted after its last value, so that a refused row leaves nothing behind. The twin
+of this module is a part of ``_pure_engine.py``.
 """
 
 from __future__ import annotations
@@ -96,14 +96,13 @@ if ITEM_SIZES["events"] != sizeof(Event):
 # --- frames to rows ------------------------------------------------------------------------------
 
 cdef class Reader:
-    """Reads frames into rows, and knows where the frames have led as far as rows need it."""
+    """Reads frames into rows, and follows the transactions of the stream."""
 
     def __dealloc__(self):
         free(self.events.at)
 
 
-# Read frames up to `end`. The result is DONE, or says why the frame at `self.at` is not read: it
-# needs Python, or room.
+# Read frames up to `end`. Return DONE, or the reason why the frame at `self.at` was not read.
 cdef Status read_rows(Reader self, const Source *source, Py_ssize_t end) noexcept nogil:
     cdef Frame frame
     cdef Stop stop
@@ -126,7 +125,7 @@ cdef Status read_rows(Reader self, const Source *source, Py_ssize_t end) noexcep
         self.at += 1
 
 
-# Read a frame that is nothing usual, at which the loop over rows has stopped.
+# Read a frame that the loop over rows does not handle.
 cdef Status read_frame(Reader self, const Frame *frame) noexcept nogil:
     cdef int32_t xid_size = XID_SIZE if self.stream.in_stream else 0
     cdef Cached *cached
@@ -166,7 +165,7 @@ cdef Status commit(Reader self, const Frame *frame) noexcept nogil:
     return DONE
 
 
-# Read the rest of a row with one tuple, the new one, from the column at which the loop has stopped.
+# Read the rest of a row with a new tuple alone, from the column where the loop over rows stopped.
 cdef Status go_on(Reader self, const Stop *stop, const Frame *frame) noexcept nogil:
     cdef Rows *rows = stop.rows
     cdef int64_t bytes_before = rows.bytes
@@ -185,7 +184,7 @@ cdef Status go_on(Reader self, const Stop *stop, const Frame *frame) noexcept no
     )
 
 
-# Read any Insert, Update or Delete; `position` is its first tuple's marker.
+# Read an Insert, Update or Delete. `position` is the marker of its first tuple.
 cdef Status read_change(
     Reader self, Rows *rows, const Frame *frame, uint8_t tag, Py_ssize_t position
 ) noexcept nogil:
@@ -214,7 +213,7 @@ cdef Status read_change(
         flags |= OLD_KEY if marker == c'K' else OLD_ROW
         old = position
         side = &rows.before
-    # The old tuple, if there is one, then the new one.
+    # Read the old tuple, if the row has one, then the new tuple.
     while True:
         if side == &rows.after and (marker != c'N' or tag == c'D'):
             return give_up(self, rows, FAULT, bytes_before, unchanged_before)
@@ -235,17 +234,17 @@ cdef Status read_change(
     if position != end:
         return give_up(self, rows, FAULT, bytes_before, unchanged_before)
     status = finish_row(self, rows, frame, flags, bytes_before, unchanged_before)
-    # As long as the columns of `after` have all rows, the loop over rows need not look at them
-    # until they are full. So a DELETE is put there too, as null, if that is all that they lack.
+    # The loop over rows can append to `after` only if `after` has all rows. A DELETE has no new
+    # tuple: if `after` lacks no other row, append a null for it.
     if status == DONE and tag == c'D' and row > 0 and rows.after.filled == row:
-        make_ready(rows, &rows.after, row + 1)  # where there is no memory: with the next row
+        make_ready(rows, &rows.after, row + 1)  # without memory, the next row reports it
     rows.limit = 0
     if rows.after.filled == rows.count:
         rows.limit = min(rows.capacity, rows.after.capacity, self.max_rows)
     return status
 
 
-# Count a row that was read to its end, if the limits of a batch leave room for it.
+# Count a row after its last value, unless it exceeds the limits of a batch.
 cdef Status finish_row(
     Reader self, Rows *rows, const Frame *frame, uint8_t flags, int64_t bytes_before,
     int64_t unchanged_before,
@@ -253,7 +252,7 @@ cdef Status finish_row(
     cdef int64_t row = rows.count
     cdef int64_t held = self.stream.held + rows.bytes - bytes_before + rows.fixed
     cdef bint is_first_old = flags & (OLD_KEY | OLD_ROW) and not rows.has_before
-    # From the first old tuple on, all rows of the batch take memory in the columns of `before`.
+    # After the first old tuple, every row of the batch takes memory in the columns of `before`.
     if is_first_old:
         held += rows.side_fixed * (row + 1)
     if (
@@ -275,7 +274,7 @@ cdef Status finish_row(
     return DONE
 
 
-# Count a row, and store what stands beside its tuples.
+# Count a row, and store the columns beside its tuples.
 cdef void put_row(Reader self, Rows *rows, uint8_t flags, const Frame *frame) noexcept nogil:
     cdef const uint64_t *lsn = NULL
     if self.lsns != NULL:
@@ -284,7 +283,7 @@ cdef void put_row(Reader self, Rows *rows, uint8_t flags, const Frame *frame) no
     self.stream.seq += 1
 
 
-# Undo a row that is not counted, and return `status`.
+# Undo a row that was not counted, and return `status`.
 cdef Status give_up(
     Reader self, Rows *rows, Status status, int64_t bytes_before, int64_t unchanged_before
 ) noexcept nogil:
@@ -298,8 +297,7 @@ cdef Status give_up(
     return status
 
 
-# Pass over a row of a table that is not wanted. It is checked as other rows are, and has its number
-# in the transaction.
+# Check a row of a table that is not decoded. The row is not stored, but counts in `seq`.
 cdef Status pass_over(
     Reader self, Rows *rows, const Frame *frame, uint8_t tag, uint8_t marker, Py_ssize_t position
 ) noexcept nogil:
@@ -319,8 +317,8 @@ cdef Status pass_over(
     return DONE
 
 
-# Read the columns of a tuple. `old` is the place of the old row's tuple, from which values that
-# were not sent are taken; 0 if there is none.
+# Read the columns of a tuple. `old` is the position of the old tuple, which fills values that were
+# not sent; 0: leave them null.
 cdef inline Status read_tuple(
     Reader self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *position, Py_ssize_t old
 ) noexcept nogil:
@@ -337,8 +335,8 @@ cdef inline Status read_tuple(
     return read_rest(self, rows, side, frame, position, column, old)
 
 
-# Read the columns of a tuple from `column` on, at which the loop over usual values has stopped: its
-# value is unusual or malformed.
+# Read the columns of a tuple from `column` on. The loop over usual values stopped there, at a value
+# that is unusual or malformed.
 cdef Status read_rest(
     Reader self, Rows *rows, Side *side, const Frame *frame, Py_ssize_t *position, Column *column,
     Py_ssize_t old,
@@ -395,14 +393,14 @@ cdef Status read_rest(
     return DONE
 
 
-# The status for a converter's result; FAULT stands for a value that is unusual to it.
+# Return the status for a converter's result. FAULT means that the value is unusual.
 cdef inline Status status_of(int result) noexcept nogil:
     if result == PGF_DONE:
         return DONE
     return NO_MEMORY if result == PGF_NO_MEMORY else FULL if result == PGF_FULL else FAULT
 
 
-# Store a value of any type, by its converter or, if that finds it unusual, by the field's function.
+# Store a value with its converter. If it is unusual, store it with the field's function in Python.
 cdef Status store_value(
     Reader self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
     bint binary, const Frame *frame,
@@ -413,7 +411,7 @@ cdef Status store_value(
     cdef Status status
     if code == FORM:
         code = column.form_codes[0 if binary else 1]
-        # `before` and `after` have one schema, so that the form of `after` is that of both.
+        # `before` and `after` have the same schema: the form of `after` applies to both.
         form = &rows.after.columns[c].form
         if form[0] != (AS_BINARY if binary else AS_TEXT):
             if form[0] != UNDECIDED:
@@ -431,7 +429,7 @@ cdef Status store_value(
     return status
 
 
-# Store a column that was not sent: as null, or with its value in the old row.
+# Store a column that was not sent: its value in the old row, or null.
 cdef Status unsent(
     Reader self, Rows *rows, Side *side, int32_t c, const Frame *frame, Py_ssize_t at,
     Py_ssize_t old,
@@ -443,7 +441,7 @@ cdef Status unsent(
     if side == &rows.before:
         return unsent_before(self, c, at)
     if old > 0:
-        # This does not check bounds: the old row was read before the new one.
+        # No bounds are checked: the old tuple was read before.
         for _i in range(c):
             if data[position] == c't' or data[position] == c'b':
                 position += VALUE_HEAD + load_uint32(data + position + 1)
@@ -476,7 +474,7 @@ cdef Status unsent_before(Reader self, int32_t c, int64_t offset) noexcept with 
     return FAULT
 
 
-# Store a value as the field's function says, which is Python.
+# Store a value with the field's function in Python.
 cdef Status store_slowly(
     Reader self, Rows *rows, Column *column, int32_t c, const uint8_t *at, uint32_t length,
     bint binary, const Frame *frame,
@@ -518,7 +516,7 @@ cdef Status store_slowly(
     return status
 
 
-# Note the frame that comes next as an event. False: no memory.
+# Record the next frame as an event. Return False without memory.
 cdef bint event(
     Reader self, uint8_t tag, uint32_t xid, uint32_t subxid, uint64_t commit_lsn, uint64_t end_lsn,
     int64_t commit_time,

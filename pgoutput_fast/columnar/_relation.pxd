@@ -1,22 +1,23 @@
-# The rows of one version of a relation, as they are collected for its next batch.
+# Collect the rows of one version of a relation for its next batch.
 
 from libc.stdint cimport int32_t, int64_t
 
 from pgoutput_fast.columnar._columns cimport Column, LabelTable, Rows, Side
 
-# The type of a column that is utf8 or binary, by the format of its values in this batch.
+# The type of a column whose type follows its values: utf8 for text, binary for binary values.
+# Each batch decides it with the column's first value.
 cdef enum Form:
-    UNDECIDED  # no value so far
+    UNDECIDED  # the batch has no value yet
     AS_TEXT
     AS_BINARY
 
 
 cdef class RelationRows:
     cdef Rows rows
-    cdef object layout  # None: its rows are not wanted
+    cdef object layout  # None: the table is not decoded
     cdef object plan
     cdef list names
-    cdef list positions  # of the columns that are wanted
+    cdef list positions  # of the columns that are decoded
     cdef dict schemas  # positions of the columns that are binary → Schema
     cdef dict labels  # Labels → EnumTable
 

@@ -1,8 +1,8 @@
 # cython: annotation_typing=False, cdivision=True
-"""The rows of one version of a relation, as they are collected: the twin of ``_pure_relation.py``.
+"""Collect the rows of one version of a relation: the twin of ``_pure_relation.py``.
 
-Columns grow by realloc(). The values of a row are stored before it is known whether all of them are
-sound, and the row is counted afterwards; until then it can be undone.
+Columns grow by realloc(). A row is counted after its last value is stored. Until then, undo() can
+remove it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ cdef bint grow_side(Rows *rows, Side *side, int64_t capacity) noexcept nogil:
     return True
 
 
-# Make room for `capacity` rows in a column, which has room for as many as `before`.
+# Make room for `capacity` rows in a column that has room for `before` rows.
 cdef bint grow_column(
     Rows *rows, Column *column, int32_t c, int64_t before, int64_t capacity
 ) noexcept nogil:
@@ -62,7 +62,7 @@ cdef bint grow_column(
     return True
 
 
-# Give a column of `before` memory, as its first value comes: it is null in the rows up to `row`.
+# Allocate a column of `before` for its first value, in `row`. All rows before are null.
 cdef bint begin_column(Rows *rows, Column *column, int32_t c, int64_t row) noexcept nogil:
     if row > 0 and not grow_validity(column, 0, rows.before.capacity):
         return False
@@ -73,8 +73,7 @@ cdef bint begin_column(Rows *rows, Column *column, int32_t c, int64_t row) noexc
     return True
 
 
-# Make room in a validity bitmap. New bits are set, as a row is valid unless something clears its
-# bit.
+# Make room in a validity bitmap. Set all new bits: a row is valid until its bit is cleared.
 cdef bint grow_validity(Column *column, int64_t before, int64_t capacity) noexcept nogil:
     cdef int64_t used = (before + 7) // 8 if column.validity != NULL else 0
     if not grow(<void **> &column.validity, (capacity + 7) // 8):
@@ -92,14 +91,14 @@ cdef bint set_null(Column *column, Side *side, int64_t row) noexcept nogil:
     return True
 
 
-# Make room for a row on this side, and put nulls for the rows before it that have no tuple here.
+# Make room for `row` on a side, and append nulls for earlier rows without a tuple on this side.
 cdef bint make_ready(Rows *rows, Side *side, int64_t row) noexcept nogil:
     if side.capacity <= row and not grow_side(rows, side, rows.capacity):
         return False
     return pad(rows, side, row)
 
 
-# Put nulls for the rows up to `count` that have no tuple on this side.
+# Append nulls up to `count` rows, for rows without a tuple on this side.
 cdef bint pad(Rows *rows, Side *side, int64_t count) noexcept nogil:
     cdef Column *column
     cdef int32_t c
@@ -118,21 +117,21 @@ cdef bint pad(Rows *rows, Side *side, int64_t count) noexcept nogil:
     return True
 
 
-# A column that waits for its first value.
+# Reset a column to the state before its first value.
 cdef inline void forget_kind(Column *column) noexcept nogil:
     column.kind = 0
     column.code = SLOW
 
 
-# A column whose type depends on the format of its values may have another type in each batch.
+# Let the next batch decide the type of a FORM column anew.
 cdef inline void forget_form(Column *column) noexcept nogil:
     if column.codes[1] == FORM:
         column.form = UNDECIDED
         forget_kind(column)
 
 
-# Undo a row that was not finished: set its validity bits again, and forget the forms that it
-# decided. Its values are overwritten by the next row.
+# Undo a row that was not counted: set its validity bits again, and forget the forms that it
+# decided. The next row overwrites its values.
 cdef void undo(Rows *rows, Side *side) noexcept nogil:
     cdef int32_t c
     for c in range(rows.width):
@@ -218,7 +217,7 @@ cdef class RelationRows:
         forget_rows(&self.rows)
 
 
-# Forget all memory of the rows, which an arena has taken over or which was freed.
+# Forget the memory of the rows without freeing it: an arena owns it now, or it has been freed.
 cdef void forget_rows(Rows *rows) noexcept nogil:
     empty_side(rows, &rows.before)
     empty_side(rows, &rows.after)
@@ -296,7 +295,7 @@ cdef int shape_column(Column *column, object field) except -1:
     return 0
 
 
-# Fill in the part for a nested field or an enum, and the parts of its children.
+# Initialize the part of a nested field or an enum, and the parts of its children.
 cdef int make_part(RelationRows relation, Part *part, object field) except -1:
     cdef Py_ssize_t count = len(field.children)
     cdef Py_ssize_t i
@@ -318,7 +317,7 @@ cdef int make_part(RelationRows relation, Part *part, object field) except -1:
     part.type_id = field.type_id
     shape_column(&part.cell, field)
     part.cell.offsets = part.cell_ends
-    # The blocks of memory that an arena takes over for a part, in `before` and in `after`:
+    # For a part, the arena takes over seven blocks of memory in `before`, and seven in `after`:
     # validity, offsets, data, children, a dictionary and its two buffers.
     relation.rows.blocks += 2 * 7
     if field.labels is not None:
@@ -348,7 +347,7 @@ cdef void free_parts(Part *part) noexcept nogil:
 
 @cython.final
 cdef class EnumTable:
-    """The labels of an enum, which are looked up without the interpreter."""
+    """The labels of an enum, in a hash table that needs no interpreter."""
 
     cdef int fill(self, labels) except -1:
         cdef bytes label
@@ -387,7 +386,7 @@ cdef class EnumTable:
         self.forget()
 
 
-# Note for the row that comes next that a column was not sent (unchanged TOAST).
+# Record that the next row lacks a column, which was not sent (unchanged TOAST).
 cdef bint note_unchanged(Rows *rows, int32_t column) noexcept nogil:
     cdef int64_t i, room
     if rows.unchanged_ends == NULL:

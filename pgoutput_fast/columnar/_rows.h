@@ -1,8 +1,8 @@
-/* The loop that every row goes through: values of tuples are put into the columns of relations.
+/* The loop over rows: store the values of tuples in the columns of relations.
  *
- * It is C, because its speed depends on what the compiler keeps in registers. Values that take a
- * few instructions are stored in the loop itself, those that take longer by a call. Anything
- * unusual ends the loop, and is left to the caller.
+ * This is C, because its speed depends on what the compiler keeps in registers. The loop itself
+ * stores values that take a few instructions. Other values take a call. The loop stops at anything
+ * unusual, and the caller handles it.
  */
 #ifndef PGOUTPUT_FAST_ROWS_H
 #define PGOUTPUT_FAST_ROWS_H
@@ -11,21 +11,21 @@
 #include "_input.h"
 #include "_wire.h"
 
-/* Beside the results of converters: what comes is null, unchanged, or of another kind. */
+/* One more result, beside those of converters: the value is null, unchanged, or of another kind. */
 enum { PGF_NO_VALUE = -1 };
 
-/* The first eight bytes of a row, to be compared with a relation's pgf_header. */
+/* Load the first eight bytes of a row, to compare them with pgf_header of a relation. */
 static inline uint64_t pgf_load_header(const uint8_t *at)
 {
     return UINT64_C(0xFF) << 56 | pgf_load8(at);
 }
 
-/* The next two put the value at *at into `row` of its column, by the converter `code`, and move *at
- * behind it. The result is PGF_DONE; or PGF_NO_VALUE, or why the converter has left the column as
- * it was. Inlined with a constant as `code`, all that is left of them is this converter.
+/* pgf_take_sized and pgf_take_any store the value at *at in `row` of its column with the converter
+ * `code`, move *at behind the value, and return PGF_DONE. Any other result means that the column
+ * has not changed. Inlined with a constant `code`, they compile to this converter alone.
  */
 
-/* A binary value of `size` bytes: its kind and its length are compared in one look. */
+/* Store a binary value of `size` bytes. One comparison checks its kind and its length. */
 static PGF_INLINE int pgf_take_sized(
     pgf_column *column, uint8_t code, uint32_t size, int64_t row, const uint8_t **at,
     const uint8_t *end)
@@ -40,7 +40,7 @@ static PGF_INLINE int pgf_take_sized(
     return status;
 }
 
-/* A value of any length, which is left in *length. */
+/* Store a value of any length. Put the length, in bytes, into *length. */
 static PGF_INLINE int pgf_take_any(
     pgf_column *column, uint8_t code, uint8_t kind, int64_t row, const uint8_t **at,
     const uint8_t *end, const uint8_t *floor, const uint8_t *ceiling, uint32_t *length)
@@ -58,7 +58,7 @@ static PGF_INLINE int pgf_take_any(
     return status;
 }
 
-/* Store null. 0: the column has no validity bitmap yet, which the caller has to make. */
+/* Store null. Return 0 if the column has no validity bitmap yet: the caller makes it. */
 static PGF_INLINE int pgf_take_null(pgf_column *column, int64_t row)
 {
     if (!column->validity)
@@ -67,12 +67,12 @@ static PGF_INLINE int pgf_take_null(pgf_column *column, int64_t row)
     return 1;
 }
 
-/* Put the values from `at` on into `row` of the columns from *next on, up to the last column, or to
- * a value that is unusual or malformed. The result is where the next value is, and *next its
- * column.
+/* Store the values from `at` on in `row` of the columns from *next on. Stop behind the last
+ * column, or at a value that is unusual or malformed. Return where the next value is, and set
+ * *next to its column.
  *
- * Only bytes between `at` and `end` are read, except by loads of 16 bytes, which keep to `floor`
- * and `ceiling`. *bytes grows by the sizes of variable values.
+ * This reads the bytes from `at` to `end`. Loads of 16 bytes may read from `floor` to `ceiling`.
+ * *bytes grows by the sizes of variable values.
  */
 static PGF_INLINE const uint8_t *pgf_take_values(
     pgf_column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
@@ -84,8 +84,8 @@ static PGF_INLINE const uint8_t *pgf_take_values(
         uint32_t length;
         int status;
         switch (column->code) {
-/* Each converter that rows are full of is compiled into the loop by itself. Its case goes on with
- * the next column, or leaves the switch where no value was stored.
+/* The loop contains the code of each frequent converter. The case continues with the next column,
+ * or leaves the switch if no value was stored.
  */
 #define PGF_CASE_THAT_CONTINUES_OR_BREAKS(name, kind_taken, size, unstored) \
     case name: \
@@ -109,7 +109,7 @@ static PGF_INLINE const uint8_t *pgf_take_values(
         default:
             PGF_UNREACHABLE();
             /* fall through */
-        /* All others that there are: so the compiler leaves out the check of the code's range. */
+        /* With all codes as cases, the compiler leaves out the check of the code's range. */
 #define PGF_CASE(name) case name:
             PGF_RARE_CONVERTERS(PGF_CASE)
 #undef PGF_CASE
@@ -132,7 +132,7 @@ static PGF_INLINE const uint8_t *pgf_take_values(
     return at;
 }
 
-/* The same, not inlined: for tuples that are not in the loop over rows. */
+/* pgf_take_values, not inlined, for tuples outside the loop over rows. */
 static PGF_OUTLINE const uint8_t *pgf_take_more(
     pgf_column **next, int64_t row, const uint8_t *at, const uint8_t *end, const uint8_t *floor,
     const uint8_t *ceiling, int64_t *bytes)
@@ -140,7 +140,9 @@ static PGF_OUTLINE const uint8_t *pgf_take_more(
     return pgf_take_values(next, row, at, end, floor, ceiling, bytes);
 }
 
-/* Take a Begin. 0: it is malformed, or has an LSN or a time that its rows' columns can't hold. */
+/* Read a Begin. Return 0 if it is malformed, can't come now, or if columns cannot store its LSN or
+ * time.
+ */
 static inline int pgf_begin(pgf_stream *stream, const uint8_t *at, int64_t length)
 {
     if (length != PGF_BEGIN_end || stream->in_stream
@@ -157,7 +159,7 @@ static inline int pgf_begin(pgf_stream *stream, const uint8_t *at, int64_t lengt
     return 1;
 }
 
-/* Store what stands beside the tuples of a row, and count the row. `at` is its frame. */
+/* Store the columns beside the tuples of a row, and count the row. `at` is its frame. */
 static inline void pgf_put_beside(
     const pgf_stream *stream, pgf_rows *rows, uint8_t flags, const uint8_t *at,
     const uint64_t *lsn)
@@ -168,7 +170,7 @@ static inline void pgf_put_beside(
     else
         ((uint32_t *)rows->xids)[row] = stream->row_xid;
     if (stream->in_stream) {
-        /* TRUNCATE names its transaction in the same place. */
+        /* A Truncate has its xid at the same offset. */
         if (stream->wide)
             ((int64_t *)rows->subxids)[row] = pgf_load4(at + PGF_XID);
         else
@@ -183,18 +185,19 @@ static inline void pgf_put_beside(
     rows->count = row + 1;
 }
 
-/* Where the loop over rows has stopped inside a row. */
+/* Where the loop over rows stopped inside a row. */
 typedef struct {
     pgf_rows *rows; /* NULL: between rows */
-    pgf_column *column; /* the next one */
-    const uint8_t *at; /* where the value of that column is in the frame */
-    int64_t bytes; /* of the variable values in the columns before it */
+    pgf_column *column; /* the next column */
+    const uint8_t *at; /* the value of this column */
+    int64_t bytes; /* of the variable values in the columns before */
 } pgf_stop;
 
-/* Take frames from `i` on, as long as each is a Begin, or a row of a cached relation that has a new
- * tuple, no old one, and nothing unusual, and as long as there is room. The result is the index of
- * the first other frame, or `end`. If that frame is a row whose first columns are stored, *stop
- * says where to go on.
+/* Read frames from `i` on, and return the index of the first frame that is not read, or `end`.
+ *
+ * The loop reads a Begin, and a row of a cached relation with a new tuple and no old one. It stops
+ * at another frame, at an unusual value, and if there is no more room. If it stopped inside a row,
+ * *stop says where to continue.
  */
 static PGF_OUTLINE int64_t pgf_take_rows(
     pgf_stream *stream, const pgf_source *source, int64_t i, int64_t end, const uint64_t *lsns,
@@ -206,7 +209,7 @@ static PGF_OUTLINE int64_t pgf_take_rows(
     for (; i < end; i++) {
         pgf_frame frame;
         pgf_take_frame(source, i, &frame);
-        /* Shorter and longer ones in one comparison. */
+        /* One comparison finds frames that are too short and too long. */
         if ((uint64_t)(frame.length - shortest) > PGF_MAX_FRAME - (uint64_t)shortest)
             break;
         uint8_t tag = frame.at[0];
