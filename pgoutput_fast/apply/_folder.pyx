@@ -1,9 +1,9 @@
 # cython: annotation_typing=False
 """Follow the rows of a table from change to change, compiled. The twin of ``_pure_folder.py``.
 
-The keys that were touched are *places*, found by a hash table with open addressing; the rows that
-are there are *tenants*, which a change of their key takes to another place. Neither is a Python
-object. A tenant whose row is deleted is used again.
+A `Place` is a key that a change touched. A hash table with open addressing finds it. A `Tenant` is
+a row, which moves to another place if a change gives it another key. Neither is a Python object.
+The tenant of a deleted row is reused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ cdef enum:
     UNKNOWN = -1
 
 cdef enum:
-    # Changes whose keys are looked up together: while one waits for memory, the others do too.
+    # Changes whose keys are prefetched together, so that their accesses to memory overlap.
     TOGETHER = 32
 
 cdef extern from *:
@@ -56,33 +56,33 @@ assert (FITS, OCCUPIED, VACANT, UNKNOWN) == (
 )
 
 
-# A key: an integer, or so many bytes.
+# A key: `number`, or `size` bytes at `at`.
 cdef struct Key:
     int64_t number
     const uint8_t *at
     int64_t size
 
 
-# Each key of a large transaction takes a place and a tenant of so few bytes. A change's number has
-# 31 bits: see `MOST_CHANGES`.
+# Places and tenants are small, because a large transaction has one of each per key. The number of a
+# change has 31 bits: see `MOST_CHANGES`.
 cdef struct Place:
-    int64_t key  # the integer, or where its bytes begin, behind their number
+    int64_t key  # the integer, or the offset in Fold.bytes of the key's size and bytes
     uint32_t hash
-    int32_t tenant  # UNKNOWN: no row is there now
-    int32_t last
-    bint held
+    int32_t tenant  # UNKNOWN: no row has the key now
+    int32_t last  # the last change of the key
+    bint held  # whether the table had a row with the key before the first change
 
 
 cdef struct Tenant:
-    int32_t home  # the place where the table had the row; UNKNOWN for one that was inserted
-    int32_t row
-    int32_t origin
-    int32_t vector  # its sources, which it keeps when it is used again; or UNKNOWN
-    bint mixed  # whether these count
+    int32_t home  # the row's place before the first change; UNKNOWN for an inserted row
+    int32_t row  # the last change that sent values
+    int32_t origin  # the change that moved the row away from `home`, or deleted it
+    int32_t vector  # index of its sources, which a reused tenant keeps; or UNKNOWN
+    bint mixed  # whether the sources are valid: several changes sent the row's columns
 
 
 cdef class _Keys:
-    """The arrays of keys, as they are read without Python."""
+    """The arrays of keys, readable without the interpreter."""
 
     cdef const int64_t[::1] numbers
     cdef const uint8_t[::1] data
@@ -127,7 +127,22 @@ cdef inline uint64_t mixed(uint64_t value) noexcept nogil:
 
 @cython.final
 cdef class Fold:
-    __doc__ = "Goes through the changes of a table with a key."
+    __doc__ = """Follows the rows of a table with a key through its changes.
+
+    Parameters
+    ----------
+    width : int
+        The number of columns.
+    integers : bool
+        Whether keys are integers; otherwise they are bytes.
+
+    Attributes
+    ----------
+    truncated : bool
+        Whether the changes have truncated the table.
+    misfit : int
+        `FITS`; or `OCCUPIED` or `VACANT`, for the change that :meth:`add` returned.
+    """
 
     cdef readonly bint truncated
     cdef readonly int misfit
@@ -135,15 +150,15 @@ cdef class Fold:
     cdef bint integers
     cdef uint64_t seed
     cdef Growing places, tenants, bytes, vectors
-    # The tenant that is used next, and by its `home` those after it; UNKNOWN if there is none.
+    # The first free tenant. The `home` of a free tenant is the next free tenant; UNKNOWN: none.
     cdef int64_t spare
-    # Numbers of places, UNKNOWN where there is none; their number is a power of two.
+    # The hash table: numbers of places, or UNKNOWN. Its size is a power of two.
     cdef int32_t *table
     cdef uint64_t table_mask
 
     def __cinit__(self, Py_ssize_t width, bint integers):
         self.width, self.integers = width, integers
-        # Nobody who chooses keys shall know which of them meet in the table.
+        # A random seed, so that nobody can choose keys that collide.
         self.seed = int.from_bytes(os.urandom(8), "little")
         self.places.item, self.tenants.item = sizeof(Place), sizeof(Tenant)
         self.bytes.item, self.vectors.item = 1, sizeof(int32_t)
@@ -163,6 +178,29 @@ cdef class Fold:
         const int64_t[::1] moved_rows, object moved_keys,
         const int64_t[::1] unsent_rows, const int64_t[::1] unsent_columns,
     ):
+        """Add changes in stream order.
+
+        Parameters
+        ----------
+        first : int
+            The number of the first change; the others count on from there.
+        steps : numpy.ndarray of uint8, of shape (n,)
+            `INSERT`, `UPDATE` or `DELETE` for each change.
+        keys : Keys of n rows
+            The key of the row after each change; for a delete, the key of the deleted row.
+        moved_rows : numpy.ndarray of int64, of shape (m,)
+            The updates that have the row's old key, as ascending indexes of changes.
+        moved_keys : Keys of m rows
+            The old keys of these updates. They may equal the new keys.
+        unsent_rows, unsent_columns : numpy.ndarray of int64, of shape (k,)
+            Pairs of an update, as index, and a column that it did not send; sorted and unique.
+
+        Returns
+        -------
+        int
+            -1, or the index of the first change that does not fit the earlier ones. After such a
+            change, the fold can't be used any more.
+        """
         cdef _Keys now = keys_of(keys, self.integers, steps.shape[0])
         cdef _Keys before = keys_of(moved_keys, self.integers, moved_rows.shape[0])
         cdef Py_ssize_t i, count = steps.shape[0]
@@ -207,13 +245,14 @@ cdef class Fold:
         return i
 
     def truncate(self):
+        """Drop all rows: the table is empty, and what it had before does not matter."""
         self.truncated = True
         self.places.count = self.tenants.count = self.bytes.count = self.vectors.count = 0
         self.spare = UNKNOWN
         memset(self.table, 0xFF, (self.table_mask + 1) * sizeof(int32_t))
 
-    # The hashes of some keys. What is known of them is brought into the cache, as far as it lies
-    # where it is first looked for: the table, the place, its tenant.
+    # Hash the keys from `first` to `end`, and prefetch the first slot of the hash table, its place
+    # and the place's tenant.
     cdef void look_ahead(
         self, _Keys keys, Py_ssize_t first, Py_ssize_t end, uint64_t *hashes
     ) noexcept nogil:
@@ -278,7 +317,7 @@ cdef class Fold:
         (<Place *> self.places.at)[place].last = number
         return self.sent(tenant, number, unsent, count)
 
-    # The place of a key at which a row is; -1, and `fault` says why, if there is none.
+    # Return the place of a key that has a row. Without a row, return -1 and set `fault`.
     cdef inline int64_t there(self, Key key, uint64_t hash, int *fault) noexcept nogil:
         cdef int64_t tenant, place = self.find(key, hash)
         if place < 0 and not self.truncated:
@@ -366,7 +405,7 @@ cdef class Fold:
         memcpy(&size, at, sizeof(size))
         return size == key.size and (size == 0 or memcmp(at + sizeof(size), key.at, size) == 0)
 
-    # -1: no memory.
+    # Return -1 without memory.
     cdef int64_t new_place(self, Key key, uint64_t hash, bint held) noexcept nogil:
         cdef Place *place
         cdef int64_t number = self.places.count
@@ -410,7 +449,7 @@ cdef class Fold:
             self.enter(i, (<Place *> self.places.at)[i].hash)
         return 0
 
-    # -1: no memory.
+    # Return -1 without memory.
     cdef int64_t new_tenant(self, int64_t home) noexcept nogil:
         cdef int64_t number = self.spare
         cdef Tenant *tenant
@@ -428,6 +467,7 @@ cdef class Fold:
         return number
 
     def widen(self, Py_ssize_t width):
+        """Add columns, which no change has sent so far."""
         cdef Growing wider
         cdef Place *place
         cdef Tenant *tenant
@@ -435,7 +475,7 @@ cdef class Fold:
         cdef Py_ssize_t i, column
         memset(&wider, 0, sizeof(Growing))
         wider.item = sizeof(int32_t)
-        # Those of tenants that are used again are not kept.
+        # Drop the sources that reused tenants keep.
         for i in range(<Py_ssize_t> self.tenants.count):
             tenant = <Tenant *> self.tenants.at + i
             if not tenant.mixed:
@@ -460,6 +500,10 @@ cdef class Fold:
         self.vectors, self.width = wider, width
 
     def followed(self):
+        """Return the result for each key, in the order in which changes first touched the keys.
+
+        Keys that the table had neither before nor after the changes are left out.
+        """
         cdef Place *place
         cdef Tenant *tenant
         cdef Py_ssize_t i, count = 0, mixed_count = 0
@@ -498,11 +542,25 @@ cdef class Fold:
         )
 
 
-# Two hashes of each row's bytes, that nobody can foresee.
+# Random seeds, so that nobody can choose rows that collide.
 _SEEDS = np.frombuffer(os.urandom(16), np.uint64)
 
 
 def digests(const uint8_t[::1] data, const int64_t[::1] ends):
+    """Return a hash of 128 bits for each row. Rows with the same bytes have the same hash.
+
+    The probability that any two of a billion different rows have the same hash is below 1 in 10^20.
+    The seed is random for each process.
+
+    Parameters
+    ----------
+    data, ends : numpy.ndarray
+        The rows' bytes, in the form of `Keys`.
+
+    Returns
+    -------
+    numpy.ndarray of uint64, of shape (n, 2)
+    """
     cdef Py_ssize_t count = ends.shape[0] - 1, i
     result = np.empty((count, 2), np.uint64)
     cdef uint64_t[:, ::1] at = result
@@ -519,7 +577,7 @@ def digests(const uint8_t[::1] data, const int64_t[::1] ends):
 
 
 cdef inline uint64_t hash_of(const uint8_t *at, int64_t size, uint64_t seed) noexcept nogil:
-    # Mixed by itself: a row may begin with a length, which would cancel the size out.
+    # Mix the size alone: a row may begin with a length, and the xor would cancel the size.
     cdef uint64_t word, hash = mixed(seed ^ <uint64_t> size)
     while size >= 8:
         memcpy(&word, at, 8)
