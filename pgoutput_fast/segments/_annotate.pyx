@@ -1,7 +1,8 @@
 # cython: annotation_typing=False, cdivision=True
-"""What stands beside each frame in a segment, compiled. The twin of ``_pure_annotate.py``.
+"""Compute the values of the other columns for each frame of a segment.
 
-`annotate` makes it for a stream. `check` compares it with what a file has.
+The twin of ``_pure_annotate.py``. `annotate` computes the values for a stream. `check` compares
+them with the columns of a file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pgoutput_fast.protocol._wire cimport (
 
 
 cdef class _Buffers:
-    """The memory of arrays, for as long as it is written to."""
+    """The buffers of arrays, locked while this object lives."""
 
     cdef Py_buffer views[10]
     cdef int count
@@ -34,7 +35,7 @@ cdef class _Buffers:
             PyBuffer_Release(&self.views[i])
 
 
-# Where a stream is: the transaction that is open, and the end of the last one.
+# The state of a stream between two frames: its open transaction, and the end LSN before it.
 cdef struct Place:
     uint64_t lsn, end_lsn
     int64_t time, next_seq
@@ -42,7 +43,8 @@ cdef struct Place:
     bint is_open
 
 
-# Go on by one frame, whose seq goes to `seq`. What is wrong with it; NULL if nothing is.
+# Advance by one frame, and store its seq: -1 for a frame without rows. Return what is wrong with
+# the frame, or NULL.
 cdef const char *step(
     Place *place, uint8_t tag, const uint8_t *frame, int64_t length, int64_t *seq
 ) noexcept nogil:
@@ -82,7 +84,7 @@ cdef const char *step(
     elif tag == c'T':
         if length < TRUNCATE_RELATION_IDS:
             return b"too short"
-        # A negative count is a large one here, for which no frame is long enough.
+        # Unsigned: a negative count is larger than any frame.
         if load_uint32(frame + TRUNCATE_RELATION_COUNT) > (length - TRUNCATE_RELATION_IDS) // 4:
             return b"too short"
         seq[0] = place.next_seq
@@ -95,7 +97,7 @@ cdef const char *step(
 def annotate(
     data: Any, offsets: Any, open_: tuple[int, int, int, int] | None, uint64_t end_lsn
 ) -> tuple[tuple[Any, ...], list[tuple[int, int]], Any, Any, int, tuple[int, str] | None]:
-    """Go through frames of protocol version 1.
+    """Check frames of protocol version 1, and return the other columns' values for each frame.
 
     Parameters
     ----------
@@ -105,26 +107,26 @@ def annotate(
         Commit LSN, commit time, xid and the next seq of the transaction that is open before the
         first frame.
     end_lsn : int
-        The end of the last transaction before it.
+        The end LSN of the last transaction before the first frame.
 
     Returns
     -------
     tuple of arrays
-        commit_lsn uint64[n], commit_time int64[n], xid uint32[n], seq int64[n], in which -1 stands
-        for none, and within uint8[n]: whether the frame is one of a transaction.
+        commit_lsn uint64[n], commit_time int64[n], xid uint32[n], seq int64[n] and within uint8[n].
+        A seq of -1 stands for null. `within` says whether the frame belongs to a transaction.
     list of (int, int)
         Index and tag of each Relation and Type, and of each message outside of transactions.
     int64[k]
         Indices of the Commits.
     (int, int, int, int) or None
-        The transaction that is open behind the last frame.
+        The transaction that is open after the last frame.
     int
-        The end of the last transaction, or the LSN of a message behind it.
+        The end LSN of the last transaction, or the LSN of a later message.
     (int, str) or None
-        The first frame that is out of place or too short, and what is wrong with it; nothing behind
-        it was looked at.
+        Index of the first frame that is out of place or too short, and what is wrong with it. The
+        frames after it are not checked.
     """
-    import numpy as np  # not needed to check a file
+    import numpy as np  # here, as `check` does not need it
 
     cdef _Buffers buffers = _Buffers()
     cdef Py_ssize_t i = 0, count = len(offsets) - 1, commits = 0
@@ -173,11 +175,11 @@ def annotate(
 
 
 cdef enum:
-    # Relations are counted here by their last bits before they are added to the counts in Python.
+    # Slots that count without Python. The last bits of a relation's OID are the number of its slot.
     SLOTS = 256
 
 
-# What came of a relation since its slot was added to the counts.
+# The changes of a relation since its slot was last added to the counts.
 cdef struct Counts:
     uint32_t relation_id
     bint is_used
@@ -185,7 +187,7 @@ cdef struct Counts:
     uint64_t first_commit_lsn, last_commit_lsn
 
 
-# What came of the relations of a file in one record batch.
+# Counts the changes of each relation in one record batch of a file.
 cdef class _Relations:
     cdef Counts slots[SLOTS]
     cdef object counter
@@ -195,7 +197,7 @@ cdef class _Relations:
         self.counter = counter
         self.counts = counter.counts
 
-    # Take the relations of a frame that `step` took. What is wrong with them; NULL if nothing is.
+    # Count a frame that `step` has accepted. Return what is wrong with its relations, or NULL.
     cdef const char *take(
         self, uint8_t tag, const uint8_t *frame, int64_t length, uint64_t commit_lsn
     ) except? NULL:
@@ -231,7 +233,7 @@ cdef class _Relations:
                 slot.size += length
         return NULL
 
-    # Add a slot to the counts of its relation, and empty it.
+    # Add a slot to the counts of its relation, and clear the slot.
     cdef int add(self, Counts *slot) except -1:
         cdef list found
         if slot.is_used and slot.changes + slot.truncates:
@@ -256,7 +258,7 @@ cdef inline bint is_valid(const uint8_t *bits, Py_ssize_t i) noexcept nogil:
     return bits == NULL or (bits[i >> 3] >> (i & 7)) & 1
 
 
-# Whether a column has a value, or none, as it must.
+# Return whether a column has the expected value, or the expected null.
 cdef inline bint is_same(const uint8_t *bits, Py_ssize_t i, bint has_value, bint is_equal) noexcept:
     return is_equal if is_valid(bits, i) and has_value else is_valid(bits, i) == has_value
 
@@ -276,29 +278,30 @@ def check(
     Parameters
     ----------
     count : int
-        The number of its rows.
+        The number of rows.
     columns : tuple of buffer
-        Its columns commit_lsn, commit_time, xid and seq. All buffers have to be long enough.
+        The columns commit_lsn, commit_time, xid and seq. All buffers have to be long enough.
     valid : tuple of buffer or None
-        The validity bitmap of each; None if all values are valid.
+        The validity bitmap of each column; None if all values are valid.
     data, offsets : buffer
-        Its column data.
+        The column data.
     place_ : tuple
-        Where the file is before it: as `annotate` has them the transaction that is open (None if
-        none is) and the end of the last one; and what the first frame has to be that announces
-        nothing: "any", "begin" (of a transaction that goes on), or "begin or any" (of which nothing
-        tells whether it goes on), or None if it came before. A next seq of -1 stands for any.
+        The state of the file before the batch, three values. The first two are the open transaction
+        (or None) and the end LSN of the last transaction, as in `annotate`; a next seq of -1 allows
+        any seq. The third says what the first frame that is no Relation or Type has to be: "begin"
+        in a further part of a segment, "begin or any" in a file whose part is unknown, else "any".
+        It is None once that frame has come.
     counter : LayoutCounter
-        What came in the file; what comes in the batch is added.
+        Counts the changes of the file. The changes of the batch are added.
     is_snapshot : bool
-        Whether the file is one of a snapshot, of which rows of one transaction have no xid.
+        Whether the file belongs to a snapshot. Its rows belong to one transaction without an xid.
 
     Returns
     -------
     tuple
-        `place_` behind the batch.
+        `place_` after the batch.
     (int, str) or None
-        As of `annotate`.
+        As `annotate`.
     """
     cdef _Buffers buffers = _Buffers()
     cdef Py_ssize_t i = 0
