@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""Take frames out of what libpq has received. The twin of ``_pure_libpq_frames.py``."""
+"""Take frames from libpq's buffer of received data. The twin of ``_pure_libpq_frames.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pgoutput_fast._loads cimport load_uint64
 
 from ..protocol.copydata import XLOG_DATA, XLOG_DATA_TAG
 
-# The header of XLogData, as pgoutput_fast.protocol.copydata describes it.
+# Offsets in the header of XLogData. protocol/copydata.py describes the header.
 cdef enum:
     DATA_START = 1
     WAL_END = 9
@@ -40,10 +40,10 @@ ctypedef void (*FreeMemory)(void *) noexcept nogil
 
 @functools.cache
 def _functions() -> tuple[int, int, int] | None:
-    """The addresses of these functions in the libpq that psycopg was compiled with.
+    """Return the addresses of these functions in the libpq that psycopg was compiled with.
 
-    None if they are not found: the methods of psycopg do the same, and make three objects for each
-    frame.
+    Return None if they are not found. The methods of psycopg do the same, but make three objects
+    for each frame.
     """
     module = sys.modules[pq.PGconn.__module__]
     if pq.__impl__ not in ("binary", "c"):
@@ -60,9 +60,9 @@ def _functions() -> tuple[int, int, int] | None:
 
 @cython.final
 cdef class _Source:
-    """Gives messages of CopyData, one after the other, from a connection of libpq.
+    """Reads CopyData messages, one after the other, from a connection of libpq.
 
-    `at` and `length` tell the last one until the next call.
+    `at` and `length` are the last message. They are valid until the next call of next().
     """
 
     cdef object pgconn, get_copy_data
@@ -102,7 +102,7 @@ cdef class _Source:
             self.free(self.message)
             self.message = NULL
 
-    # Go on to the next message: whether it is XLogData.
+    # Read the next message. Return whether it is XLogData.
     cdef bint next(self) except -1:
         while True:
             self.forget()
@@ -133,7 +133,7 @@ cdef class _Source:
         self.reads = self.drain
         return self.length >= HEADER_SIZE and self.at[0] == c'w'
 
-    # Refuse to go on where a signal's handler has closed it: making objects may run one.
+    # Raise an error if a signal handler has closed the connection. Making objects may run handlers.
     cdef int check(self) except -1:
         if self.connection != NULL and self.pgconn.pgconn_ptr is None:
             self.connection = NULL
@@ -146,7 +146,7 @@ cdef class _Source:
         self.error = psycopg.OperationalError(f"{what}: {said}")
         return 0
 
-    # The last message, which is no XLogData; or the error.
+    # Return the last message, which is not XLogData, or the error.
     cdef object other(self):
         if self.error is not None:
             return self.error
@@ -154,23 +154,26 @@ cdef class _Source:
 
 
 def take_copy_data(pgconn: Any, list frames, Py_ssize_t most, bint drain) -> tuple:
-    """Take XLogData from libpq until something else comes, or `most` bytes were taken.
+    """Take XLogData messages from libpq until another message comes, or `most` bytes were taken.
 
     Parameters
     ----------
     pgconn : psycopg.pq.PGconn
     frames : list
-        LSN, end of the WAL, send time and frame of each are appended.
+        A tuple is appended for each message: LSN, end of the WAL, send time in microseconds since
+        2000-01-01 UTC, and frame.
     most : int
+        Bytes, headers included. The last message may exceed them.
     drain : bool
-        Whether to have libpq read its socket where it has no more, until nothing comes: at once it
-        reads no more than its buffer holds or, with TLS, a record.
+        Whether to read the socket again each time libpq's buffer is empty, until nothing comes. One
+        read takes at most the size of libpq's buffer, or one TLS record.
 
     Returns
     -------
     (int, int, int, memoryview | psycopg.Error | None)
-        Bytes that were taken; their greatest LSN; what `get_copy_data` gave last: the length of the
-        last message, 0 or -1; and the message if it is no XLogData, or the error that ended it.
+        The bytes that were taken, and the greatest LSN. The last result of `get_copy_data`: the
+        length of the last message, 0 if no message has come, -1 at the end. The last message if it
+        is not XLogData, or the error of libpq's read.
     """
     cdef _Source source = _Source(pgconn, drain)
     cdef Py_ssize_t size = 0
@@ -204,13 +207,18 @@ def pack_copy_data(
     Parameters
     ----------
     pgconn, most, drain
-        As of `take_copy_data`.
+        As in `take_copy_data`.
     data : bytearray
         The frames are appended.
     ends : array of int64
-        The end of `data` behind each is appended.
+        The length of `data` after each frame is appended, in bytes.
     lsns : array of uint64
-        The LSN of each is appended.
+        The LSN of each frame is appended.
+
+    Raises
+    ------
+    TypeError
+        The items of `ends` or `lsns` do not have 8 bytes.
     """
     if ends.itemsize != sizeof(int64_t) or lsns.itemsize != sizeof(uint64_t):
         raise TypeError("arrays of 8 bytes an item are expected")
@@ -235,20 +243,26 @@ def pack_copy_data(
 
 
 def pack_copy_rows(pgconn: Any, bytearray data, Py_ssize_t most) -> int:
-    """Append what COPY TO sends to a buffer, until nothing has come or `most` bytes were appended.
+    """Append the data of a COPY TO to a buffer, until no more is there or `most` bytes were added.
 
-    Other Python threads run meanwhile. The connection must not be closed by them.
+    Other Python threads run meanwhile. They must not close the connection.
 
     Parameters
     ----------
     pgconn : psycopg.pq.PGconn
     data : bytearray
     most : int
+        Bytes. The last message may exceed them.
 
     Returns
     -------
     int
-        Above 0 if there may be more, 0 if it must be waited for, -1 at the end of the COPY.
+        Greater than 0: there may be more data now. 0: wait for the socket. -1: the COPY has ended.
+
+    Raises
+    ------
+    psycopg.Error
+        libpq cannot read the connection.
     """
     cdef _Source source = _Source(pgconn, True)
     cdef Py_ssize_t first = len(data), capacity = first + most, end = first
@@ -268,7 +282,7 @@ def pack_copy_rows(pgconn: Any, bytearray data, Py_ssize_t most) -> int:
     into = PyByteArray_AS_STRING(data)
     with nogil:
         length = take_rows(source, into, &end, capacity)
-    if length > 0 and end < capacity:  # a row that does not fit into what is left
+    if length > 0 and end < capacity:  # the last message does not fit into the buffer
         PyByteArray_Resize(data, end + length)
         memcpy(PyByteArray_AS_STRING(data) + end, source.message, length)
         end += length
@@ -279,8 +293,9 @@ def pack_copy_rows(pgconn: Any, bytearray data, Py_ssize_t most) -> int:
     return length
 
 
-# Copy messages into the buffer as long as they fit. Returns the length of the last one, which has
-# not been copied if it does not fit, or what libpq says where there is none.
+# Copy messages into the buffer as long as they fit. Return the length of the last message, which is
+# not copied if it does not fit. Without a message, return the result of PQgetCopyData, or -2 if
+# PQconsumeInput failed.
 cdef Py_ssize_t take_rows(
     _Source source, char *into, Py_ssize_t *end, Py_ssize_t capacity
 ) noexcept nogil:
