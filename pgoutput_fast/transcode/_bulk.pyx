@@ -1,5 +1,5 @@
 # cython: annotation_typing=False, cdivision=True
-"""Rows of COPY to Insert frames, and frames without their xids, compiled.
+"""Make Insert frames of rows of COPY, and cut xids out of frames, compiled.
 
 The twin is in ``_pure_bulk.py``.
 """
@@ -25,8 +25,8 @@ cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject **value, Py_ssize_t size) except -1
 
 cdef enum:
-    # A value of up to so many bytes, its length included, is copied as so many: a copy of a fixed
-    # size is two moves, while one of another size is a call.
+    # Bytes. A shorter value, including its length field, is copied as this many bytes: a copy of a
+    # fixed size takes two moves, a copy of a variable size takes a call.
     SHORT = 16
 
 cdef enum Fault:
@@ -37,9 +37,8 @@ cdef enum Fault:
     END
 
 
-# Bytes that are written first, and become a Python object when their number is known. To count them
-# before would mean to walk everything twice, and not to trust what another thread may change in
-# between.
+# A bytes object that is shortened after its contents are written. Computing the size in advance
+# would take a second walk, and another thread could change the input between both.
 @cython.final
 cdef class _Bytes:
     cdef PyObject *value
@@ -53,16 +52,16 @@ cdef class _Bytes:
     cdef void *at(self):
         return PyBytes_AS_STRING(<object> self.value)
 
-    # The first `size` bytes; what is behind them is given back.
+    # Shorten the object to `size` bytes, and return it.
     cdef bytes taken(self, Py_ssize_t size):
         _PyBytes_Resize(&self.value, size)
         return <bytes> self.value
 
 
-# Where reading and writing stand, and what was wrong.
+# The progress of reading and writing, and the first fault.
 cdef struct Rows:
     const uint8_t *end
-    const uint8_t *at  # the end of the rows that are done
+    const uint8_t *at  # the end of the last complete row
     const uint8_t *head
     Py_ssize_t head_length
     const uint8_t *formats
@@ -78,11 +77,33 @@ cdef struct Rows:
 
 
 def copy_rows(data: Any, start: int, head: bytes, formats: bytes) -> tuple[bytes, bytes, int, bool]:
-    """Insert frames of the rows behind byte `start` of `data`.
+    """Make Insert frames of rows in COPY's binary format.
 
-    `head` is what each frame begins with, the number of columns included. Returns the frames, their
-    offsets as int64, the byte of `data` behind the last row that was used, and whether COPY's
-    trailer was reached.
+    Parameters
+    ----------
+    data : buffer
+    start : int
+        The byte of `data` at which the first row begins.
+    head : bytes
+        The beginning of each frame, up to the number of columns inclusive.
+    formats : bytes
+        For each column the kind byte of its values, "t" or "b".
+
+    Returns
+    -------
+    bytes
+        The frames.
+    bytes
+        Their offsets as int64[n + 1].
+    int
+        The byte of `data` behind the last complete row, or behind COPY's trailer.
+    bool
+        Whether COPY's trailer was reached.
+
+    Raises
+    ------
+    PgOutputError
+        A row is malformed, or its frame would be too long.
     """
     cdef Py_buffer view
     cdef Rows rows
@@ -103,8 +124,8 @@ def copy_rows(data: Any, start: int, head: bytes, formats: bytes) -> tuple[bytes
     try:
         size = view.len - from_byte
         # A row has at least its count and the lengths of its columns. A frame is longer than its
-        # row by the head, which has the count too, and by the kinds of the columns; one more may be
-        # begun and be cut off.
+        # row by the head without the count, and by one byte for the kind of each column. One more
+        # row may be cut off after its frame was begun.
         most_rows = size // (2 + 4 * rows.width)
         most = size + (most_rows + 1) * (rows.head_length - 2 + rows.width) + SHORT
         expect_memory(most + 8 * most_rows)
@@ -160,8 +181,8 @@ cdef void transcode(Rows *rows) noexcept nogil:
         rows.offsets[rows.count] = made - rows.made
 
 
-# Write the frame of a row whose count was read; where it ends, NULL if the row is cut off or has a
-# fault. `row` moves to its end.
+# Write the frame of a row, behind the row's count, and move `row` to its end. Return the end of the
+# frame; NULL: the row is cut off or has a fault.
 cdef inline uint8_t *take_row(Rows *rows, const uint8_t **row, uint8_t *frame) noexcept nogil:
     cdef const uint8_t *at = row[0]
     cdef const uint8_t *end = rows.end
@@ -188,7 +209,7 @@ cdef inline uint8_t *take_row(Rows *rows, const uint8_t **row, uint8_t *frame) n
         if end - at - 4 < length:
             return NULL
         made[0] = rows.formats[column]
-        # COPY and frames write the length alike, so it is copied together with the value.
+        # COPY and frames have the same length field: copy it together with the value.
         if length <= SHORT - 4 and end - at >= SHORT:
             memcpy(made + 1, at, SHORT)
         else:
@@ -208,10 +229,27 @@ cdef void set_fault(
 
 
 def cut_xids(data: Any, offsets: Any, lengths: bytes) -> tuple[bytes, bytes]:
-    """The frames between `offsets` without their xids, and their offsets as int64.
+    """Cut the xids out of frames.
 
-    `lengths` has a byte for each tag: the length of the xid behind it, or 255 if frames with that
-    tag are refused.
+    Parameters
+    ----------
+    data : buffer
+    offsets : int64[n + 1]
+    lengths : bytes
+        For each tag the length of the xid behind it, in bytes. 255: frames with this tag are
+        refused.
+
+    Returns
+    -------
+    bytes
+        The frames without their xids.
+    bytes
+        Their offsets as int64[n + 1].
+
+    Raises
+    ------
+    DecodeError
+        A frame is too short, or its tag is refused.
     """
     cdef Py_buffer view, numbers
     cdef bytes table = lengths
@@ -246,7 +284,7 @@ def cut_xids(data: Any, offsets: Any, lengths: bytes) -> tuple[bytes, bytes]:
     return made.taken(to_ends[count]), ends.taken(8 * (count + 1))
 
 
-# The index of the first frame from which nothing can be cut, -1 if there is none.
+# Copy frames without their xids. Return the index of the first frame that is refused, or -1.
 cdef Py_ssize_t cut(
     const uint8_t *data, const int64_t *offsets, Py_ssize_t count, const uint8_t *lengths,
     uint8_t *made, int64_t *ends

@@ -18,11 +18,33 @@ _NULL = ord("n")
 
 
 def copy_rows(data: Any, start: int, head: bytes, formats: bytes) -> tuple[bytes, bytes, int, bool]:
-    """Insert frames of the rows behind byte `start` of `data`.
+    """Make Insert frames of rows in COPY's binary format.
 
-    `head` is what each frame begins with, the number of columns included. Returns the frames, their
-    offsets as int64, the byte of `data` behind the last row that was used, and whether COPY's
-    trailer was reached.
+    Parameters
+    ----------
+    data : buffer
+    start : int
+        The byte of `data` at which the first row begins.
+    head : bytes
+        The beginning of each frame, up to the number of columns inclusive.
+    formats : bytes
+        For each column the kind byte of its values, "t" or "b".
+
+    Returns
+    -------
+    bytes
+        The frames.
+    bytes
+        Their offsets as int64[n + 1].
+    int
+        The byte of `data` behind the last complete row, or behind COPY's trailer.
+    bool
+        Whether COPY's trailer was reached.
+
+    Raises
+    ------
+    PgOutputError
+        A row is malformed, or its frame would be too long.
     """
     with memoryview(data) as view:
         source = view.tobytes()
@@ -67,7 +89,7 @@ def _columns(
             refuse_copy("frame", at, length, column=column)
         if len(source) - at - 4 < length:
             return None
-        # COPY and frames write the length alike, so it is copied together with the value.
+        # COPY and frames have the same length field: copy it together with the value.
         made.append(kind)
         made += source[at : at + 4 + length]
         at += 4 + length
@@ -75,10 +97,27 @@ def _columns(
 
 
 def cut_xids(data: Any, offsets: Any, lengths: bytes) -> tuple[bytes, bytes]:
-    """The frames between `offsets` without their xids, and their offsets as int64.
+    """Cut the xids out of frames.
 
-    `lengths` has a byte for each tag: the length of the xid behind it, or 255 if frames with that
-    tag are refused.
+    Parameters
+    ----------
+    data : buffer
+    offsets : int64[n + 1]
+    lengths : bytes
+        For each tag the length of the xid behind it, in bytes. 255: frames with this tag are
+        refused.
+
+    Returns
+    -------
+    bytes
+        The frames without their xids.
+    bytes
+        Their offsets as int64[n + 1].
+
+    Raises
+    ------
+    DecodeError
+        A frame is too short, or its tag is refused.
     """
     with memoryview(data) as view:
         source = view.tobytes()
