@@ -24,7 +24,7 @@ static const pgf_power *pgf_powers_of_five;
 /* The most microseconds of an interval: its column has nanoseconds, as an int64. */
 #define PGF_MOST_MICROSECONDS INT64_C(9223372036854775)
 
-/* Stores a nested value; defined in _nested.h. */
+/* Store a nested value: see _nested.h. */
 static int pgf_pack_row(
     pgf_column *column, int64_t row, const uint8_t *at, size_t length, int binary,
     const uint8_t *floor, const uint8_t *ceiling);

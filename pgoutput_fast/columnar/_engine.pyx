@@ -49,7 +49,7 @@ cdef class ColumnEngine(Reader):
     Parameters
     ----------
     state : StreamState
-    options : pgoutput_fast.columnar.options.Options
+    options : pgoutput_fast.columnar.options.DecoderOptions
     """
 
     cdef readonly object state

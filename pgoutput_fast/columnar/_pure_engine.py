@@ -62,7 +62,7 @@ class ColumnEngine:
     Parameters
     ----------
     state : StreamState
-    options : pgoutput_fast.columnar.options.Options
+    options : pgoutput_fast.columnar.options.DecoderOptions
     """
 
     def __init__(self, state: StreamState, options: DecoderOptions) -> None:

@@ -170,13 +170,13 @@ cdef class Update(_Row):
 
     @property
     def old_kind(self):
-        """What `old` is: "K" the key, "O" the whole row, None if it was not sent."""
+        """The kind of `old`: "K" the key, "O" the whole row, None without an old row."""
         cdef uint8_t marker = marker_of(self)
         return None if marker == c'N' else chr(marker)
 
     @property
     def old(self):
-        """The row as it was, or its key: see `old_kind`."""
+        """The row before the update, or its key: see `old_kind`."""
         return None if marker_of(self) == c'N' else first_tuple(self, True)
 
     @property
@@ -201,12 +201,12 @@ cdef class Delete(_Row):
 
     @property
     def old_kind(self):
-        """What `old` is: "K" the key, "O" the whole row."""
+        """The kind of `old`: "K" the key, "O" the whole row."""
         return chr(marker_of(self))
 
     @property
     def old(self):
-        """The row as it was, or its key: see `old_kind`."""
+        """The deleted row, or its key: see `old_kind`."""
         return first_tuple(self, True)
 
 

@@ -210,12 +210,12 @@ class Update(_RowMessage):
 
     @property
     def old_kind(self) -> str | None:
-        """What `old` is: "K" the key, "O" the whole row, None if it was not sent."""
+        """The kind of `old`: "K" the key, "O" the whole row, None without an old row."""
         return None if self._old is None else chr(marker_of(self))
 
     @property
     def old(self) -> TupleData | None:
-        """The row as it was, or its key: see `old_kind`."""
+        """The row before the update, or its key: see `old_kind`."""
         return None if self._old is None else make_tuple(self, self._old)
 
     @property
@@ -239,12 +239,12 @@ class Delete(_RowMessage):
 
     @property
     def old_kind(self) -> str:
-        """What `old` is: "K" the key, "O" the whole row."""
+        """The kind of `old`: "K" the key, "O" the whole row."""
         return chr(marker_of(self))
 
     @property
     def old(self) -> TupleData:
-        """The row as it was, or its key: see `old_kind`."""
+        """The deleted row, or its key: see `old_kind`."""
         return make_tuple(self, self._old)
 
 
