@@ -578,6 +578,7 @@ cdef class ChangeBatch:
         Parameters
         ----------
         commit_lsn : int
+            LSN of the commit record.
         commit_time : int
             In microseconds since 2000-01-01 UTC.
 
@@ -622,14 +623,16 @@ cdef class ChangeBatch:
         Parameters
         ----------
         commit_lsn : int
+            Stored in all rows.
         commit_time : int
-            In microseconds since 2000-01-01 UTC.
+            Stored in all rows, in microseconds since 2000-01-01 UTC.
         first_seq : int
+            The `seq` of the first row.
 
         Raises
         ------
         PgOutputError
-            A row is an update or a delete.
+            ``unfit_input``: a row is an update or a delete.
         TypeError
             An argument is not an int.
         OverflowError
