@@ -79,7 +79,6 @@ def _group() -> click.Group:
                     ctx.fail(f"No such command {cmd_name!r}; did you mean {near[0]}?")
                 return None
             command: click.Command = _imported(cmd_name).command
-            command.context_class = StyledContext
             return command
 
         def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +15,56 @@ from ..changelog.consumers import Consumer, consumers, remove_consumer
 from ..errors import PgOutputError
 from ..segments.listing import contents, not_begun
 from ._consumer_positions import described_positions, tables_elsewhere
-from ._style import StyledContext
+from ._help import GroupWithExamples
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=GroupWithExamples,
+    examples=(
+        "pgoutput-fast consumers --dir captured list",
+        "pgoutput-fast consumers --dir captured add warehouse",
+        "pgoutput-fast consumers --dir captured remove warehouse",
+    ),
+)
 @click.option(
     "--dir",
     "directory",
     metavar="DIR",
-    required=True,
     type=click.Path(path_type=Path),
-    help="Directory of the change log.",
+    help="Directory of the change log. [required]",
 )
 @click.pass_context
-def command(context: click.Context, directory: Path) -> None:
+def command(context: click.Context, directory: Path | None) -> None:
     """List, add or remove the consumers of a change log.
 
     The change log keeps every segment that a consumer still needs, so remove a consumer that no
     longer reads.
     """
-    if not directory.is_dir():
-        raise not_begun(directory)
     context.obj = directory
 
 
-command.context_class = StyledContext
+def _with_directory(function: Callable[..., int]) -> Callable[..., int]:
+    """Pass the directory to a command of the group, which checks `--dir`.
+
+    If the group itself checked `--dir`, its commands would show no help without a directory.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **options: Any) -> int:
+        context = click.get_current_context()
+        directory = context.obj
+        if directory is None:
+            raise click.MissingParameter(ctx=context.parent, param=command.params[0])
+        if not directory.is_dir():
+            raise not_begun(directory)
+        return function(directory, *arguments, **options)
+
+    return called
 
 
-@command.command("list")
+@command.command("list", examples=("pgoutput-fast consumers --dir captured list --json",))
 @click.option("--json", "as_objects", is_flag=True, help="Print a JSON object per line.")
-@click.pass_obj
+@_with_directory
 def list_(directory: Path, as_objects: bool) -> int:
     """List consumers and how far they have read.
 
@@ -79,9 +101,9 @@ def list_(directory: Path, as_objects: bool) -> int:
     return 0
 
 
-@command.command()
+@command.command(examples=("pgoutput-fast consumers --dir captured add warehouse",))
 @click.argument("name")
-@click.pass_obj
+@_with_directory
 def add(directory: Path, name: str) -> int:
     """Add a consumer. It begins with the newest snapshot of each table, else with all changes."""
     if any(state.name == name for state in consumers(directory)):
@@ -97,9 +119,9 @@ def add(directory: Path, name: str) -> int:
     return 0
 
 
-@command.command()
+@command.command(examples=("pgoutput-fast consumers --dir captured remove warehouse",))
 @click.argument("name")
-@click.pass_obj
+@_with_directory
 def remove(directory: Path, name: str) -> int:
     """Remove a consumer. The change log then keeps no files for it."""
     remove_consumer(directory, name)

@@ -141,3 +141,11 @@ def test_positions_agree_with_those_of_inspect(
             assert any(
                 line.startswith("lake ") and line.endswith(tables) for line in shown.splitlines()
             )
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["add", "a"], ["remove", "a"]])
+def test_a_directory_has_to_be_given(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["consumers", *arguments]) == 2
+    assert "'--dir'" in capsys.readouterr().err
