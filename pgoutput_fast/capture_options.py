@@ -93,8 +93,8 @@ class CaptureOptions(StreamOptions):
 
     snapshot: Literal["never", "initial", "only"] = option(
         choice("never", "initial", "only"), "never",
-        "Whether to take snapshots of existing rows. initial includes tables that join the "
-        "publications later. With only, the capture ends after the snapshots.",
+        "Snapshot existing rows. initial includes tables that join the publications later. With "
+        "only, the capture ends after the snapshots.",
         flag=True,
     )  # fmt: skip
     create_slot: bool = option(
@@ -158,8 +158,8 @@ class CaptureOptions(StreamOptions):
         "Keep the schema history, types and tables by LSN, through a second connection.",
     )  # fmt: skip
     upload: str | None = option(
-        text(), None,
-        "Also copy the directory to s3://bucket/prefix. Credentials are found as the AWS SDK "
+        text("URL"), None,
+        "Also copy the change log to s3://BUCKET/PREFIX. Credentials are found as the AWS SDK "
         "finds them.",
         flag=True,
     )  # fmt: skip

@@ -109,9 +109,9 @@ def choice(*names: str) -> OptionKind:
     return OptionKind((str,), expected, str, names.__contains__, "|".join(names), names)
 
 
-def text() -> OptionKind:
+def text(metavar: str = "TEXT") -> OptionKind:
     """Return the kind of an option that takes any text, except an empty one."""
-    return OptionKind((str,), "a non-empty text", str, bool)
+    return OptionKind((str,), "a non-empty text", str, bool, metavar)
 
 
 def count(least: int = 0, most: int | None = None) -> OptionKind:
@@ -181,7 +181,8 @@ def option(
     default : object
         None: the option may be without a value.
     help : str
-        What the option does, as a sentence that stands alone.
+        What the option does. A command's help shows the first sentence, in one line with the
+        default. The reference has all sentences.
     flag : bool
         Whether the command has a flag for the option. The command's file may have every option.
     shown_default : str, optional

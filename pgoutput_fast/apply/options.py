@@ -65,7 +65,7 @@ _ICEBERG = OptionKind(
 )  # fmt: skip
 _PARTITIONS = OptionKind(
     (Mapping,), "a mapping of tables to one or several different columns",
-    _no_text, _are_columns, "TABLE=COLUMN,…",
+    _no_text, _are_columns, "TABLE=COLUMN",
 )  # fmt: skip
 
 
@@ -75,8 +75,9 @@ class TargetOptions(Options):
 
     policies: Policies | None = option(
         _POLICIES, None,
-        "Handle values that the target cannot store, such as infinity=null. numeric=20,4 stores "
-        "numerics without precision as decimals. A target remembers its policies.",
+        "Handle values that are refused; repeatable. The target refuses values that it cannot "
+        "store. infinity=null stores NULL for an infinite value. numeric=20,4 stores numerics "
+        "without precision as decimals. A target remembers its policies.",
         flag=True,
     )  # fmt: skip
     change_policies: bool = option(
@@ -86,21 +87,23 @@ class TargetOptions(Options):
     )  # fmt: skip
     keep: Keep | None = option(
         choice(*get_args(Keep)), None,
-        "Keep the rows of each table (state), its changes, or both. A target remembers this.",
+        "Rows (state), changes or both. parquet:DIR has only changes. A target remembers this.",
         flag=True,
-        shown_default="both; changes in parquet:DIR",
+        shown_default="both",
     )  # fmt: skip
     soft_deletes: str | None = option(
-        text(), None,
-        "Keep deleted rows, marked in this column with the commit time of the deletion. A new row "
-        "with the same key, or a new snapshot, removes the deleted row.",
+        text("COLUMN"), None,
+        "Keep deleted rows; this column gets the time. The time is that of the commit that deleted "
+        "the row, and NULL for other rows. A new row with the same key, or a new snapshot, removes "
+        "the deleted row.",
         flag=True,
     )  # fmt: skip
     duckdb_memory: int | None = option(
         byte_count(LEAST_MEMORY), None,
-        "Memory that DuckDB may use. The largest transaction has to fit.",
+        "Memory of DuckDB. The default is 1/4 of RAM, from 384MB to 4GB. The largest transaction "
+        "has to fit.",
         flag=True,
-        shown_default="1/4 of RAM, 384MB to 4GB",
+        shown_default="1/4 of RAM",
     )  # fmt: skip
     lock_timeout: float | None = option(
         seconds(zero=True), None,
@@ -109,7 +112,8 @@ class TargetOptions(Options):
     )  # fmt: skip
     partition_by: Mapping[str, Sequence[str]] | None = option(
         _PARTITIONS, None,
-        "Partition a new Delta state table. TABLE is schema.name.",
+        "Partition a new Delta state table. TABLE is schema.name. Separate several columns by "
+        "commas.",
         flag=True,
     )  # fmt: skip
     storage_options: Mapping[str, str] | None = option(
@@ -149,8 +153,9 @@ class SyncOptions(Options):
 
     interval: float = option(
         seconds(zero=True), 1.0,
-        "Time from the start of a window to the next.",
+        "Time between the starts of windows.",
         flag=True,
+        shown_default="1s",
     )  # fmt: skip
     tables: str | Sequence[str] | None = option(
         _TABLES, None,
@@ -160,8 +165,8 @@ class SyncOptions(Options):
     )  # fmt: skip
     on_error: OnError = option(
         choice("pause", "stop"), "pause",
-        "Pause a table that cannot go on, or stop. A table cannot go on if a value or a commit is "
-        "refused, or if changes are missing.",
+        "Pause a table that fails, or stop. A table fails if a value or a commit is refused, or if "
+        "changes are missing.",
         flag=True,
     )  # fmt: skip
     pause_bytes: int = option(

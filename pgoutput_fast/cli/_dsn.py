@@ -47,14 +47,15 @@ def server_command(
     )
     string = click.option(
         "--dsn",
+        metavar="DSN|URL",
         envvar="PGOUTPUT_FAST_DSN",
-        help="Connection string or URL. [default: PGOUTPUT_FAST_DSN, PGHOST, …]",
+        help="The server. [default: PGOUTPUT_FAST_DSN, PGHOST, …]",
     )
     file = click.option(
         "--dsn-file",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="File with the connection string; readable by its owner alone.",
+        help="File with the DSN; only its owner may read it.",
     )
     return lambda function: command(string(file(function)))
 
@@ -78,7 +79,9 @@ def publications_option(**options: Any) -> Callable[[_Command], _Command]:
             raise click.BadParameter(str(error), context, parameter) from error
         return names
 
-    return click.option("--publication", "publications", multiple=True, callback=checked, **options)
+    return click.option(
+        "--publication", "publications", multiple=True, metavar="NAME", callback=checked, **options
+    )
 
 
 _NOT_READY = frozenset({"42501", "42704", "53400", "55000"})

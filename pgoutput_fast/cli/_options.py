@@ -252,7 +252,7 @@ def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
         is_eager=True,
         expose_value=False,
         callback=read,
-        help="File with options, also those without a flag; a flag wins.",
+        help="File with any options; a flag overrides the file.",
     )
 
 

@@ -60,7 +60,7 @@ class ServiceOptions(Options):
         flag=True,
     )  # fmt: skip
     metrics_host: str = option(
-        text(), "127.0.0.1",
+        text("ADDRESS"), "127.0.0.1",
         "Address of the metrics. Anybody who can reach it can read them.",
         flag=True,
     )  # fmt: skip

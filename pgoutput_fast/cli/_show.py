@@ -50,7 +50,7 @@ Values = Literal["text", "typed"]
 values_option = click.option(
     "--values",
     type=click.Choice(get_args(Values)),
-    help="With --json: values as the server's text, or typed JSON. [default: text]",
+    help="Form of values with --json. [default: text]",
 )
 
 _OF_TRANSACTIONS = (

@@ -81,13 +81,12 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--engine",
             type=click.Choice(["local", "spark"]),
             default="local",
-            show_default=True,
-            help="Work in this process, or on Spark's executors.",
+            help="In this process, or with Spark. [default: local]",
         ),
         click.option(
             "--master",
             metavar="URL",
-            help="Spark's master. [default: from spark-submit, else local[*]]",
+            help="Master. [default: from spark-submit, else local[*]]",
         ),
         click.option(
             "--conf",

@@ -98,15 +98,18 @@ class _CaptureWatcher:
 @server_command(
     groups={
         "Server": "dsn dsn_file slot publications adopt_slot",
-        "What to capture": "directory snapshot until upload",
+        "What to capture": "snapshot",
+        "Target": "directory upload",
+        "Limits": "until",
         "Output": "metrics_port metrics_host log_format",
     },
     examples=(
-        "pgoutput-fast capture --slot shop --publication shop --out captured --snapshot initial",
+        """pgoutput-fast capture --dsn postgresql:///shop --slot s --publication p \\
+      --out captured --snapshot initial""",
         "pgoutput-fast capture --config capture.toml --out captured --until now",
     ),
 )
-@click.option("--slot", required=True, help="Replication slot that only this directory uses.")
+@click.option("--slot", metavar="NAME", required=True, help="Slot that only this change log uses.")
 @publications_option(required=True, help="Publication to read; repeatable.")
 @click.option(
     "--out",
@@ -114,13 +117,13 @@ class _CaptureWatcher:
     metavar="DIR",
     required=True,
     type=click.Path(),  # a text: as a Path, an empty text would be the current directory
-    help="Directory of the change log: a new one, or one to continue.",
+    help="Directory of the change log, new or to continue.",
 )
 @click.option(
     "--until",
     metavar="now|LSN",
     callback=checked_until,
-    help="End once all commits up to now are captured, or before an LSN.",
+    help="End with the commits up to now, or before an LSN.",
 )
 @options_from(CaptureOptions, ServiceOptions)
 @click.pass_context

@@ -18,8 +18,10 @@ from pgoutput_fast.demo.report import make_report
 from pgoutput_fast.demo.run import DemoProgress, Result, run
 from pgoutput_fast.errors import PgOutputError, printable
 from pgoutput_fast.html_page import write_page
+from pgoutput_fast.options import count
 
 from ._help import GroupedCommand
+from ._options import Value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,32 +138,32 @@ def _end(number: int, _frame: object) -> None:
     type=click.Choice(["spark", "local"]),
     default="spark",
     show_default=True,
-    help="Write Delta tables with Spark, or DuckDB tables without it.",
+    help="Write Delta with Spark, or DuckDB.",
 )
 @click.option(
     "--changes",
-    type=click.IntRange(_LEAST_CHANGES, _MOST_CHANGES),
+    type=Value(count(_LEAST_CHANGES, _MOST_CHANGES)),
     metavar="N",
-    help="Approximate number of changes of the demo's own tables; pgbench adds more. "
-    "[default: 500000, local: 20000]",
+    help="About N changes. [default: 500000, local: 20000]",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="New directory for change log and tables. [default: a temporary one]",
+    help="New directory. [default: a temporary one]",
 )
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("demo-report.html"),
     show_default=True,
-    help="Where to write the report.",
+    help="HTML report.",
 )
 def command(engine: str, changes: int | None, out: Path | None, report: Path) -> int:
     """Start a PostgreSQL server under load, sync its tables, kill the sync, start it again, and
     compare every row of the tables with the server's.
 
-    Exits with 1 and names the table if a table differs.
+    --changes counts changes of the demo's own tables; pgbench adds more. Exits with 1 and names
+    the table if a table differs.
     """  # noqa: D205 - click's help is one paragraph
     signal.signal(signal.SIGTERM, _end)
     # Keep ignoring SIGHUP if it is ignored, as under nohup.

@@ -31,9 +31,9 @@ _COLOURS = {"error": "error", "warning": "warning", "info": "heading"}
     ),
 )
 @publications_option(
-    help="Publication to examine; repeatable. [default: all of the database]",
+    help="Publication to examine; repeatable. [default: all]",
 )
-@click.option("--slot", help="Replication slot to examine.")
+@click.option("--slot", metavar="NAME", help="Replication slot to examine.")
 @click.option("--json", "as_object", is_flag=True, help="Print the report as a JSON object.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
 @click.pass_context

@@ -261,7 +261,8 @@ def _registry(_: click.Context, __: click.Parameter, path: Path | None) -> TypeR
     cls=GroupedCommand,
     groups={
         "What to print": "tables xids tags stats",
-        "How to print": "as_objects values full policies types history",
+        "How to print": "as_objects values full",
+        "With --values typed": "policies types history",
     },
     examples=(
         "pgoutput-fast inspect captured --stats",
@@ -279,31 +280,31 @@ def _registry(_: click.Context, __: click.Parameter, path: Path | None) -> TypeR
     "tables",
     multiple=True,
     metavar="PATTERN",
-    help="Only these tables: name or schema.name, with *, ? and [...]; repeatable.",
+    help="Only these tables, such as public.order*; repeatable.",
 )
 @click.option("--xid", "xids", multiple=True, type=int, help="Only this transaction; repeatable.")
 @click.option(
     "--tag",
     "tags",
     callback=_checked_tags,
-    help="Only messages with these tags, such as IUD; no rows of snapshots.",
+    help="Only these tags, such as IUD; no rows of snapshots.",
 )
 @click.option("--full", is_flag=True, help="Print long values whole.")
 @click.option(
     "--stats", is_flag=True, help="Print counts, tables and consumers instead of messages."
 )
-@policies_option("With --values typed: handle values that cannot be stored; repeatable.")
+@policies_option("Handle values that are refused; repeatable.")
 @click.option(
     "--types",
     metavar="FILE",
     type=click.Path(path_type=Path),
     callback=_registry,
-    help="With --values typed: users' types, written by TypeRegistry.to_json().",
+    help="Users' types, from TypeRegistry.to_json().",
 )
 @click.option(
     "--history",
     type=click.Choice(POLICIES),
-    help="With --values typed: how to read values near a type's alteration. [default: error]",
+    help="Values near an ALTER TYPE. [default: error]",
 )
 def command(
     paths: tuple[Path, ...],

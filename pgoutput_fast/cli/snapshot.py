@@ -44,7 +44,7 @@ _POLL = 0.2  # seconds between two checks for a finished snapshot
     multiple=True,
     required=True,
     metavar="SCHEMA.TABLE",
-    help='Table, as SQL names it (public."My Table") or by relation id; repeatable.',
+    help="Table, as SQL names it; repeatable.",
 )
 @click.option(
     "--wait",
@@ -56,7 +56,8 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
     """Ask a capture for new snapshots of tables.
 
     The running capture, or the next one, takes the snapshots. Consumers wait for the snapshot of a
-    table. Then they get a Truncate, the rows, and all changes since.
+    table. Then they get a Truncate, the rows, and all changes since. A table's name is in SQL's
+    form, such as public."My Table". A relation id is allowed too.
     """
     if not directory.is_dir() or not has_begun(directory):
         raise not_begun(directory)

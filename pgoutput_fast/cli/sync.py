@@ -64,10 +64,11 @@ _GROUPS = {
     "Output": "dry_run report metrics_port metrics_host log_format",
 }
 _EXAMPLES = (
-    "pgoutput-fast sync --dsn postgresql:///shop --slot s --publication p --to duckdb:shop.duckdb",
+    """pgoutput-fast sync --dsn postgresql:///shop --slot s --publication p \\
+      --to duckdb:shop.duckdb""",
     "pgoutput-fast sync --segments captured --to s3://bucket/lake --until now",
     "pgoutput-fast sync --segments captured --to parquet:files --until now",
-    "pgoutput-fast sync --config sync.toml --to lake --engine spark --master spark://host:7077",
+    "pgoutput-fast sync --config sync.toml --to lake --engine spark",
 )
 
 _log = logging.getLogger(__name__)
@@ -159,21 +160,20 @@ class _SyncWatcher:
 
 
 @server_command(groups=_GROUPS, examples=_EXAMPLES)
-@click.option("--slot", help="Replication slot that only this target uses.")
+@click.option("--slot", metavar="NAME", help="Replication slot that only this target uses.")
 @publications_option(help="Publication to read; repeatable.")
 @click.option(
     "--segments",
     metavar="DIR",
     type=click.Path(),
-    help="Change log of another capture, in place of a slot.",
+    help="Change log of another capture, not a slot.",
 )
 @click.option(
     "--to",
     "target",
-    metavar="duckdb:FILE|DIR|URL|parquet:DIR",
+    metavar="TARGET",
     required=True,
-    help="DuckDB file; directory or s3:// URL for Delta tables; or parquet: and either, for "
-    "Parquet files with only the changes.",
+    help="duckdb:FILE, DIR, URL, parquet:DIR.",
 )
 @spark_options
 @click.option(
@@ -181,13 +181,13 @@ class _SyncWatcher:
     "directory",
     metavar="DIR",
     type=click.Path(),
-    help="Change log of the slot. [default: TARGET.segments]",
+    help="Slot's change log. [default: TARGET.segments]",
 )
 @click.option(
     "--until",
     metavar="now|LSN",
     callback=checked_until,
-    help="End once the tables have all commits up to now, or before an LSN.",
+    help="End with the commits up to now, or before an LSN.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what sync would do, and write nothing.")
 @click.option(
@@ -213,8 +213,9 @@ def command(
     """Keep tables in DuckDB or Delta up to date with a server, each change exactly once.
 
     Each published table becomes two tables in the target: its changes, and its current rows. A
-    target parquet:DIR has only the changes. Sync reads a slot, or the change log of another
-    capture. If sync was killed, start it again.
+    target is duckdb:FILE, a directory or s3:// URL for Delta tables, or parquet:DIR for Parquet
+    files with only the changes. Sync reads a slot, or the change log of another capture. If sync
+    was killed, start it again.
 
     SIGTERM and Ctrl-C end sync after the current window. Exit codes: 0 success; 1 a lasting error;
     2 wrong usage; 3 success with --until, but tables are paused or stale; 75 a temporary error; 130

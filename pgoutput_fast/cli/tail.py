@@ -32,7 +32,7 @@ def _types(dsn: str) -> TypeRegistry:
 @server_command(
     examples=(
         "pgoutput-fast tail --dsn postgresql:///shop --publication shop",
-        "pgoutput-fast tail --publication shop --table 'public.order*' --json --values typed",
+        "pgoutput-fast tail --publication shop --table 'public.order*' --json",
     ),
 )
 @publications_option(required=True, help="Publication to read; repeatable.")
@@ -41,7 +41,7 @@ def _types(dsn: str) -> TypeRegistry:
     "tables",
     multiple=True,
     metavar="PATTERN",
-    help="Only these tables: name or schema.name, with *, ? and [...]; repeatable.",
+    help="Only these tables, such as public.order*; repeatable.",
 )
 @click.option("--json", "as_objects", is_flag=True, help="Print a JSON object per line.")
 @values_option

@@ -41,7 +41,7 @@ _INTERVAL = 5.0  # seconds between two lines of progress
     },
     examples=(
         "pgoutput-fast verify --publication shop --target duckdb:shop.duckdb",
-        "pgoutput-fast verify --publication shop --target lake --table public.orders --json",
+        "pgoutput-fast verify --publication shop --target lake --table public.orders",
     ),
 )
 @publications_option(required=True, help="Publication of the tables; repeatable.")
@@ -54,20 +54,20 @@ _INTERVAL = 5.0  # seconds between two lines of progress
 @click.option(
     "--segments",
     metavar="DIR",
-    help="Change log that sync reads. [default: TARGET.segments if it exists]",
+    help="Change log. [default: TARGET.segments]",
 )
 @click.option(
     "--table",
     "tables",
     multiple=True,
     metavar="SCHEMA.TABLE",
-    help='Only this table, as SQL names it: public."My Table"; repeatable.',
+    help="Only this table; repeatable.",
 )
 @click.option(
     "--exclude",
     multiple=True,
     metavar="SCHEMA.TABLE.COLUMN",
-    help="Column to leave out, as SQL names it; repeatable.",
+    help="Column to leave out; repeatable.",
 )
 @click.option(
     "--timeout",
@@ -75,7 +75,7 @@ _INTERVAL = 5.0  # seconds between two lines of progress
     default=60.0,
     show_default=True,
     metavar="TIME",
-    help="Longest time to wait for the target to catch up.",
+    help="Longest wait for the target to catch up.",
 )
 @click.option(
     "--rounds",
@@ -83,7 +83,7 @@ _INTERVAL = 5.0  # seconds between two lines of progress
     metavar="N",
     default=10,
     show_default=True,
-    help="How many times to read changing rows again.",
+    help="Times to read changing rows again.",
 )
 @click.option(
     "--show",
@@ -94,12 +94,12 @@ _INTERVAL = 5.0  # seconds between two lines of progress
     show_default=True,
     help="Most rows to print for a table that differs.",
 )
-@policies_option("Policy of the sync that wrote the target; repeatable.")
+@policies_option("Policy of the sync; repeatable.")
 @click.option(
     "--duckdb-memory",
     type=Value(byte_count(LEAST_MEMORY)),
     metavar="BYTES",
-    help="Memory that DuckDB may use. [default: 1/4 of RAM, 384MB to 4GB]",
+    help="Memory of DuckDB. [default: 1/4 of RAM]",
 )
 @spark_options
 @click.option("--json", "as_object", is_flag=True, help="Print the result as a JSON object.")
@@ -118,6 +118,8 @@ def command(
     **options: Any,
 ) -> int:
     """Compare each row of a target with the tables of the server.
+
+    Names of tables and columns are in SQL's form, such as public."My Table".
 
     Exit codes: 0 all tables are equal; 1 a table differs; 2 a table could not be compared, its rows
     kept changing, or an error.
