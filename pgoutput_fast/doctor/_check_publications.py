@@ -32,6 +32,14 @@ WHERE c.oid >= 16384 AND c.relpersistence = 'p'
 ORDER BY 1, 2
 """
 
+# Whether the database has any table that a publication may have.
+_ANY_TABLE = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c
+    WHERE c.oid >= 16384 AND c.relpersistence = 'p' AND c.relkind IN ('r', 'p')
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend AS d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'))
+"""
+
 
 def existence(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Check whether the given publications exist; or, if none was given, any publication."""
@@ -61,17 +69,21 @@ def existence(server: Examined, published: ExaminedPublications) -> Iterator[Fin
 
 def _missing(server: Examined, kind: str, name: str, found: str) -> Finding:
     tables = _suitable(server)
-    many = len(tables) > _MOST_TABLES
-    which = f" FOR TABLE {', '.join(tables)}" if tables else ""
-    return Finding(
-        kind,
-        found,
-        () if many else (f"CREATE PUBLICATION {quoted(name)}{which};",),
-        "list the tables that you want" + (
-            "; the statement has all tables with a primary key" if tables and not many else ""
-        ),
-        (name,),
-    )  # fmt: skip
+    which, fix = None, "list the tables that you want"
+    if not tables and not server.rows(_ANY_TABLE)[0][0]:
+        found += ", and the database has no tables"
+        which = "ALL TABLES"
+        fix = (
+            "make tables first, or run the statement as a superuser: it publishes all tables that "
+            "you make later"
+        )
+    elif not tables:
+        fix = "give the tables that you want a primary key, then list them"
+    elif len(tables) <= _MOST_TABLES:
+        which = f"TABLE {', '.join(tables)}"
+        fix += "; the statement has all tables with a primary key"
+    sql = () if which is None else (f"CREATE PUBLICATION {quoted(name)} FOR {which};",)
+    return Finding(kind, found, sql, fix, (name,))
 
 
 def _suitable(server: Examined) -> list[str]:

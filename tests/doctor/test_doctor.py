@@ -162,7 +162,7 @@ GENERATED_KEY = (
 
 CASES = [
     Case("no-publication", (KEYED,), ("changes",)),
-    Case("no-publication", (), ("changes",), sql='CREATE PUBLICATION "changes";'),
+    Case("no-publication", (), ("changes",), sql='CREATE PUBLICATION "changes" FOR ALL TABLES;'),
     Case("publication-missing", (KEYED,), ('P "q',), publications=('P "q',)),
     Case("publication-empty", (KEYED, 'CREATE PUBLICATION "P.q"'), ('"P.q"',)),
     Case(
@@ -548,6 +548,12 @@ def test_publication_of_tables_that_suit(dsn18: str) -> None:
         f'CREATE PUBLICATION "changes" FOR TABLE {T}, {S}."keyed";',
     )
     assert examine(dsn18).ready
+
+
+def test_no_table_with_a_key(dsn: str) -> None:
+    """A publication of it would break its updates."""
+    run(dsn, f"CREATE TABLE {S}.unkeyed (id int)")
+    assert the(examine(dsn), "no-publication").sql == ()
 
 
 def test_row_filter_that_a_terminal_would_obey(dsn18: str) -> None:
