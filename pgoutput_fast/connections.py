@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 import socket
 import threading
 from types import MappingProxyType
@@ -611,6 +612,12 @@ def check_publication_names(publications: object) -> None:
             )
     if not publications:
         raise PgOutputError("it names no publication", code="bad_option", parameter="publications")
+
+
+def doctor_command(publications: Sequence[str]) -> str:
+    """Return the command that examines publications."""
+    names = "".join(f" --publication {shlex.quote(name)}" for name in publications)
+    return f"pgoutput-fast doctor{names}"
 
 
 def check_publications(

@@ -39,6 +39,7 @@ __all__ = [
     "Publications",
     "PublishedRelation",
     "UniqueIndex",
+    "empty_publications",
     "read_attributes",
     "read_generated",
     "read_unidentified",
@@ -582,8 +583,18 @@ def read_unique_indexes(connection: Connection, relation_ids: Sequence[int]) -> 
     return [UniqueIndex(*row) for row in _ask(connection, query, list(relation_ids))]
 
 
+def empty_publications(publications: Publications) -> list[str]:
+    """Return the names of the publications that publish no table now."""
+    tables = [table for one in publications.published() for table in (one.table, *one.leaves)]
+    return [
+        one.name
+        for one in publications.publications
+        if not any(publications.has(one, table) for table in tables)
+    ]
+
+
 def read_unidentified(
-    connection: Connection, names: Sequence[str]
+    connection: Connection, publications: Publications
 ) -> list[tuple[CatalogRelation, str]]:
     """Return the tables whose published updates and deletes the server refuses.
 
@@ -596,18 +607,15 @@ def read_unidentified(
 
     Raises
     ------
-    PgOutputError
-        A publication does not exist.
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    found = Publications(connection, names)
-    concerned = [one for one in found.publications if one.sends_old]
+    concerned = [one for one in publications.publications if one.sends_old]
     tables = {
         leaf.oid: leaf
-        for published in found.published()
+        for published in publications.published()
         for leaf in published.leaves
-        if leaf.replica_identity != "f" and any(found.has(one, leaf) for one in concerned)
+        if leaf.replica_identity != "f" and any(publications.has(one, leaf) for one in concerned)
     }
     offered: dict[int, str] = {}
     for index in read_unique_indexes(connection, list(tables)):

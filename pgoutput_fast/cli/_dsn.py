@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ..connections import ConnectionParameters, check_publication_names
+from ..connections import ConnectionParameters, check_publication_names, doctor_command
 from ..errors import PgOutputError, ReplicationError, RetryableError
 from ._help import GroupedCommand
 
@@ -101,8 +100,7 @@ def naming_doctor(publications: Sequence[str]) -> Iterator[None]:
         sqlstate = error.sqlstate if isinstance(error, ReplicationError) else None
         is_ready = sqlstate not in _NOT_READY and error.code not in _NOT_READY_CODES
         if not is_ready and "doctor" not in str(error):
-            names = "".join(f" --publication {shlex.quote(name)}" for name in publications)
-            text = f"Run pgoutput-fast doctor{names} to see all that the server lacks"
+            text = f"Run {doctor_command(publications)} to see all that the server lacks"
             error.hint = (*error.hint, f". {text}") if error.hint else (text,)
         raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -12,6 +13,8 @@ import click
 from .. import Begin, Commit, TypeRegistry
 from ..connections import ConnectionParameters, server_error
 from ..replication import connect
+from ..replication.membership import warn_of_publications
+from ..watching.logs import RecordFormatter, logged
 from ._dsn import given_dsn, naming_doctor, publications_option, server_command
 from ._options import is_of, table_patterns
 from ._show import Lines, Messages, Values, as_json, values_option
@@ -78,6 +81,7 @@ def command(
         # Only the catalogue has the fields of a composite and the binary format of a type.
         registry = _types(dsn or "") if values == "typed" or binary else None
         with (
+            logged(RecordFormatter("text"), level=logging.WARNING),
             naming_doctor(publications),
             connect(
                 dsn,
@@ -90,6 +94,7 @@ def command(
             ) as stream,
         ):
             print(f"tail of {', '.join(publications)} begins; Ctrl-C ends it", file=sys.stderr)
+            warn_of_publications(ConnectionParameters(dsn or ""), publications)
             decoder = Messages(stream.connection.settings["client_encoding"], registry=registry)
             in_transaction = False
             while (batch := stream.receive()) is not None:

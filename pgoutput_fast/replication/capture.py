@@ -21,7 +21,7 @@ from .copier import CopyTarget
 from .history import HistoryWatch, first_state
 from .landing import CaptureProgress, Landing
 from .link import Link, first_connection
-from .membership import Members, read_members, warn_of_identities
+from .membership import Members, read_members, warn_of_publications
 from .receiver import Receiver
 from .resent import check_resent
 from .source import Source, Started
@@ -128,7 +128,7 @@ def capture(
         return opened
 
     def begin() -> tuple[Members, CatalogRead | None, CaptureStart]:
-        unless_stopped(lambda: warn_of_identities(parameters, publications), lambda _: None, stop)
+        unless_stopped(lambda: warn_of_publications(parameters, publications), lambda _: None, stop)
         # Read before the slot is made, so that a later change of the publications is noticed.
         members = read_members(parameters, publications) if copies else Members({}, 0)
         types = None

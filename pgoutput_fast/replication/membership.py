@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import psycopg
 from psycopg import sql
 
-from ..connections import answered, server_error
+from ..connections import answered, doctor_command, server_error
 from ..errors import PgOutputError, RetryableError, counted, printable
 from ..lsn import parse_lsn
-from ..publications import read_unidentified
+from ..publications import Publications, empty_publications, read_unidentified
 from . import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..connections import ConnectionParameters
+    from ..publications import CatalogRelation
     from .published import Member
 
 _log = logging.getLogger(__name__)
@@ -81,13 +82,15 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
     return Members({one.relation_id: one for one in found}, parse_lsn(lsn), existing)
 
 
-def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[str]) -> int:
-    """Warn of tables without a replica identity: the server refuses their updates and deletes.
+def warn_of_publications(parameters: ConnectionParameters, names: Sequence[str]) -> int:
+    """Warn of publications without tables, and of published tables without a replica identity.
+
+    The stream shows neither: the server sends nothing, or refuses updates and deletes.
 
     Returns
     -------
     int
-        The number of these tables.
+        The number of these publications and tables.
 
     Raises
     ------
@@ -98,30 +101,41 @@ def warn_of_identities(parameters: ConnectionParameters, publications: Sequence[
         with parameters.open(replication=False) as connection:
             try:
                 with answered(connection.pgconn):
-                    found = read_unidentified(connection, publications)
+                    publications = Publications(connection, names)
+                    unidentified = read_unidentified(connection, publications)
             except psycopg.Error as error:
-                doing = "can't read the replica identities"
+                doing = "can't read the publications"
                 raise server_error(doing, str(error), error.sqlstate) from error
     except RetryableError:
         raise
     except PgOutputError as error:
         _log.debug("%s", error)  # the stream reports what it needs itself
         return 0
-    if not found:
-        return 0
+    doctor = printable(doctor_command(names))
+    if empty := empty_publications(publications):
+        _log.warning(
+            "%s without tables: %s. No changes come until you add tables. For the SQL, run: %s",
+            counted(len(empty), "publication"), ", ".join(map(printable, empty)), doctor,
+            extra={"event": "no_tables"},
+        )  # fmt: skip
+    if unidentified:
+        _warn_of_identities(unidentified, doctor)
+    return len(empty) + len(unidentified)
+
+
+def _warn_of_identities(unidentified: Sequence[tuple[CatalogRelation, str]], doctor: str) -> None:
     statements = []
-    for table, identity in found[:_SHOWN]:
+    for table, identity in unidentified[:_SHOWN]:
         name = sql.Identifier(table.namespace, table.name).as_string(None)
         statements.append(printable(f"ALTER TABLE ONLY {name} REPLICA IDENTITY {identity};"))
-    more = len(found) - _SHOWN
+    more = len(unidentified) - _SHOWN
     _log.warning(
         "%s in the publications without a replica identity: the server refuses their updates and "
-        "deletes. Give each a primary key, or run: %s%s",
-        counted(len(found), "table"), " ".join(statements),
-        f" For {more:,} more, run pgoutput-fast doctor" if more > 0 else "",
+        "deletes. Give each a primary key, or run: %s %s, run: %s",
+        counted(len(unidentified), "table"), " ".join(statements),
+        f"For {more:,} more" if more > 0 else "To check the server", doctor,
         extra={"event": "identity"},
     )  # fmt: skip
-    return len(found)
 
 
 class Watch:

@@ -179,6 +179,7 @@ def test_tail_shows_only_the_tables_that_are_wanted(
             transaction.insert(table, [value])
     stream = Stream(server)
     monkeypatch.setattr(tail, "connect", lambda *_, **__: contextlib.nullcontext(stream))
+    monkeypatch.setattr(tail, "warn_of_publications", lambda *_: 0)
     given = [one for pattern in patterns for one in ("--table", pattern)]
     given += ["--json"] if as_json else []
     assert main(["tail", "--dsn", "host=h", "--publication", "p", *given]) == 0

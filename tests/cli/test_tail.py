@@ -38,7 +38,7 @@ class Tail:
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        assert "tail of p begins" in self.process.stderr.readline()
+        assert "tail of p" in self.process.stderr.readline()
         self.lines = iter(self.process.stdout.readline, "")
 
     def end(self, number: int = signal.SIGINT) -> tuple[int, str]:
@@ -224,3 +224,17 @@ def test_a_password_on_the_command_line() -> None:
     assert warning in told("postgresql://u:s3cret@%2Fnonexistent/d")
     assert warning not in told("host=/nonexistent")
     assert warning not in told("", PGOUTPUT_FAST_DSN="host=/nonexistent password=s3cret")
+
+
+def test_it_is_warned_of_what_never_comes(database: Any) -> None:
+    database.execute("CREATE TABLE t (id int)", "CREATE PUBLICATION p FOR TABLE t",
+                     "CREATE PUBLICATION empty")  # fmt: skip
+    shown = Tail(database, "--publication", "empty")
+    assert shown.process.stderr is not None
+    try:
+        warnings = [shown.process.stderr.readline() for _ in range(2)]
+        assert "empty" in warnings[0]
+        assert 'ALTER TABLE ONLY "public"."t" REPLICA IDENTITY FULL;' in warnings[1]
+        assert all("pgoutput-fast doctor --publication p" in one for one in warnings)
+    finally:
+        shown.end()

@@ -19,10 +19,10 @@ from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.doctor import examine
 from pgoutput_fast.doctor._examined import Examined
 from pgoutput_fast.doctor._published_tables import ExaminedPublications
-from pgoutput_fast.publications import read_unidentified
+from pgoutput_fast.publications import Publications, read_unidentified
 from pgoutput_fast.replication import ReplicationConnection, membership
 from pgoutput_fast.replication.history import read_state
-from pgoutput_fast.replication.membership import read_members, warn_of_identities
+from pgoutput_fast.replication.membership import read_members, warn_of_publications
 from pgoutput_fast.verify import moment
 from pgoutput_fast.verify.moment import Moment, ServerTable
 
@@ -268,17 +268,17 @@ def test_it_is_warned_of_tables_whose_changes_are_refused(
         expected = {name for name in names if refused(connection, name)}
         assert (len(expected) > 3) == (publish != "inserts")
 
-        found = read_unidentified(connection, ["p"])
+        found = read_unidentified(connection, Publications(connection, ["p"]))
         assert {f'"{table.name}"' for table, _ in found} == expected
         given = ConnectionParameters(database18.dsn), ["p"]
         with caplog.at_level("WARNING", "pgoutput_fast"):
-            warn_of_identities(*given)
+            warn_of_publications(*given)
         statements = re.findall("ALTER TABLE .*?;", caplog.text)
         assert len(statements) == min(len(expected), membership._SHOWN)
-        while read_unidentified(connection, ["p"]):
+        while read_unidentified(connection, Publications(connection, ["p"])):
             caplog.clear()
             with caplog.at_level("WARNING", "pgoutput_fast"):
-                warn_of_identities(*given)
+                warn_of_publications(*given)
             for statement in re.findall("ALTER TABLE .*?;", caplog.text):
                 connection.execute(statement.encode())
         assert not any(refused(connection, name) for name in names)
@@ -286,3 +286,29 @@ def test_it_is_warned_of_tables_whose_changes_are_refused(
         identities = dict(rows)
         assert publish == "inserts" or identities["primary NOTHING"] == "d"
         assert publish == "inserts" or identities["unique NOTHING"] == "i"
+
+
+def test_it_is_warned_of_publications_without_tables(
+    database18: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    database18.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY LIST (id)",
+        "CREATE UNLOGGED TABLE u (id int PRIMARY KEY)",
+        "CREATE SCHEMA other",
+        "CREATE PUBLICATION full1 FOR TABLE t",
+        "CREATE PUBLICATION root1 FOR TABLE root WITH (publish_via_partition_root)",
+        "CREATE PUBLICATION empty1",
+        "CREATE PUBLICATION empty2 FOR TABLES IN SCHEMA other",
+    )
+    parameters = ConnectionParameters(database18.dsn)
+    for names, empty in (
+        (["full1", "root1"], []),
+        (["full1", "empty1", "empty2"], ["empty1", "empty2"]),
+    ):
+        caplog.clear()
+        with caplog.at_level("WARNING", "pgoutput_fast"):
+            assert warn_of_publications(parameters, names) == len(empty)
+        assert [one.event for one in caplog.records] == ["no_tables"][: len(empty)]
+        for name in empty:
+            assert f"--publication {name}" in caplog.text
