@@ -33,6 +33,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import psycopg
 from support.postgres.proxy import Proxy
 from support.postgres.servers import found_servers
+from support.waiting import wait_until
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -221,11 +222,7 @@ def server_with_test_decoding() -> Path | None:
 
 
 def wait_for(what: str, condition: Callable[[], object], timeout: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited in vain: {what}")
-        time.sleep(0.05)
+    wait_until(condition, timeout, log=lambda: what)
 
 
 class Run:

@@ -22,7 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import psycopg
+from support.waiting import wait_until
 
 from pgoutput_fast.embedded import EmbeddedServer, find_server_bindir
 
@@ -108,12 +111,12 @@ def tenths(samples: list[int]) -> list[list[int]]:
 
 
 def wait_for(dsn: str, query: str, wanted: object, readers: dict[str, Any]) -> None:
-    deadline = time.monotonic() + 120
-    while execute(dsn, query) != [(wanted,)]:
+    def is_met() -> bool:
         for name, reader in readers.items():
             assert reader.poll() is None, f"{name} has ended"
-        assert time.monotonic() < deadline, f"waited in vain: {query}"
-        time.sleep(0.2)
+        return execute(dsn, query) == [(wanted,)]
+
+    wait_until(is_met, 120, log=lambda: query)
 
 
 def samples_while(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import shutil
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -344,11 +342,8 @@ def test_what_can_not_be_restarted() -> None:
         server.restart("slow")  # type: ignore[arg-type]
     with NewServer(18) as ended:
         os.kill(int((ended.directory / "data" / "postmaster.pid").read_text().split()[0]), 2)
-        with contextlib.suppress(psycopg.OperationalError):
-            while True:
-                psycopg.connect(ended.dsn()).close()
-        while "is shut down" not in ended.log():  # it removes its file before that line
-            time.sleep(0.01)
+        # It refuses connections and removes its file before that line.
+        wait_until(lambda: "is shut down" in ended.log())
         with expect_error(code="process_failed") as caught:
             ended.restart()
         assert "is shut down" in str(caught.value)  # the end of its log

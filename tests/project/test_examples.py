@@ -231,16 +231,12 @@ def test_two_minimal_consumers_with_one_file(source: EmbeddedServer, tmp_path: P
         second: subprocess.Popen[str] | None = None
         try:
             active = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'shop' AND active"
-            deadline = time.monotonic() + 30
-            while connection.execute(active).fetchone() != (1,) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: connection.execute(active).fetchone() == (1,), process=first)
             second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
             assert second.stderr is not None
             until(second.stderr, "trying again in")
             connection.execute("INSERT INTO docs VALUES (1)")
-            deadline = time.monotonic() + 30
-            while not stored() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(stored, process=first)
             first.kill()  # most likely before it has told the server what it has stored
             first.communicate(timeout=30)
             connection.execute("INSERT INTO docs VALUES (2)")
@@ -248,9 +244,7 @@ def test_two_minimal_consumers_with_one_file(source: EmbeddedServer, tmp_path: P
             assert "another consumer has written to the file" in errors
             assert second.returncode == 1
             second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-            deadline = time.monotonic() + 30
-            while 2 not in stored() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: 2 in stored(), process=second)
             assert stored() == [1, 2]
         finally:
             for process in (first, second):

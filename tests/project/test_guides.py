@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -158,9 +157,7 @@ def test_a_consumer_has_everything_once(name: str, tmp_path: Path) -> None:
                 reading.kill()
                 reading.communicate()
                 continue
-            deadline = time.monotonic() + 30
-            while len(stored()) < 300 and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until(lambda: len(stored()) >= 300, process=reading)
             reading.send_signal(signal.SIGTERM)
             _, errors = reading.communicate(timeout=30)
             assert reading.returncode == 0, errors

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support import paths
 from support.expected_errors import expect_error
+from support.waiting import wait_until
 
 pytest.importorskip("psycopg")
 
@@ -203,10 +204,7 @@ def test_who_does_not_receive_says_each_second_that_he_is_there(begin, monkeypat
     monkeypatch.setattr(receiver, "_AWAY_INTERVAL", 0.02)
     monkeypatch.setattr(receiver, "_ACKNOWLEDGE_INTERVAL", 0.01)
     _, connection = begin([], collect=0.0)
-    deadline = time.monotonic() + 10
-    while len(connection.sent) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(connection.sent) >= 4
+    wait_until(lambda: len(connection.sent) >= 4)
 
 
 def test_an_interrupted_stream_does_not_go_on(begin):
@@ -370,9 +368,7 @@ def test_who_does_not_receive_is_alive_and_acknowledges(begin, monkeypatch):
     assert stream.receive(10) == ([], 50)
     sent = len(connection.sent)
     stream.acknowledge(42)
-    deadline = time.monotonic() + 10
-    while len(connection.sent) <= sent and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(connection.sent) > sent)
     assert struct.unpack(">cQQQqB", connection.sent[sent])[1:4] == (50, 42, 42)
 
 
@@ -421,9 +417,7 @@ def test_it_is_come_upon_while_the_consumer_works(begin, monkeypatch):
     behind = [xlog(3, b"x"), xlog(4, b"y"), keepalive(9)]
     stream, connection = begin([[xlog(1, b"a"), xlog(2, b"b"), Notice(), *behind]], collect=60.0)
     assert batches(stream, 1) == [([b"a", b"b"], None)]
-    deadline = time.monotonic() + 10
-    while len(connection.messages) > len(behind) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(connection.messages) <= len(behind))
     assert len(connection.messages) == len(behind)
     for _ in range(2):
         with expect_error(ReplicationError, code="no_publication"):

@@ -191,9 +191,8 @@ def test_a_lock_that_others_wait_for(made: Made, monkeypatch: pytest.MonkeyPatch
     def beside(*given: Any) -> Any:
         writer.start()
         with psycopg.connect(made.dsn, autocommit=True) as connection:
-            query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-            while connection.execute(query).fetchone() == (0,):
-                time.sleep(0.01)
+            query = "SELECT FROM pg_locks WHERE NOT granted"
+            wait_until(lambda: connection.execute(query).fetchall())
         return catalog_of(*given)
 
     monkeypatch.setattr(moment, "catalog_of", beside)

@@ -18,6 +18,7 @@ from support.expected_errors import expect_error
 from support.nightly import nightly
 from support.postgres.proxy import Proxy
 from support.postgres.servers import NewServer, execute
+from support.waiting import wait_until
 
 import pgoutput_fast as pf
 from pgoutput_fast.embedded import EmbeddedServer
@@ -213,10 +214,7 @@ def outage(stream: Any, proxy: Proxy, server: EmbeddedServer) -> None:
     """The stream's connection is cut, and no other one comes through."""
     proxy.refuses = True
     proxy.cut()
-    deadline = time.monotonic() + 30
-    while execute(server, "SELECT FROM pg_replication_slots WHERE active"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not execute(server, "SELECT FROM pg_replication_slots WHERE active"))
 
 
 @pytest.mark.everyday("DROP PUBLICATION")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from support.expected_errors import expect_error
+from support.waiting import wait_until
 
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import ReplicationConnection, RetryableError, connect, snapshot
@@ -87,10 +87,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 )
             connection.execute("ALTER SYSTEM SET ssl = on")
             connection.execute("SELECT pg_reload_conf()")
-            deadline = time.monotonic() + 30
-            while connection.execute("SHOW ssl").fetchone() != ("on",):
-                assert time.monotonic() < deadline, server.log()
-                time.sleep(0.02)
+            has_tls = lambda: connection.execute("SHOW ssl").fetchone() == ("on",)  # noqa: E731
+            wait_until(has_tls, log=server.log)
         server.certificates = made  # type: ignore[attr-defined]
         yield server
 

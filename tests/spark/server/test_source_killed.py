@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import paths
+from support.waiting import wait_until
 
 from pgoutput_fast.embedded import EmbeddedServer
 
@@ -77,16 +78,14 @@ def test_a_driver_that_is_killed(
     chance = random.Random(5)
     out = tmp_path / "out"
     with writing(database.dsn) as count:
-        for number in range(KILLS):
+        for _ in range(KILLS):
             with started(command, tmp_path / "log") as driver:
                 seen = len([*out.glob("*.parquet")]) if out.exists() else 0
-                # Of a busy machine, a JVM's start alone takes most of a minute.
-                end = time.monotonic() + 240
-                while len([*out.glob("*.parquet")]) < seen + 2:
-                    told = (number, (tmp_path / "log").read_text())
-                    assert driver.poll() is None, told
-                    assert time.monotonic() < end, told
-                    time.sleep(0.05)
+                # On a busy machine, a JVM's start alone takes most of a minute.
+                wait_until(
+                    lambda seen=seen: len([*out.glob("*.parquet")]) >= seen + 2, 240,
+                    process=driver, log=(tmp_path / "log").read_text,
+                )  # fmt: skip
                 time.sleep(chance.random() * 2)
                 assert driver.poll() is None
     ended = subprocess.run([*command, "end"], capture_output=True, text=True, check=False)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import LiteralString
 
 import psycopg
+from support.waiting import wait_until
 
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.replication import capture
@@ -116,10 +117,8 @@ def main() -> None:
                  classpath, "recorder.Recorder", properties, records, "shop.public.done"],
             )  # fmt: skip
             active = "SELECT FROM pg_replication_slots WHERE slot_name = 'debezium' AND active"
-            while connection.execute(active).fetchone() is None:
-                if running.poll() is not None:
-                    raise SystemExit("Debezium has ended")
-                time.sleep(0.2)
+            is_active = lambda: connection.execute(active).fetchone() is not None  # noqa: E731
+            wait_until(is_active, 60, process=running, log=lambda: "Debezium does not start")
             time.sleep(3)
             for statement in CHANGES:
                 connection.execute(statement)

@@ -6,11 +6,11 @@ import contextlib
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from support.sparks.maven_jars import with_dependencies
+from support.waiting import wait_until
 
 from pgoutput_fast.spark._java import java_home
 
@@ -31,7 +31,6 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 num.partitions=1
 """
-_WAIT = 60.0  # seconds until it takes connections
 
 
 def _free_ports(count: int) -> list[int]:
@@ -40,6 +39,12 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def _takes_connections(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -61,13 +66,8 @@ def broker(directory: Path) -> Iterator[str]:
     with (directory / "broker.log").open("wb") as log:
         running = subprocess.Popen([*java, "kafka.Kafka", settings], stdout=log, stderr=log)
     try:
-        end = time.monotonic() + _WAIT
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert running.poll() is None, (directory / "broker.log").read_text()
-            assert time.monotonic() < end
-            time.sleep(0.2)
+        read_log = (directory / "broker.log").read_text
+        wait_until(lambda: _takes_connections(port), 60, process=running, log=read_log)
         yield f"127.0.0.1:{port}"
     finally:
         running.kill()

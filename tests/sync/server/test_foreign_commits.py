@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from support.targets.synced_database import Synced
 from support.targets.synced_tables import DeltaTables, IcebergTables
+from support.waiting import wait_until
 
 from pgoutput_fast.apply.targets import CHANGED
 from pgoutput_fast.embedded import EmbeddedServer
@@ -75,13 +75,8 @@ def repeated(do: Callable[[], Any]) -> Iterator[Callable[[], bool]]:
 
 
 def follow(synced: Synced, windows: int, is_done: Callable[[], bool]) -> None:
-    """Sync window after window, until another program was first at least once."""
-    for number in range(20):
-        if number >= windows:
-            for _ in range(100):  # Spark takes seconds for a commit, and loses to each of ours
-                if is_done():
-                    return
-                time.sleep(0.1)
+    """Sync window after window, then wait until another program was first at least once."""
+    for number in range(windows):
         synced.database.execute(
             f"UPDATE t SET n = n + 1 WHERE id % 7 = {number % 7}",
             f"DELETE FROM t WHERE id = {number + 30}",
@@ -89,6 +84,7 @@ def follow(synced: Synced, windows: int, is_done: Callable[[], bool]) -> None:
         )
         with contextlib.suppress(RetryableError):  # others were first too often
             synced.sync()
+    wait_until(is_done, 60)  # Spark takes seconds for a commit, and loses to each of ours
 
 
 def check(synced: Synced, caplog: pytest.LogCaptureFixture, *, is_harmful: bool) -> None:

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,10 +128,8 @@ def test_the_command_with_spark(
         # Ctrl-C goes to all processes of the terminal.
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130, log.read_text()
-        end = time.monotonic() + 30
-        while (left := running(process.pid)) and time.monotonic() < end:
-            time.sleep(0.1)  # the JVM ends by itself, a moment later
-        assert left == []
+        # The JVM ends by itself, a moment later.
+        wait_until(lambda: not running(process.pid), log=lambda: running(process.pid))
         assert lines()[-1]["event"] == "stop"
     report = verify(database.dsn, publications=["p"], target=str(lake))
     assert [(one.name, one.state, one.rows) for one in report.tables] == [("t", "equal", 300_000)]
@@ -309,18 +306,12 @@ def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> No
     output = _spark_engine._JavaOutput()
     java = os.dup(output.file)  # which goes on with it
     os.write(java, b"Setting default log level\n26/11/24 03:50:57 WARN NativeCodeLoader: none\n")
-    end = time.monotonic() + 30
-    while not output._start:  # what comes at its start comes in several parts
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: output._start)  # what comes at its start comes in several parts
     os.write(java, b"26/11/24 03:50:58 WARN another\n")
     output.has_begun(well=True)
     os.write(java, b"26/11/24 03:50:57 ERROR Executor: failed\nat java\n\tat scala\n")
     os.close(java)
-    end = time.monotonic() + 30
-    while not caplog.records:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: caplog.records)
     (one,) = caplog.records
     assert (one.levelname, one.getMessage()) == ("ERROR", "Spark: Executor: failed")
     formatted = RecordFormatter("text").format(one).splitlines()
