@@ -212,7 +212,7 @@ def test_nothing_found_is_said(
 ) -> None:
     assert run("inspect", *["--json"] * as_objects, *options, directory, code=1) == []
     assert "[no_table]" in run.error
-    assert "tables other.t, public.t" in run.error
+    assert "other.t, public.t" in run.error
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,8 @@ def test_an_empty_directory_is_said(run: Run, tmp_path: Path) -> None:
 def test_nothing_found_among_many_tables_or_none(run: Run, tmp_path: Path) -> None:
     frames = [relation(n, "s", f"t{n:02}") for n in range(22)]
     run("inspect", "--table", "t", recording(tmp_path / "a.arrow", frames), code=1)
-    assert f"tables {', '.join(f's.t{n:02}' for n in range(20))} and 2 more" in run.error
+    assert f"{', '.join(f's.t{n:02}' for n in range(20))} and 2 " in run.error
+    assert "s.t20" not in run.error
     run("inspect", "--tag", "I", recording(tmp_path / "b.arrow", [begin(1, 1)]), code=1)
     assert run.error.endswith(" B [no_table]\n")
 
@@ -419,38 +420,39 @@ def test_usage_and_version(run: Run) -> None:
     assert version.startswith(f"pgoutput-fast {pf.__version__}, implementation {pf.IMPLEMENTATION}")
     help_ = "\n".join(run("--help"))
     assert all(name in help_ for name in ("demo", "inspect", "tail"))
-    for arguments, text in [
-        (["nothing"], "No such command 'nothing'"),
-        (["inspekt"], "No such command 'inspekt'; did you mean inspect?"),
-        (["inspect"], "Missing argument 'FILE|DIR…'"),
-        (["inspect", "--xid", "x", "f"], "'x' is not a valid integer"),
-        (["inspect", "--tag", "IQ", "f"], "no message has tag 'Q'; the tags are A B C D E I K M O"),
-        (["inspect", "--tag", "i", "f"], "no message has tag 'i'"),
-        (["inspect", "--tag", ",", "f"], "no tag given; the tags are A B"),
-        (["tail"], "Missing option"),
-        ([], "Usage: pgoutput-fast"),
+    for arguments, parts in [
+        (["nothing"], ["'nothing'"]),
+        (["inspekt"], ["'inspekt'", " inspect?"]),
+        (["inspect"], ["'FILE|DIR…'"]),
+        (["inspect", "--xid", "x", "f"], ["'--xid'", "'x'"]),
+        (["inspect", "--tag", "IQ", "f"], ["'--tag'", "'Q'", "A B C D E I K M O"]),
+        (["inspect", "--tag", "i", "f"], ["'--tag'", "'i'"]),
+        (["inspect", "--tag", ",", "f"], ["'--tag'", "A B C D E I K M O"]),
+        (["tail"], ["'--publication'"]),
+        ([], ["Usage: pgoutput-fast"]),
     ]:
         run(*arguments, code=2)
-        assert text in run.error
+        for part in parts:
+            assert part in run.error
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "option"),
     [
-        (["tail", "--dsn", "host=h", "password=s3cret", "--publication", "p"], "in quotes"),
-        (["tail", "--publication", "p", "--dsn", "host=h", "user=u", "password=s3cret"], "quote"),
-        (["tail", "host=h", "password=s3cret", "--publication", "p"], "a DSN follows --dsn"),
+        (["tail", "--dsn", "host=h", "password=s3cret", "--publication", "p"], "--dsn"),
+        (["tail", "--publication", "p", "--dsn", "host=h", "user=u", "password=s3cret"], "--dsn"),
+        (["tail", "host=h", "password=s3cret", "--publication", "p"], "--dsn"),
         (["tail", "--dsn", "host=h", "--password=s3cret"], "--password"),
-        (["password=s3cret"], "the first argument is a command"),
-        (["postgresql://u:s3cret@h/d"], "the first argument is a command"),
+        (["password=s3cret"], "--dsn"),
+        (["postgresql://u:s3cret@h/d"], "--dsn"),
     ],
 )
 def test_dsn_that_is_no_option_is_not_shown(
-    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], option: str
 ) -> None:
     monkeypatch.delenv("PGOUTPUT_FAST_DSN", raising=False)
     assert run(*arguments, code=2) == []
-    assert text in run.error
+    assert option in run.error
     assert "s3cret" not in run.error
 
 
@@ -460,7 +462,8 @@ def test_a_server_has_to_be_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
     arguments = ["tail", "--publication", "p"]
     run(*arguments, code=2)
-    assert "no server is named: give --dsn or --dsn-file, or set libpq's variables" in run.error
+    for way in ("--dsn ", "--dsn-file", "PGHOST", "PGSERVICE"):
+        assert way in run.error
     monkeypatch.setenv("PGHOST", "/nonexistent")
     run(*arguments, code=1)
     assert "[connection_lost]" in run.error
@@ -799,18 +802,19 @@ def test_users_types_are_typed_too(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
-        (["--values", "typed"], "--values is for --json"),
-        (["--json", "--policy", "json=parse"], "--policy is for --json --values typed"),
-        (["--json", "--values", "text", "--policy", "json=parse"], "--policy is for --json"),
+        (["--values", "typed"], ["--values", "--json"]),
+        (["--json", "--policy", "json=parse"], ["--policy", "--json --values typed"]),
+        (["--json", "--values", "text", "--policy", "json=parse"], ["--policy", "--json"]),
     ],
 )
 def test_values_and_policies_where_they_do_nothing(
-    run: Run, directory: Path, options: list[str], said: str
+    run: Run, directory: Path, options: list[str], named: list[str]
 ) -> None:
     run("inspect", *options, directory, code=2)
-    assert said in run.error
+    for option in named:
+        assert option in run.error
 
 
 def test_a_file_that_has_no_types_is_named(run: Run, tmp_path: Path) -> None:

@@ -840,26 +840,28 @@ def test_a_number_beyond_a_policy(value: str, type_name: str, names: bool) -> No
     with pytest.raises(pf.DecodeError) as caught:
         batches_of(frames, policies=pf.Policies(numeric=(5, 2)))
     assert caught.value.code == "out_of_range"
-    assert ("the policy numeric " in str(caught.value)) == names
+    assert caught.value.column == "n"
+    assert (" policy numeric " in str(caught.value)) == names
 
 
 @pytest.mark.parametrize(
     ("oid", "value", "said"),
     [
-        (1082, "infinity", "infinity does not fit into a finite date"),
-        (1114, "0044-03-15 12:00:00 BC", "BC does not fit into a timestamp of the years 1 to 9999"),
-        (1184, "-infinity", "-infinity does not fit into a finite timestamp"),
-        (1083, "24:00:00", "24:00:00 does not fit into a time before 24:00"),
+        (1082, "infinity", "infinity"),
+        (1114, "0044-03-15 12:00:00 BC", "9999"),
+        (1184, "-infinity", "-infinity"),
+        (1083, "24:00:00", "24:00:00"),
     ],
 )
 @pytest.mark.parametrize("target", ["arrow", "spark", "portable"])
 def test_what_a_column_does_not_hold(oid: int, value: str, said: str, target: str) -> None:
     """The error speaks of what fits, not of Python, whose objects a column has none of."""
     policy = "infinity" if "infinity" in value else "out_of_range"
-    with expect_error(pf.DecodeError, code="out_of_range") as caught:
+    with expect_error(pf.DecodeError, code="out_of_range", column="v") as caught:
         batches_of([relation([("v", oid)]), insert(text(value))], target=target)
     assert "Python" not in str(caught.value)
-    assert f"{said}; the policy {policy} can be 'null', 'clamp'" in str(caught.value)
+    for part in (f" {said} ", f" {policy} ", "'null'", "'clamp'"):
+        assert part in str(caught.value)
 
 
 def test_layouts_are_chosen_by_a_function() -> None:

@@ -9,6 +9,7 @@ import copy
 import json
 import operator
 import pickle
+import re
 import struct
 import time
 import tracemalloc
@@ -301,7 +302,7 @@ BAD_BINARY: list[tuple[int, bytes, str]] = [
     (1007, i32(7, 0, 23) + i32(1, 1) * 7 + part(i32(1)), "7 dimensions"),
     (1007, i32(-1, 0, 23), "-1 dimensions"),
     (1007, i32(1, 2, 23, 1, 1) + part(i32(1)), "flags 2"),
-    (1007, i32(1, 0, 25, 1, 1) + part(b"a"), "OID 25, expected 23; the type was altered"),
+    (1007, i32(1, 0, 25, 1, 1) + part(b"a"), "OID 25, expected 23"),
     (1007, i32(1, 0, 23, 0x7FFFFFFF, 1), "2147483647 elements"),
     (1007, i32(1, 0, 23, -1, 1), "-1 elements"),
     (1007, i32(2, 0, 23, -1, 1, -1, 1) + part(None), "-1 elements"),
@@ -464,16 +465,17 @@ def test_an_error_within_a_composite_names_the_field(impl: ModuleType) -> None:
     deep = record((ADDR, record((25, b"a"), (23, i32(1, 2)), (1009, None))), (MOOD, None),
                   (ADDRS, None), (DNUM, None))  # fmt: skip
     for type_id, kind, value, code, path in (
-        (ADDR, b"t", b"(a,x,)", "bad_value", "of public.t (addr), field 'num': 'x' is no int4"),
-        (ADDR, b"t", b"(\xff,1,)", "bad_encoding", "of public.t (addr), field 'street': "),
-        (NEST, b"t", b'("(a,x,)",,,)', "bad_value", "(nest), field 'a', field 'num': 'x' is no"),
-        (NEST, b"t", b'(,,"{""(a,x,)""}",)', "bad_value", "field 'many', field 'num': 'x' is no"),
-        (ADDR, b"b", record((25, b"a"), (23, b"\1"), (1009, None)), "bad_value", ", field 'num': "),
-        (NEST, b"b", deep, "bad_value", "(nest), field 'a', field 'num': "),
+        (ADDR, b"t", b"(a,x,)", "bad_value", ["addr", "num"]),
+        (ADDR, b"t", b"(\xff,1,)", "bad_encoding", ["addr", "street"]),
+        (NEST, b"t", b'("(a,x,)",,,)', "bad_value", ["nest", "a", "num"]),
+        (NEST, b"t", b'(,,"{""(a,x,)""}",)', "bad_value", ["nest", "many", "num"]),
+        (ADDR, b"b", record((25, b"a"), (23, b"\1"), (1009, None)), "bad_value", ["addr", "num"]),
+        (NEST, b"b", deep, "bad_value", ["nest", "a", "num"]),
     ):
         row = row_of(impl, type_id, value, kind)
         for attempt in (lambda row=row: row[0], row.values):
             with pytest.raises(pf.DecodeError) as caught:
                 attempt()
             assert caught.value.code == code
-            assert path in str(caught.value)
+            named = str(caught.value).partition("public.t")[2].partition(":")[0]
+            assert [word for word in re.findall(r"\w+", named) if word != "field"] == path

@@ -332,7 +332,7 @@ def test_a_types_name_is_all_that_makes_it_an_extensions(impl: ModuleType) -> No
             decoder.decode(relation("c", type_id=17_000))
             with expect_error(pf.DecodeError, code="bad_value", column="c") as caught:
                 send(decoder, value).values()
-            assert "by its name" in str(caught.value)
+            assert "TypeRegistry.from_connection" in str(caught.value)
         own = composite(17_001, "cube", ("x", 23), ("y", 25))
         array = entry(17_000, "_cube", element=17_001)
         types = [array, own] if name == "_cube" else [{**own, "oid": 17_000}]
@@ -342,10 +342,10 @@ def test_a_types_name_is_all_that_makes_it_an_extensions(impl: ModuleType) -> No
     cube = entry(17_000, "cube", extension="cube")
     with pytest.raises(pf.DecodeError) as caught:
         send(decoder_of(impl, registry_of(cube), cube), b"(1,two)").values()
-    assert "by its name" not in str(caught.value)
+    assert "TypeRegistry.from_connection" not in str(caught.value)
     # Nor of a built-in type.
     decoder = impl.Decoder()
     decoder.decode(relation("c", type_id=23))
     with pytest.raises(pf.DecodeError) as caught:
         send(decoder, b"x").values()
-    assert "by its name" not in str(caught.value)
+    assert "TypeRegistry.from_connection" not in str(caught.value)

@@ -295,7 +295,6 @@ def test_decode_many_says_which_frame(impl: ModuleType) -> None:
     with pytest.raises(pf.DecodeError) as caught:
         next(messages)
     assert (caught.value.frame, caught.value.code) == (2, "column_count")
-    assert str(caught.value).startswith("frame 2: ")
     assert list(messages) == []
     assert decoder.decode(insert(b"3")).new.values() == ("3",)
 

@@ -860,8 +860,7 @@ def test_slots(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = the(examine(dsn, slot="mine"), "slot-missing")
     # A slot that is there already is refused by those that would make it.
     assert (finding.objects, finding.sql) == (("mine",), ())
-    assert "then start sync or capture: they make the slot" in finding.advice
-    assert "make the slot by hand, give them --adopt-slot" in finding.advice
+    assert "--adopt-slot" in finding.advice
     run(dsn, "SELECT pg_create_logical_replication_slot('mine', 'pgoutput')")
     assert found(examine(dsn, slot="mine"), "slot-missing") == []
     report = examine(dsn, slot="mine")
@@ -1110,11 +1109,13 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     for name in ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)
     assert main(["doctor"]) == 2
-    assert "no server is named" in capsys.readouterr().err
+    assert "--dsn-file" in capsys.readouterr().err
     assert main(["doctor", "--dsn", "host=x", "password=geheim"]) == 2
     assert main(["doctor", "--dsn", "host=x", "--slot", "No slot"]) == 2
     assert main(["doctor", "--dsn", "host=x", "--publication", "p", "--publication", ""]) == 2
-    assert "'' can't be the name of a publication" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert errors.count("[bad_option]") == 2
+    assert "'--publication'" in errors
     assert main(["doctor", "--dsn", "host=x password=geheim dbname"]) == 1
     assert "geheim" not in "".join(capsys.readouterr())
 

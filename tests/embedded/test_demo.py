@@ -241,7 +241,8 @@ def test_an_existing_directory_is_left_alone(tmp_path):
         timeout=60,
     )
     assert run.returncode == 1
-    assert "not an empty directory" in run.stderr
+    assert "[already_exists]" in run.stderr
+    assert str(tmp_path) in run.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
