@@ -1,4 +1,8 @@
-"""A window of a sync that Spark's executors write; the driver registers what they have written."""
+"""Run on the driver: write a window with Spark's executors, and commit their files.
+
+The driver first plans where the files of each table go, and with which columns. The first job
+writes the window's changes to files. The second job applies the net changes to the state tables.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +47,20 @@ if TYPE_CHECKING:
     from ._layouts import TableLayout
 
 _TASK_BYTES = 256 << 20
-"""Of segments: larger windows have more tasks than there are cores."""
+"""Bytes of segments for one task. A window with more bytes per core has more tasks than cores."""
 _TABLE_BYTES = 1 << 20
-"""Of changes, which take as long as a commit."""
+"""Added to the size of each file of changes, in bytes: a commit takes as long as so many bytes."""
 
 
 class _RunFile(NamedTuple):
-    """A file of changes. Fields: table (which has it), file, form (the columns of the changes)."""
+    """A file of changes. Fields: table (its change table), file, form (schema of its changes)."""
 
     table: LakeTable
     file: AddedFile
     form: pa.Schema
 
     def committed(self) -> FoldedFile:
-        """What is told of it, once the table's commit has it."""
+        """Return the file for a fold, after the change table has committed it."""
         return FoldedFile(self.table.committed(self.file), self.file.size, self.form)
 
 
@@ -166,7 +170,13 @@ class TableOfFiles(TableWindow):
             section.state.loaded(self._before._replace(commit_time=self.held.commit_time))
 
     def fold_task(self, lsn: int) -> FoldTask | None:
-        """What is to be done to the state table; None: nothing."""
+        """Return the task that applies the net changes to the state table; None: nothing to do.
+
+        Parameters
+        ----------
+        lsn : int
+            The end of the window: all its changes have a smaller commit LSN.
+        """
         state: Any = self._state
         if state is None:
             return None
@@ -188,37 +198,45 @@ class TableOfFiles(TableWindow):
         return FoldTask(self._before, self.held, first, parts)
 
     def folded(self, position: tuple[int, int]) -> None:
-        """See how far a task has brought its state table."""
+        """Record the LSN and the snapshot LSN of the state table after its task."""
         state: Any = self._state
         state.own = position
 
     def merge(self, jobs: Jobs, left: LeftMerge) -> None:
-        """Merge what a task has left."""
+        """Do the merge that a task has left to the driver."""
         state: Any = self._state
-        state.table.load()  # which a task has written
-        # Every step is shared that has as much as the task found.
+        state.table.load()  # a task may have written the table
+        # The task has found that the merge is large: share every step, from 0 bytes on.
         state.steps = functools.partial(spark_steps, jobs, 0, left.net)
         net = opened_net(self._target.place, left.net)
         state.apply(left.alterations, net, left.held)
-        state.is_elsewhere = False  # nobody else has its small files joined
+        state.is_elsewhere = False  # the driver wrote the table: it also joins its small files
 
     def fail(self, error: IncompleteError) -> None:
-        """Say that its changes do not fit what its state table has."""
+        """Mark the table as stale, because changes do not fit the rows of its state table.
+
+        Raises
+        ------
+        IncompleteError
+            `error`, if a table must not become stale.
+        """
         self._stop_by(error)
 
 
 class DistributedWindow(WindowWriter):
-    """What is written together, by Spark's executors.
+    """Writes a window with Spark's executors.
 
     Parameters
     ----------
     jobs : Jobs
     given
-        As of `WindowWriter`.
+        The arguments of `WindowWriter`.
     stages : bool
-        Whether executors do not see the directory of the segments.
+        Whether to copy segments into the target's storage, because executors can't read the change
+        log.
     shared_bytes : int, optional
-        From so many bytes of files on, all executors share the merge of a table; by default none.
+        If a merge may rewrite at least this many bytes of files, all executors share it. By
+        default, one task does each merge.
     """
 
     _table_window = TableOfFiles
@@ -248,7 +266,7 @@ class DistributedWindow(WindowWriter):
         try:
             self._take_runs(plan, planned, runs)
         except BaseException:
-            # Of the others the tables know what stands already.
+            # These runs have no table yet. Tables discard the files of their runs themselves.
             for run in runs:
                 delete_run(tasks[0], run)
             raise
@@ -290,7 +308,7 @@ class DistributedWindow(WindowWriter):
         planned: Mapping[tuple[int, int], _Section],
         runs: deque[FileRun],
     ) -> None:
-        """Give all runs to their tables; a run is there until its table has it."""
+        """Give all runs to their tables. A run leaves `runs` when its table has it."""
         for number, (copy, _) in enumerate(sections(plan)):
             while runs and runs[0].key[0] == number:
                 one: Any = self._open[runs[0].key[1]]
@@ -319,7 +337,10 @@ class DistributedWindow(WindowWriter):
         ]  # fmt: skip
 
     def _known(self, relation: Any, lsn: int) -> Known:
-        """See `WindowWriter`; no frame that was read here has told the types of that time."""
+        """See `WindowWriter`.
+
+        The driver decodes no frames: it takes the types in force from the schema history.
+        """
         self._go_to(lsn)
         return super()._known(relation, lsn)
 
@@ -331,7 +352,7 @@ class DistributedWindow(WindowWriter):
 
     def _finish_all(self, ends: dict[int, int]) -> None:
         windows: dict[int, Any] = {**self._open}
-        # Of tables that need no fold nothing is left to be done.
+        # Tables without a fold task take no more time.
         self.seconds.update({qualified(one.held): 0.0 for one in self._open.values()})
         tables = [
             task for relation_id, end in ends.items()
@@ -379,13 +400,13 @@ class DistributedWindow(WindowWriter):
 
 
 def grouped(reads: Sequence[tuple[int, Read]], cores: int) -> list[list[tuple[int, Read]]]:
-    """Return numbered reads in groups of about one size that follow each other."""
+    """Divide numbered reads, in their order, into groups of about the same size."""
     total = sum(read.size for _, read in reads)
     count = min(len(reads), max(cores, -(-total // _TASK_BYTES)))
     groups: list[list[tuple[int, Read]]] = []
     done = 0
     for number, read in reads:
-        # The group in which the middle of the read is.
+        # A read belongs to the group in which its middle lies.
         at = min(count - 1, (done + read.size // 2) * count // max(1, total))
         if not groups or (at >= len(groups) and groups[-1]):
             groups.append([])
@@ -395,12 +416,12 @@ def grouped(reads: Sequence[tuple[int, Read]], cores: int) -> list[list[tuple[in
 
 
 def checked_target(target: Any) -> DeltaTarget:
-    """Refuse a target that executors can't write.
+    """Return a target that executors can write.
 
     Raises
     ------
     PgOutputError
-        It is a DuckDB file, or has no change tables.
+        ``bad_option``: the target does not keep Delta tables, or has no change tables.
     """
     if not isinstance(target, DeltaTarget):
         raise PgOutputError(
