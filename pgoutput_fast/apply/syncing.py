@@ -82,7 +82,8 @@ class SyncProgress(NamedTuple):
         Commit time of the newest change in the tables, in microseconds since 1970; None before the
         first change.
     changes, windows : int
-        Changes and windows that this call has written.
+        Changes and windows that this call has written. Each row of a snapshot counts as a change,
+        its Truncate does not.
     write_seconds : float
         Seconds that the last window took.
     tables : dict of str to int

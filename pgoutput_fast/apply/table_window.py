@@ -392,11 +392,14 @@ class TableWindow:
 
     def end_copy(self, copy: Copy) -> None:
         """The rows of a snapshot came."""
-        wants_rows = self._copying is not None and self._copying[1]
+        has_changes, has_rows = self._copying or (False, False)
         self._copying = self._last = None
+        if has_changes:
+            # A snapshot of 5 rows counts as 5 changes: nobody made its Truncate on the server.
+            self.changes -= 1
         if copy.lsn >= self.held.lsn:
             self.held = self.held._replace(copy_lsn=max(self.held.copy_lsn, copy.lsn), lsn=copy.lsn)
-        if wants_rows:
+        if has_rows:
             self._commit_copied()
 
     def _commit_copied(self) -> None:

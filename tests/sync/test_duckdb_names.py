@@ -60,4 +60,4 @@ def test_a_key_may_have_any_name(tmp_path: Path, key: str, target: str) -> None:
     orders = testing.Table("t", {key: "int4", "v": "text"}, 16400, key=[key])
     captured(tmp_path / "log", orders)
     found = sync(target=f"{target}{tmp_path / 'there'}", segments=tmp_path / "log", until="now")
-    assert (sum(found.tables.values()), found.stale) == (4, {})
+    assert (sum(found.tables.values()), found.stale) == (3, {})

@@ -44,7 +44,7 @@ def test_a_target_keeps_a_part_of_the_tables(
     made: MadeDirectory, tables: Tables, keep: Any
 ) -> None:
     ended = sync(made, tables, keep=keep)
-    assert (ended.changes, ended.stale) == (3, {})
+    assert (ended.changes, ended.stale) == (2, {})
     made.commit(1300, THINGS.relation(), testing.update(THINGS, [1, "A"]))
     sync(made, tables)  # which goes on as the target was begun
     assert tables.has("state", "public.things") == (keep == "state")

@@ -130,10 +130,10 @@ def test_a_table_that_is_renamed_under_a_sync(spark: Any, shop: Any, tmp_path: P
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        wait_until(lambda: failed or changes() == 31)
+        wait_until(lambda: failed or changes() == 30)
         shop.execute("UPDATE t SET v = 'before' WHERE id = 1", "ALTER TABLE t RENAME TO t2",
                      "UPDATE t2 SET v = 'behind' WHERE id = 2")  # fmt: skip
-        wait_until(lambda: failed or changes() == 33)
+        wait_until(lambda: failed or changes() == 32)
     finally:
         stop.set()
         thread.join(60)

@@ -135,7 +135,7 @@ def test_a_key_that_no_change_tells(synced: Synced, monkeypatch: pytest.MonkeyPa
     with going_on(synced) as (thread, seen):
         wait_until(lambda: seen and seen[-1].tables.keys() >= {"public.t", "public.bag"})
         synced.database.execute("UPDATE t SET v = 'w' WHERE id = 1")
-        wait_until(lambda: seen[-1].tables["public.t"] == 52)
+        wait_until(lambda: seen[-1].tables["public.t"] == 51)
         with reading:  # so that the catalogue is not read, which no Relation asks for
             synced.database.execute(
                 "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, d)",
@@ -180,11 +180,11 @@ def test_a_composite_that_gets_a_field(synced: Synced) -> None:
     with going_on(synced) as (thread, seen):
         wait_until(lambda: seen and "public.c" in seen[-1].tables)
         synced.database.execute("INSERT INTO c VALUES (2, (2, 'two'))")
-        wait_until(lambda: seen[-1].tables["public.c"] == 3)
+        wait_until(lambda: seen[-1].tables["public.c"] == 2)
         synced.database.execute(
             "ALTER TYPE pair ADD ATTRIBUTE z int", "INSERT INTO c VALUES (3, (3, 'three', 3))"
         )
-        wait_until(lambda: not thread.is_alive() or seen[-1].tables["public.c"] >= 4)
+        wait_until(lambda: not thread.is_alive() or seen[-1].tables["public.c"] >= 3)
         assert thread.is_alive()
     synced.settle()
     report = verify(synced.database.dsn, publications=["p"], target=synced.tables.target)
