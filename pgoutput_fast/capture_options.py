@@ -182,7 +182,8 @@ class CaptureOptions(StreamOptions):
                 hint=("Give ", Argument("silent_after"), " too"),
             )  # fmt: skip
         if self.upload is not None:
-            parse_place(self.upload, self.upload_endpoint)  # raises an error for a malformed URL
+            # Raises an error for a malformed URL.
+            parse_place(self.upload, self.upload_endpoint, names=("upload", "upload_endpoint"))
         elif self.upload_endpoint is not None or self.upload_keep != "all":
             wrong = "upload_endpoint" if self.upload_endpoint is not None else "upload_keep"
             raise PgOutputError(

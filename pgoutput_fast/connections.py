@@ -16,7 +16,15 @@ import threading
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from .errors import CUT, PgOutputError, ReplicationError, RetryableError, printable, shortened
+from .errors import (
+    CUT,
+    Argument,
+    PgOutputError,
+    ReplicationError,
+    RetryableError,
+    printable,
+    shortened,
+)
 from .options import near
 
 try:
@@ -431,7 +439,7 @@ class ConnectionParameters:
                 hint="Write it as 'host=… dbname=…' or 'postgresql://user@host/dbname'. In a URL, "
                 "write special characters as %XX",
             )
-        _check_shown(dsn or "", parameters)
+        _check_shown(dsn or "", parameters, given)
         # Remove these secrets from messages. Leave out very short ones, as ordinary words contain
         # them.
         self._secrets = [
@@ -553,11 +561,19 @@ def _unknown_parameter(said: str, dsn: str, known: Collection[str]) -> str:
     return f": libpq has no parameter {match[1]!r}, did you mean {close[0]!r}?"
 
 
-def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
+def _check_shown(dsn: str, parameters: Mapping[str, object], keywords: Collection[str]) -> None:
     """Refuse a host, port, user or database that may contain a password.
 
     libpq's messages, and `__repr__`, show these four. A password gets there if its special
     characters were not escaped, or with another driver's syntax, ``host=…;password=…``.
+
+    Parameters
+    ----------
+    dsn : str
+    parameters : mapping of str to object
+        libpq's parameters, from `dsn` and from keywords.
+    keywords : collection of str
+        The parameters that the caller gave as keywords.
 
     Raises
     ------
@@ -567,25 +583,44 @@ def _check_shown(dsn: str, parameters: Mapping[str, object]) -> None:
     url = re.match(r"[a-z]+://([^?]*)", dsn)
     # In a URL, a raw @ may only end the user and password.
     in_url = url is not None and (url[1].count("@") > 1 or "@" in url[1].partition("/")[2])
-    hosts = f"{parameters.get('host') or ''},{parameters.get('hostaddr') or ''}".split(",")
-    port = str(parameters.get("port") or "")
-    # A directory of sockets may have any name.
-    odd_host = any(re.search(r"[@=;\s]", one) for one in hosts if not one.startswith("/"))
-    if in_url or odd_host or not re.fullmatch(r"[0-9,]*", port):
+    if in_url:
         raise PgOutputError(
             "the connection string has a host, port or database that is not valid",
             code="bad_option",
-            hint="In a URL, write special characters of the user and the password as %XX. In other "
-            "connection strings, separate parameters with spaces, not semicolons",
+            parameter="dsn",
+            hint=_SEPARATED,
         )
-    for name in ("host", "hostaddr", "user", "dbname", "service"):
+    for name in ("host", "hostaddr", "port", "user", "dbname", "service"):
         value = str(parameters.get(name) or "")
-        if "://" in value or re.search(r";\s*\w+\s*=|\bpassword\s*=", value):
+        if _may_have_a_password(name, value):
+            is_keyword = name in keywords
+            text = "it" if is_keyword else f"the value of {name}"
             raise PgOutputError(
-                f"the value of the parameter {name!r} contains other parameters",
+                f"{text} contains other parameters, or characters that are not valid",
                 code="bad_option",
-                hint="Give a connection string as `dsn`, with spaces between its parameters",
+                parameter=name if is_keyword else "dsn",
+                hint=("Give each parameter alone, or all of them as ", Argument("dsn"))
+                if is_keyword
+                else _SEPARATED,
             )
+
+
+_SEPARATED = (
+    "In a URL, write special characters of the user and the password as %XX. In other connection "
+    "strings, separate parameters with spaces, not semicolons"
+)
+
+
+def _may_have_a_password(name: str, value: str) -> bool:
+    """Whether a parameter's value has other parameters, or is no host or port."""
+    if name in ("host", "hostaddr"):
+        # A directory of sockets may have any name.
+        hosts = [host for host in value.split(",") if not host.startswith("/")]
+        if any(re.search(r"[@=;\s]", host) for host in hosts):
+            return True
+    if name == "port":
+        return not re.fullmatch(r"[0-9,]*", value)
+    return "://" in value or re.search(r";\s*\w+\s*=|\bpassword\s*=", value) is not None
 
 
 def check_publication_names(publications: object) -> None:

@@ -142,15 +142,21 @@ def find_server_bindir(version: int) -> Path:
 
 def _quote_setting(name: str, value: object) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", name):
-        raise PgOutputError(f"{name!r} is no name of a server setting", code="bad_option")
+        raise PgOutputError(
+            f"{name!r} is no name of a server setting", code="bad_option", parameter="settings"
+        )
     if name.lower() in _OWN_SETTINGS:
         raise PgOutputError(
-            f"the embedded server sets {name} itself, so you can't give it", code="bad_option"
+            f"the embedded server sets {name} itself, so you can't give it",
+            code="bad_option",
+            parameter="settings",
         )
     text = ("on" if value else "off") if isinstance(value, bool) else str(value)
     if "\n" in text or "\0" in text:
         raise PgOutputError(
-            f"the value of the setting {name} must be one line: {text!r}", code="bad_option"
+            f"the value of {name} must be one line: {text!r}",
+            code="bad_option",
+            parameter="settings",
         )
     return f"{name} = '{_escape(text)}'\n"
 
@@ -345,6 +351,7 @@ class EmbeddedServer:
                 raise PgOutputError(
                     f"{bindir} has no working PostgreSQL server",
                     code="bad_option",
+                    parameter="bindir",
                     path=str(bindir),
                 )
             self.version = found
@@ -565,6 +572,7 @@ class EmbeddedServer:
             raise PgOutputError(
                 "the embedded server was started without TCP",
                 code="bad_option",
+                parameter="tcp",
                 hint=("Start the server with ", Argument("tcp", True)),
             )
         parts = {

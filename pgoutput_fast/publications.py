@@ -540,9 +540,10 @@ class Publications:
         if len(chosen) > 1:
             first, second = list(chosen.values())[:2]
             raise PgOutputError(
-                f"publications {first!r} and {second!r} publish different columns of table "
+                f"{first!r} and {second!r} publish different columns of table "
                 f"{qualified(table)}: the server refuses to send both in one stream",
                 code="bad_option",
+                parameter="publications",
                 table=qualified(table),
                 hint="Give both the same column list, or read each publication in its own stream",
             )

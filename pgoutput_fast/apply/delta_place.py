@@ -79,7 +79,7 @@ class DeltaPlace:
     """
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
-        refuse_secrets(uri, options)
+        refuse_secrets(uri, options, parameter="target")
         self.options = dict(options or {})
         self.path: Path | None = None
         if "://" not in uri:
@@ -93,6 +93,7 @@ class DeltaPlace:
             raise PgOutputError(
                 f"delta-rs can't keep tables in {self.uri}: its name has {bad.group()!r}",
                 code="bad_option",
+                parameter="target",
                 hint="Give a directory with another name",
             )
 

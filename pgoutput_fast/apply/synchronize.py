@@ -318,7 +318,7 @@ def open_target(
     if not text or "\0" in text:
         raise _wrong_target("it names no target")
     # First of all, because the other errors show the text.
-    refuse_secrets(text.removeprefix(PARQUET), options.storage_options)
+    refuse_secrets(text.removeprefix(PARQUET), options.storage_options, parameter="target")
     wanted = None if tables is None else tuple(sorted(tables))
     _check_keep(options, is_parquet=text.startswith(PARQUET))
     kept = Kept(

@@ -379,6 +379,7 @@ def check_kind(where: str, kind: str, made: str) -> None:
             f"the change tables in {where} are {_KINDS[made]}, and a target cannot change their "
             "kind",
             code="bad_option",
+            parameter="target" if "parquet" in (kind, made) else "iceberg",
             hint=(*fix, ", or start with a new target"),
         )
 

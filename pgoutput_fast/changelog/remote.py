@@ -90,7 +90,9 @@ class RemotePlace(NamedTuple):
         return f"s3://{self.bucket}/{self.prefix}"
 
 
-def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
+def parse_place(
+    url: str, endpoint: str | None = None, *, names: tuple[str, str] = ("url", "endpoint")
+) -> RemotePlace:
     """Parse a URL ``s3://bucket/prefix``, and the endpoint of the storage.
 
     Parameters
@@ -99,6 +101,8 @@ def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
     endpoint : str, optional
         ``http://host:port`` or ``https://host``; by default the value of the environment variable
         AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL.
+    names : pair of str
+        The caller's options for the URL and the endpoint, for errors.
 
     Raises
     ------
@@ -106,7 +110,7 @@ def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
         The URL or the endpoint is malformed, or has a user or a password. In the second case the
         error does not show the text.
     """
-    _refuse_user(url, "the URL")
+    _refuse_user(url, "the URL", names[0])
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.removesuffix("/")
@@ -114,6 +118,7 @@ def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
         raise PgOutputError(
             f"{printable(url)} is not a URL of S3",
             code="bad_option",
+            parameter=names[0],
             hint="Give s3://bucket/prefix, with the name of a "
             "bucket in lower-case letters, digits, '-' and '.'",
         )
@@ -122,11 +127,14 @@ def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
             f"{printable(url)} needs a prefix after the bucket, such as s3://bucket/lake. The "
             "prefix has names of letters, digits, '_', '-', '=' and '.', separated by '/'",
             code="bad_option",
+            parameter=names[0],
         )
+    parameter: str | None = names[1]
     if endpoint is None:
-        endpoint = next((os.environ[one] for one in _ENDPOINT_VARIABLES if os.environ.get(one)), "")
+        variable = next((name for name in _ENDPOINT_VARIABLES if os.environ.get(name)), "")
+        endpoint, parameter = os.environ.get(variable, ""), None
     if endpoint:
-        _refuse_user(endpoint, "the endpoint")
+        _refuse_user(endpoint, "the endpoint", parameter)
         try:
             parts = urlsplit(endpoint)
             is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -136,12 +144,13 @@ def parse_place(url: str, endpoint: str | None = None) -> RemotePlace:
             raise PgOutputError(
                 f"{printable(endpoint)} is not an endpoint",
                 code="bad_option",
+                parameter=parameter,
                 hint="Give http://host:port or https://host",
             )
     return RemotePlace(bucket, prefix, endpoint.removesuffix("/") or None)
 
 
-def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
+def refuse_secrets(url: str, options: Mapping[str, str] | None = None, *, parameter: str) -> None:
     """Raise an error if a URL of object storage, or the endpoint of the storage, has a secret.
 
     Libraries show URLs and endpoints in their errors, and Spark shows them in its plans. Local
@@ -154,6 +163,8 @@ def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
     options : mapping of str to str, optional
         The storage options of a library. Only the endpoints among them are checked: secrets in
         other options are allowed.
+    parameter : str
+        The caller's option for the URL, for errors. `options` are always its storage_options.
 
     Raises
     ------
@@ -166,20 +177,21 @@ def refuse_secrets(url: str, options: Mapping[str, str] | None = None) -> None:
         # A secret key may contain slashes, so check everything up to the last '@'.
         before, at, _ = rest.rpartition("@")
         if at and (scheme not in _BLOBS or ":" in before):
-            _refuse_user(url, "the URL", takes_options=True)
+            _refuse_user(url, "the URL", parameter, takes_options=True)
         query = unquote(rest.partition("?")[2])
         if "@" in query or _SECRET.search(query):
             raise PgOutputError(
                 "the URL of the object storage has a secret after its '?'",
                 code="bad_option",
+                parameter=parameter,
                 hint=_OPTIONS,
             )
         for name, value in os.environ.items():
             if name.startswith("AWS_ENDPOINT"):
-                _refuse_user(value, f"the endpoint {name}")
+                _refuse_user(value, f"the endpoint {name}", None)
     for name, value in (options or {}).items():
         if "ENDPOINT" in name.upper():
-            _refuse_user(value, f"the endpoint {name}", takes_options=True)
+            _refuse_user(value, f"the endpoint {name}", "storage_options", takes_options=True)
 
 
 def without_secrets(url: str) -> str:
@@ -189,11 +201,14 @@ def without_secrets(url: str) -> str:
     return begin + url[len(begin) :].rpartition("@")[2].partition("?")[0]
 
 
-def _refuse_user(url: str, what: str, *, takes_options: bool = False) -> None:
+def _refuse_user(
+    url: str, what: str, parameter: str | None, *, takes_options: bool = False
+) -> None:
     if "@" in url:
         raise PgOutputError(
             f"{what} of the object storage has a user or password before an '@'",
             code="bad_option",
+            parameter=parameter,
             hint=_OPTIONS if takes_options else f"Leave it out. {_CREDENTIALS}",
         )
 

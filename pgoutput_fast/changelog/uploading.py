@@ -78,7 +78,7 @@ class Upload:
         self, directory: Path, url: str, endpoint: str | None, keep: Literal["all", "local"]
     ) -> None:
         self._directory = directory
-        self._remote = Remote(parse_place(url, endpoint))
+        self._remote = Remote(parse_place(url, endpoint, names=("upload", "upload_endpoint")))
         self.url = self._remote.url
         self._mirrors = keep == "local"
         self._tables = Tables(directory)
@@ -112,6 +112,7 @@ class Upload:
             raise PgOutputError(
                 f"{self._directory} is copied to {own['url']}, not to {self.url}",
                 code="bad_option",
+                parameter="upload",
                 path=str(self._directory),
                 hint=f"Give the former URL, or remove the consumer {CONSUMER_NAME} of "
                 f"{self._directory}: the capture then copies everything again",

@@ -370,7 +370,7 @@ def view_of(
         return _view_of_directory(Path(path), find)
     segments = list_segments(path)
     if not segments:
-        raise PgOutputError("no segment file was given", code="bad_option")
+        raise PgOutputError("no segment file was given", code="bad_option", parameter="path")
     with SegmentReader(segments[-1].path) as reader:
         metadata = reader.metadata
     found = Contents(segments, segments[0].start_lsn, segments[-1].end_lsn)

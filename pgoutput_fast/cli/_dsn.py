@@ -171,6 +171,7 @@ def _read(path: Path) -> str:
                 raise PgOutputError(
                     f"other users can read or write {path}, which may contain a password",
                     code="bad_option",
+                    parameter="dsn_file",
                     hint=f"Run chmod 600 {path}",
                     path=str(path),
                 )
@@ -189,6 +190,7 @@ def _read(path: Path) -> str:
         raise PgOutputError(
             f"{path} has no DSN",
             code="bad_option",
+            parameter="dsn_file",
             hint="Write only a DSN into it, such as 'host=… dbname=…'",
             path=str(path),
         )

@@ -239,7 +239,9 @@ def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
                 else:
                     known = {*by_name, *(one for one in flags if one)} - {"dsn", "dsn_file"}
                     raise PgOutputError(
-                        f"there is no such option. {near(name, known)}".strip(), code="bad_option"
+                        f"there is no such option. {near(name, known)}".strip(),
+                        code="bad_option",
+                        parameter=name,
                     )
             except PgOutputError as error:
                 raise click.BadParameter(f"{path}: {name}: {error.message}") from error
@@ -282,17 +284,19 @@ def chosen(
 
 # --- errors --------------------------------------------------------------------------------------
 
-_PARAMETERS = {"registry": "types", "until_lsn": "until"}
-"""Arguments whose flags have other names."""
+_PARAMETERS = {"path": "paths", "registry": "types", "until_lsn": "until"}
+"""Arguments that commands take by other names."""
 
 
 def shown_by(command: click.Command) -> Callable[[Argument], str]:
     """Return a function that writes an option as the command's flag, or as a line of its file."""
-    flags = {one.name: one for one in command.params if isinstance(one, click.Option) and one.name}
+    options = {option.name: option for option in command.params if option.name}
 
     def shown(argument: Argument) -> str:
-        option = flags.get(_PARAMETERS.get(argument.name, argument.name))
-        if option is None:
+        option = options.get(_PARAMETERS.get(argument.name, argument.name))
+        if isinstance(option, click.Argument):
+            return option.human_readable_name
+        if not isinstance(option, click.Option):
             value = argument.value
             is_plain = argument.has_value and isinstance(value, (bool, int, float, str))
             if is_plain:

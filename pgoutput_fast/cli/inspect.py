@@ -69,7 +69,10 @@ def _files(paths: tuple[Path, ...]) -> list[Path]:
             segments.append(path)
         elif (before := others.setdefault(path.resolve(), path)) is not path:
             raise PgOutputError(
-                f"{path} is given twice, once as {before}", code="bad_option", path=str(path)
+                f"{path} is given twice, once as {before}",
+                code="bad_option",
+                parameter="paths",
+                path=str(path),
             )
     return [*others.values(), *(segment.path for segment in list_segments(segments))]
 

@@ -114,6 +114,7 @@ def _find(directory: Path, table: str) -> int:
         raise PgOutputError(
             f"{directory} has several tables that were called {table!r}",
             code="bad_option",
+            parameter="tables",
             table=table,
             hint=f"Give one of the relation ids {ids} instead. To see which table has the name "
             f"now: SELECT {name}::regclass::oid",

@@ -692,7 +692,7 @@ class ReplicationConnection:
             `slot` is no str.
         """
         check_slot_name(slot)
-        given = ", ".join(f'"{name}" {_literal(value)}' for name, value in options.items())
+        given = ", ".join(f'"{name}" {_literal(name, value)}' for name, value in options.items())
         pgconn = self.pgconn
         # The configuration of the server, role or database may suppress warnings, and `_on_notice`
         # needs them.
@@ -794,11 +794,11 @@ def check_slot_name(name: str) -> None:
         )
 
 
-def _literal(value: str) -> str:
+def _literal(name: str, value: str) -> str:
     """Quote a string for START_REPLICATION, which doubles quotes, but not backslashes."""
     if "\0" in value:
         raise PgOutputError(
-            f"an option of START_REPLICATION has a NUL byte: {value!r}", code="bad_option"
+            f"{name} has a NUL byte: {value!r}", code="bad_option", parameter="options"
         )
     return "'" + value.replace("'", "''") + "'"
 

@@ -117,7 +117,10 @@ def _group(parts: list[Segment]) -> SegmentGroup:
         if segment.part == before.part:
             once = f", once as {before.path}" if before.path != segment.path else ""
             raise PgOutputError(
-                f"{segment.path} is given twice{once}", code="bad_option", path=str(segment.path)
+                f"{segment.path} is given twice{once}",
+                code="bad_option",
+                parameter="path",
+                path=str(segment.path),
             )
     numbers = [segment.part for segment in parts]
     count = parts[0].parts
@@ -383,6 +386,7 @@ def _list_files(paths: list[Path]) -> list[Segment]:
             raise PgOutputError(
                 f"{path} is a directory, but a list may have only segment files",
                 code="bad_option",
+                parameter="path",
                 path=str(path),
                 hint="Give a single directory, or list the segment files of directories that "
                 "follow each other",

@@ -170,7 +170,8 @@ def write_changes(
     PgOutputError
         A frame or a value is refused, or the files can't be written.
     """
-    refuse_secrets(output)  # again: the environment of this machine may set another endpoint
+    # Again: the environment of this machine may set another endpoint.
+    refuse_secrets(output, parameter="output")
     try:
         files, root = fs.FileSystem.from_uri(output) if "://" in output else (
             fs.LocalFileSystem(), output

@@ -190,10 +190,7 @@ class SourceOptions(Options):
         if self.dsn is not None:
             _refuse_password(self.dsn)
         if self.output is not None:
-            try:
-                refuse_secrets(self.output)
-            except PgOutputError as error:
-                raise _refused("output", error.message, *error.hint) from None
+            refuse_secrets(self.output, parameter="output")
         object.__setattr__(self, "directory", self._directory())
 
     def _check_the_mode(self) -> None:

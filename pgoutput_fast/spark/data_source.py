@@ -284,8 +284,9 @@ def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> Ch
         if chosen.changes.simpleString() == schema.simpleString():
             return chosen
     raise PgOutputError(
-        "the schema must have all columns of a change, and the table's columns in before and after",
+        "it must have all columns of a change, and the table's columns in before and after",
         code="bad_option",
+        parameter="schema",
         hint="Leave out .schema() to get this schema",
     )
 

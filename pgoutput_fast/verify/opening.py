@@ -61,7 +61,8 @@ def open_target(
     PgOutputError
         The target does not exist, can't be verified, or does not fit the engine or the policies.
     """
-    refuse_secrets(given, storage_options)  # first, because other errors show the name
+    # First, because other errors show the name.
+    refuse_secrets(given, storage_options, parameter="target")
     target = _opened(given, segments, types, storage_options, engine)
     if engine is not None and not isinstance(target, DistributedStates):
         target.close()

@@ -421,7 +421,7 @@ def test_a_capture_does_not_write_to_object_storage(url: str) -> None:
     [
         ({"upload_endpoint": "http://a"}, "upload_endpoint"),
         ({"upload": "s3://bucket/a", "upload_keep": "some"}, "upload_keep"),
-        ({"upload": "s3://a:b@bucket/a"}, None),
+        ({"upload": "s3://a:b@bucket/a"}, "upload"),
         ({"give_up": True}, "give_up"),
     ],
 )
@@ -499,7 +499,7 @@ def test_places_that_have_something_else(
         upload_of(another, storage)
     another.close()
     storage.url += "/b"
-    with expect_error(code="bad_option", path=str(made.directory)):
+    with expect_error(code="bad_option", parameter="upload", path=str(made.directory)):
         upload_of(made, storage)
     storage.url = storage.url.removesuffix("/b")
     # A copy to which something is missing that is deleted here does not go on.

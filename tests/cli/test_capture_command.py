@@ -316,9 +316,9 @@ def test_a_dsn_in_a_file(published: Any, run: Running, tmp_path: Path) -> None:
 
     assert "No such file" in refused()
     file.touch(0o600)
-    assert "has no DSN" in refused()
+    assert f"--dsn-file: {file} has no DSN" in refused()
     file.write_bytes(b"password=\xff\xfe")
-    assert "has no DSN" in refused()
+    assert f"--dsn-file: {file} has no DSN" in refused()
     file.write_text(f"{published.dsn}\n")
     file.chmod(0o604)
     assert refused().endswith(f"chmod 600 {file}")

@@ -248,6 +248,7 @@ def test_files_that_do_not_go_together_are_refused(
         for options in ([], ["--stats"]):
             assert run("inspect", *options, *paths, code=1) == []
             assert f"[{code}]" in run.error
+            assert ("FILE|DIR…: " in run.error) == (code == "bad_option")
     assert run("inspect", second, first) == run("inspect", directory)
     assert len(run("inspect", recorded, again, directory)) == 3 * len(FRAMES) + 1
 

@@ -9,10 +9,20 @@ from support.expected_errors import expect_error
 
 pytest.importorskip("pyarrow", reason="the options of sync are in a package that needs it")
 
+from pgoutput_fast.apply import sync
 from pgoutput_fast.apply.options import SyncOptions, TargetOptions
+from pgoutput_fast.apply.targets import check_kind
 from pgoutput_fast.capture_options import CaptureOptions
+from pgoutput_fast.changelog.uploading import download
+from pgoutput_fast.changelog.view import view_of
+from pgoutput_fast.connections import ConnectionParameters
+from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import Argument, PgOutputError
 from pgoutput_fast.options import byte_count, choice, flag, options_of, seconds
+from pgoutput_fast.segments import list_segments
+from pgoutput_fast.verify import verify
+
+_ENDPOINT = {"AWS_ENDPOINT": "http://u:x@h"}
 
 CLASSES = [CaptureOptions, SyncOptions, TargetOptions]
 
@@ -102,23 +112,64 @@ def test_keywords_go_over_an_object_and_leave_the_rest():
         options_of(CaptureOptions, SyncOptions(), {})
 
 
+def _verify(target):
+    verify("host=/nonexistent", publications=["p"], target=target)
+
+
 @pytest.mark.parametrize(
-    ("kind", "given", "parameter"),
+    ("call", "parameter"),
     [
-        (CaptureOptions, {"segment_bytes": 0}, "segment_bytes"),
-        (CaptureOptions, {"give_up": True}, "give_up"),
-        (CaptureOptions, {"upload_endpoint": "http://x"}, "upload_endpoint"),
-        (CaptureOptions, {"upload_keep": "local"}, "upload_keep"),
-        (CaptureOptions, {"protocol": 5}, "protocol"),
-        (SyncOptions, {"interval": float("nan")}, "interval"),
-        (SyncOptions, {"tables": []}, "tables"),
-        (TargetOptions, {"partition_by": {"t": ["a", "a"]}}, "partition_by"),
+        (lambda: CaptureOptions(segment_bytes=0), "segment_bytes"),
+        (lambda: CaptureOptions(give_up=True), "give_up"),
+        (lambda: CaptureOptions(upload_endpoint="http://x"), "upload_endpoint"),
+        (lambda: CaptureOptions(upload_keep="local"), "upload_keep"),
+        (lambda: CaptureOptions(protocol=5), "protocol"),
+        (lambda: SyncOptions(interval=float("nan")), "interval"),
+        (lambda: SyncOptions(tables=[]), "tables"),
+        (lambda: TargetOptions(partition_by={"t": ["a", "a"]}), "partition_by"),
+        # A URL is the value of several options.
+        (lambda: CaptureOptions(upload="s3://u:x@bucket/a"), "upload"),
+        (lambda: CaptureOptions(upload="gs://bucket/a"), "upload"),
+        (lambda: CaptureOptions(upload="s3://bucket"), "upload"),
+        (lambda: CaptureOptions(upload="s3://b1b/a", upload_endpoint="h:1"), "upload_endpoint"),
+        (lambda: CaptureOptions(upload="s3://b1b/a", upload_endpoint="a://u@h"), "upload_endpoint"),
+        (lambda: download("s3://bucket", "d"), "url"),
+        (lambda: download("s3://bucket/a", "d", endpoint="h:1"), "endpoint"),
+        (lambda: sync(target="s3://u:x@bucket/a"), "target"),
+        (lambda: sync(target="s3://bucket/a?secret=x"), "target"),
+        (lambda: sync(target="s3://bucket/a", storage_options=_ENDPOINT), "storage_options"),
+        (lambda: _verify("s3://u:x@bucket/a"), "target"),
+        (lambda: _verify("s3://bucket/a[b]"), "target"),
+        (lambda: check_kind("lake", "delta", "parquet"), "target"),
+        (lambda: check_kind("lake", "iceberg", "delta"), "iceberg"),
+        (lambda: view_of([]), "path"),
+        (lambda: list_segments(["."]), "path"),
+        (lambda: ConnectionParameters("postgresql://u:x@y@h/d"), "dsn"),
+        (lambda: ConnectionParameters("host=a;password=x"), "dsn"),
+        (lambda: ConnectionParameters("dbname=a;b=c"), "dsn"),
+        (lambda: ConnectionParameters("port=5432", {"host": "a@b"}), "host"),
+        (lambda: ConnectionParameters("host=h", {"port": "x"}), "port"),
+        (lambda: ConnectionParameters("host=h", {"user": "a; password=x"}), "user"),
+        (lambda: EmbeddedServer(settings={"a b": 1}), "settings"),
+        (lambda: EmbeddedServer(settings={"Port": 1}), "settings"),
+        (lambda: EmbeddedServer(settings={"work_mem": "1MB\n"}), "settings"),
+        (EmbeddedServer(bindir="/nonexistent").start, "bindir"),
     ],
 )  # fmt: skip
-def test_errors_say_which_option_is_wrong(kind, given, parameter):
-    with pytest.raises(PgOutputError) as caught:
-        kind(**given)
-    assert caught.value.parameter == parameter
+def test_errors_say_which_option_is_wrong(call, parameter, monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with expect_error(code="bad_option", parameter=parameter) as caught:
+        call()
+    # The front end writes the name of the option before the text.
+    assert not caught.value.message.startswith(parameter)
+
+
+def test_an_error_about_the_environment_names_no_option(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://u:x@h")
+    with expect_error(code="bad_option", parameter=None):
+        CaptureOptions(upload="s3://bucket/a")
+    with expect_error(code="bad_option", parameter=None):
+        sync(target="s3://bucket/a")
 
 
 @pytest.mark.parametrize(

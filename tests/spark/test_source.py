@@ -779,7 +779,7 @@ def test_errors_reach_the_user(source: Any, made: MadeDirectory) -> None:
     given = {"table": "public.t", "segments": str(made.directory)}
     whole = source.read.format("pgoutput").options(**given).load()
     for schema in ("id int", "op string, after struct<id: int, v: string>"):
-        with expect_error(AnalysisException, code="bad_option"):
+        with expect_error(AnalysisException, code="bad_option", parameter="schema"):
             source.read.format("pgoutput").options(**given).schema(schema).load().count()
     # The text of any column may be asked for, and some of the columns.
     ddl = ", ".join(

@@ -86,7 +86,10 @@ def test_an_endpoint_with_secrets_is_refused(name: str, monkeypatch: pytest.Monk
     text = told(lambda: apply.sync(target="s3://bucket/x", storage_options={name: endpoint}))
     assert f"the endpoint {name} of the object storage has a user or password" in text
     monkeypatch.setenv(name.upper(), endpoint)
-    for call in (lambda: DeltaPlace("s3://bucket/x"), lambda: refuse_secrets("s3://bucket/x")):
+    for call in (
+        lambda: DeltaPlace("s3://bucket/x"),
+        lambda: refuse_secrets("s3://bucket/x", parameter="x"),
+    ):
         assert f"{name.upper()} of the object storage has a user or password" in told(call)
     assert DeltaPlace("/a").uri == "/a"  # which no endpoint concerns
 
@@ -96,5 +99,5 @@ def test_an_endpoint_with_secrets_is_refused(name: str, monkeypatch: pytest.Monk
     ["s3://bucket/a", "/home/a@b", "file:///home/a@b", "abfss://container@account.example/a"],
 )
 def test_names_without_secrets_are_taken(url: str) -> None:
-    refuse_secrets(url)
+    refuse_secrets(url, parameter="x")
     assert DeltaPlace(url).uri in {url, url.removeprefix("file://")}

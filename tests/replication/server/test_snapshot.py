@@ -400,7 +400,7 @@ def test_publications_that_can_not_be_streamed_together(database18: Any) -> None
     database18.execute(
         "CREATE PUBLICATION p FOR TABLE many (id)", "CREATE PUBLICATION q FOR TABLE many"
     )
-    with expect_error(code="bad_option", table="public.many"):
+    with expect_error(code="bad_option", parameter="publications", table="public.many"):
         open_snapshot(database18.dsn, ["p", "q"])
     with expect_error(code="no_publication"):
         open_snapshot(database18.dsn, ["p", "r"])
