@@ -70,7 +70,7 @@ codecs.register(_replacing)
 
 
 def is_sql_ascii(name: object) -> bool:
-    """Whether an encoding is SQL_ASCII: bytes that the server does not check."""
+    """Return whether an encoding is SQL_ASCII: bytes that the server does not check."""
     return isinstance(name, str) and _plain(name) == "sqlascii"
 
 
@@ -79,7 +79,7 @@ def _plain(name: str) -> str:
 
 
 def python_encoding(name: str) -> str:
-    """Python's name of the encoding `name`, which may be PostgreSQL's (``LATIN1``, ``WIN1252``).
+    """Return Python's name of an encoding, which may have PostgreSQL's (``LATIN1``, ``WIN1252``).
 
     SQL_ASCII is read as UTF-8.
 

@@ -64,7 +64,7 @@ _shown: ContextVar[Callable[[Argument], str]] = ContextVar("_shown", default=str
 
 @contextlib.contextmanager
 def options_shown_as(shown: Callable[[Argument], str]) -> Iterator[None]:
-    """Within the block, write options in texts of errors as a front end writes them."""
+    """Write options in texts of errors as a front end writes them, within the block."""
     token = _shown.set(shown)
     try:
         yield

@@ -106,28 +106,28 @@ def page(title: str, heading: str, lead: str, *content: str, refresh: int | None
 
 
 def text(given: str) -> str:
-    """A text of elsewhere, such as a name, as HTML."""
+    """Return a text from elsewhere, such as a name, as HTML."""
     return escape(printable(given))
 
 
 def figures(*pairs: tuple[str, str]) -> str:
-    """Numbers, each with what it is, side by side."""
+    """Return numbers, each with what it is, side by side."""
     boxes = "".join(f"<div><b>{value}</b>{label}</div>" for value, label in pairs)
     return f'<div class="figures">{boxes}</div>'
 
 
 def section(heading: str, lead: str, *content: str) -> str:
-    """A part of a page."""
+    """Return a part of a page."""
     return "\n".join(["<section>", f"<h2>{heading}</h2>", f"<p>{lead}</p>", *content, "</section>"])
 
 
 def cell(html: str, kind: str = "", tag: str = "td") -> str:
-    """A cell of a table; `kind` are CSS classes, and the tag of a head is th."""
+    """Return a cell of a table; `kind` are CSS classes, and the tag of a head is th."""
     return f'<{tag} class="{kind}">{html}</{tag}>' if kind else f"<{tag}>{html}</{tag}>"
 
 
 def table(heads: Iterable[str], rows: Iterable[str]) -> str:
-    """A table, of the cells of its heads and of each row."""
+    """Return a table, of the cells of its heads and of each row."""
     head, body = "".join(heads), "".join(f"<tr>{row}</tr>" for row in rows)
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
@@ -136,7 +136,7 @@ def table(heads: Iterable[str], rows: Iterable[str]) -> str:
 
 
 def bars(label: str, values: Sequence[tuple[float | None, str]]) -> str:
-    """A chart of bars from left to right, each with a text; None leaves a gap."""
+    """Return a chart of bars from left to right, each with a text; None leaves a gap."""
     longest = max(1e-9, *(value or 0.0 for value, _ in values), 0.0)
     shown = []
     for number, (value, title) in enumerate(values):

@@ -11,7 +11,7 @@ _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
 
 
 def parse_lsn(text: str) -> int:
-    """The LSN that `text` names, as an unsigned 64-bit integer.
+    """Return the LSN that `text` names, as an unsigned 64-bit integer.
 
     Raises
     ------
@@ -31,7 +31,7 @@ def parse_lsn(text: str) -> int:
 
 
 def format_lsn(lsn: int) -> str:
-    """`lsn` as PostgreSQL prints it: ``format_lsn(0x16B374D848) == "16/B374D848"``.
+    """Return `lsn` as PostgreSQL prints it: ``format_lsn(0x16B374D848) == "16/B374D848"``.
 
     Raises
     ------

@@ -79,7 +79,7 @@ def read_numerics(rows: Callable[..., list[Any]], oids: Sequence[int]) -> list[N
 
 
 def proposed(found: Sequence[Numerics]) -> str | None:
-    """The policy that has room for the values of all columns; None: no decimal has."""
+    """Return the policy that has room for the values of all columns; None if no decimal has."""
     digits, scale = max(one.digits for one in found), max(one.scale for one in found)
     if digits + scale > _MOST:
         return None
@@ -87,7 +87,7 @@ def proposed(found: Sequence[Numerics]) -> str | None:
 
 
 def advice(found: Sequence[Numerics]) -> str:
-    """What to do about such columns."""
+    """Return what to do about such columns."""
     policy = proposed(found)
     if policy is None:
         return (

@@ -120,7 +120,7 @@ def _is_shape(numeric: object) -> bool:
 
 
 def policies_of(given: Iterable[str]) -> Policies:
-    """Policies that are written as ``infinity=null``, ``numeric=10,2`` or ``arrays=2``.
+    """Return the policies that are written as ``infinity=null``, ``numeric=10,2`` or ``arrays=2``.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def policies_of(given: Iterable[str]) -> Policies:
 
 
 def policy_texts(policies: Policies) -> list[str]:
-    """The policies that are not the default, as :func:`policies_of` reads them."""
+    """Return the policies that are not the default, as :func:`policies_of` reads them."""
     found = []
     for name in Policies.__dataclass_fields__:
         value = getattr(policies, name)

@@ -352,7 +352,7 @@ class Publications:
         return oid, found, actions
 
     def has(self, publication: Publication, table: CatalogRelation) -> bool:
-        """Whether a publication has a table, or a partitioned table above it.
+        """Return whether a publication has a table, or a partitioned table above it.
 
         The server sends no rows of temporary, unlogged and foreign tables, even if a publication
         has them.

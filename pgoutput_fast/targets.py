@@ -52,7 +52,7 @@ class ChangeTarget(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, table: str, schema: pa.Schema) -> bool:
-        """Have a table that can take batches of a schema: make it, or add the columns it lacks.
+        """Prepare a table for batches of a schema: make it, or add the columns it lacks.
 
         Parameters
         ----------

@@ -22,6 +22,6 @@ def export(field: Field, column: ArrayBuffers) -> tuple[object, object]:
 
 
 def record_batch(field: Field, column: ArrayBuffers) -> Any:
-    """A pyarrow record batch with the columns of a struct."""
+    """Return a pyarrow record batch with the columns of a struct."""
     arrays = [arrow_array(*pair) for pair in zip(field.children, column.children, strict=True)]
     return pyarrow().RecordBatch.from_arrays(arrays, schema=schema_of(field))

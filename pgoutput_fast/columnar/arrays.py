@@ -55,7 +55,7 @@ ITEM_SIZES = {name: sum(int(kind[1:]) for _, kind in fields) for name, fields in
 
 
 def array_of(name: str, memory: object) -> np.ndarray[Any, Any]:
-    """An array over the bytes in `memory`, with the items of the structured array `name`."""
+    """Return an array over the bytes in `memory`, with the items of the structured array `name`."""
     import numpy as np
 
     return np.frombuffer(memory, _dtype(name))  # type: ignore[call-overload, no-any-return]
@@ -132,7 +132,7 @@ class FrameBatch:
 
 
 def check_offsets(offsets: object) -> np.ndarray[Any, Any]:
-    """Offsets as a contiguous array of int64.
+    """Return offsets as a contiguous array of int64.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def refuse_offset(index: int, offset: int, least: int, size: int) -> NoReturn:
 
 
 def lsns_of(lsns: object, count: int) -> np.ndarray[Any, Any]:
-    """LSNs as a contiguous array of uint64, one for each of `count` frames.
+    """Return LSNs as a contiguous array of uint64, one for each of `count` frames.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def refuse_time(frame: bytes, offset: int, name: str, value: int) -> NoReturn:
 
 
 def metadata_bytes(metadata: Mapping[bytes, bytes]) -> bytes:
-    """Metadata in the form of the Arrow C data interface."""
+    """Return metadata in the form of the Arrow C data interface."""
     parts = [struct.pack("=i", len(metadata))]
     for pair in metadata.items():
         for part in pair:
@@ -256,7 +256,7 @@ TWO_FORMS = "the old row and the new one have it in different formats"
 
 
 def commit_of(commit_lsn: int, commit_time: int, target: str) -> tuple[int, int]:
-    """The values of the columns commit_lsn and commit_time for a commit.
+    """Return the values of the columns commit_lsn and commit_time for a commit.
 
     Raises
     ------
@@ -279,7 +279,7 @@ def commit_of(commit_lsn: int, commit_time: int, target: str) -> tuple[int, int]
 
 
 def first_seq_of(first_seq: int, rows: int) -> int:
-    """The `seq` of the first of some rows.
+    """Return the `seq` of the first of some rows.
 
     Raises
     ------
@@ -338,19 +338,19 @@ class ArrayBuffers(NamedTuple):
 
 
 def bits_of(flags: Iterable[int]) -> bytes:
-    """A bitmap with a bit for each flag."""
+    """Return a bitmap with a bit for each flag."""
     import numpy as np
 
     return np.packbits(np.frombuffer(bytes(flags), np.uint8), bitorder="little").tobytes()
 
 
 def validity(present: Sequence[int]) -> bytes | None:
-    """The validity bitmap for flags that say whether a value is present; None if all are."""
+    """Return the validity bitmap for flags that say whether a value is present; None if all are."""
     return None if all(present) else bits_of(present)
 
 
 def fixed_column(letter: str, values: Sequence[Any]) -> ArrayBuffers:
-    """A column of numbers with the format `letter` of :mod:`struct`, None for null."""
+    """Return a column of numbers with the format `letter` of :mod:`struct`, None for null."""
     null_count = values.count(None)
     packed = struct.pack(f"={len(values)}{letter}", *(value or 0 for value in values))
     present = [value is not None for value in values]
@@ -358,7 +358,7 @@ def fixed_column(letter: str, values: Sequence[Any]) -> ArrayBuffers:
 
 
 def variable_column(values: Sequence[bytes | None]) -> ArrayBuffers:
-    """A column of bytes of any length, None for null."""
+    """Return a column of bytes of any length, None for null."""
     ends = [0]
     for value in values:
         ends.append(ends[-1] + len(value or b""))
@@ -369,7 +369,7 @@ def variable_column(values: Sequence[bytes | None]) -> ArrayBuffers:
 
 
 def column_of(field: Field, values: Sequence[bytes | None]) -> ArrayBuffers:
-    """A column of the bytes that a field's functions made of each value, None for null."""
+    """Return a column of the bytes that a field's functions made of each value, None for null."""
     count, null_count = len(values), values.count(None)
     bits = validity([value is not None for value in values])
     if field.format == "+s":
@@ -398,5 +398,5 @@ def column_of(field: Field, values: Sequence[bytes | None]) -> ArrayBuffers:
 
 
 def dictionary_of(field: Field) -> ArrayBuffers | None:
-    """The dictionary of an enum's column, which has its labels; None for other columns."""
+    """Return the dictionary of an enum's column, which has its labels; None for other columns."""
     return None if field.labels is None else variable_column(list(field.labels.numbers))

@@ -203,7 +203,7 @@ class Field:
         )
 
     def in_binary(self) -> Field:
-        """The field for values in binary format, which differs if `by_format` is true."""
+        """Return the field for values in binary format, which differs if `by_format` is true."""
         if not self.by_format:
             return self
         if not self.children:

@@ -82,7 +82,7 @@ def field_of(
 
 
 def without_functions(type: ColumnType) -> ColumnType:
-    """The type without functions that were registered without an Arrow type."""
+    """Return the type without functions that were registered without an Arrow type."""
     registered = type.registered
     if registered is not None and registered.arrow is None:
         registered = None
@@ -210,7 +210,7 @@ def _nested(
 
 
 def text_field(type: ColumnType, settings: Settings) -> Field:
-    """The field of a column for the server's text of values of any type. Its name is empty."""
+    """Return the field, without a name, of a column for the server's text of any type."""
     codec = codec_of(type, settings)
     natural = field_of(type, settings, "spark")
     binary_code = 0
@@ -239,7 +239,7 @@ def _binary_text(codec: Codec, raw: bytes) -> bytes:
 
 
 def has_text(type: ColumnType) -> bool:
-    """Whether the server's text is known for all binary values of a type and of its parts."""
+    """Return whether the server's text is known for all binary values of a type and its parts."""
     if type.registered is not None or type.kind == "unknown":
         return False
     if type.entry is not None and type.entry.codec in (*_DIGITS, "other"):
@@ -248,7 +248,7 @@ def has_text(type: ColumnType) -> bool:
 
 
 def is_digits(type: ColumnType) -> bool:
-    """Whether values, or parts of them, are a text from text format, and digits from binary format.
+    """Return whether values, or parts of them, are text in text format, and digits in binary.
 
     Their column has the same type from both.
     """
@@ -716,7 +716,7 @@ def arrow_type(
     policies: Policies | None = None,
     target: str = "arrow",
 ) -> str:
-    """The type of a column, as Arrow prints it; of an extension type only the name.
+    """Return the type of a column, as Arrow prints it; of an extension type only the name.
 
     Parameters
     ----------
@@ -738,7 +738,7 @@ def arrow_type(
 
 
 def spark_type(type: ColumnType, *, binary: bool = False, policies: Policies | None = None) -> str:
-    """The Spark SQL type of a column that is decoded with ``target="spark"``.
+    """Return the Spark SQL type of a column that is decoded with ``target="spark"``.
 
     Parameters and errors are those of :func:`arrow_type`. It also raises a PgOutputError if a type
     was registered with an Arrow type that Spark does not have.

@@ -43,7 +43,7 @@ class DecoderOptions:
             kind.check(name, getattr(self, name))
 
     def layout(self, plan: RelationPlan) -> Layout | None:
-        """The layout of a relation's record batches; None if its rows are not to be decoded."""
+        """Return the layout of a relation's record batches; None if its rows are not decoded."""
         if self.layouts is not None:
             return self.layouts(plan)
         if not self.selection.wants(plan.relation):

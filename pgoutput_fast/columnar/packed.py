@@ -28,12 +28,12 @@ _FALSE, _TRUE = b"\0", b"\1"
 
 
 def packed(parts: Iterable[Stored]) -> bytes:
-    """The packed form of parts, given as the bytes that their columns store, or None for null."""
+    """Return the packed form of parts, each given as the bytes that its column stores, or None."""
     return b"".join([_NULL if part is None else _size.pack(len(part)) + part for part in parts])
 
 
 def unpacked(value: bytes) -> Iterator[Stored]:
-    """The parts of a packed value."""
+    """Yield the parts of a packed value."""
     at = 0
     while at < len(value):
         size: int = _size.unpack_from(value, at)[0]
@@ -80,7 +80,7 @@ class Labels:
         self.numbers.setdefault(label, _size.pack(len(self.numbers)))
 
     def store(self, label: bytes) -> bytes:
-        """The bytes that a column stores of a label.
+        """Return the bytes that a column stores of a label.
 
         Raises
         ------
@@ -99,7 +99,7 @@ class Labels:
 def packing(
     type: ColumnType, parts: list[Codec], policies: Policies
 ) -> tuple[Callable[[bytes], Stored], Callable[[bytes], Stored]]:
-    """The functions that convert a value in text format, or in binary format, to its packed form.
+    """Return the functions that convert a value in text or binary format to its packed form.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def packing(
 
 
 def then(first: Callable[[bytes], Any], after: Pack) -> Callable[[bytes], Stored]:
-    """A function that calls `first`, then `after` unless a policy made None of the value."""
+    """Return a function that calls `first`, then `after` unless a policy made None of the value."""
 
     def both(raw: bytes) -> Stored:
         value = first(raw)
@@ -135,7 +135,7 @@ def then(first: Callable[[bytes], Any], after: Pack) -> Callable[[bytes], Stored
 
 
 def dimensions_of(policies: Policies) -> int:
-    """The number of dimensions that all arrays of a column have."""
+    """Return the number of dimensions that all arrays of a column have."""
     return policies.arrays if isinstance(policies.arrays, int) else 1
 
 
@@ -170,7 +170,7 @@ def _array(dimensions: int) -> Pack:
 
 
 def pack_map(value: dict[str, str | None]) -> bytes:
-    """The packed form of an hstore: a map."""
+    """Return the packed form of an hstore: a map."""
     return packed(
         packed((key.encode(), None if item is None else item.encode()))
         for key, item in value.items()
@@ -178,7 +178,7 @@ def pack_map(value: dict[str, str | None]) -> bytes:
 
 
 def pack_floats(dimensions: int) -> Pack:
-    """A function that packs a vector as a list of float32.
+    """Return a function that packs a vector as a list of float32.
 
     If `dimensions` is not 0, vectors of another length are refused with OutOfRange.
     """
@@ -194,7 +194,7 @@ def pack_floats(dimensions: int) -> Pack:
 
 
 def pack_sparse(value: SparseVector) -> bytes:
-    """The packed form of a sparsevec: a struct of dim, indices and values."""
+    """Return the packed form of a sparsevec: a struct of dim, indices and values."""
     return packed(
         (_size.pack(value.dim), packed(map(_size.pack, value.indices)),
          packed(map(_float32, value.values)))

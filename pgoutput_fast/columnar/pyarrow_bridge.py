@@ -13,7 +13,7 @@ from .fields import ARROW_TYPES, LABEL_FIELD, Field
 
 
 def arrow_array(field: Field, column: ArrayBuffers) -> Any:
-    """A pyarrow array with the buffers of a column."""
+    """Return a pyarrow array with the buffers of a column."""
     pa = pyarrow()
     made = pa.Array.from_buffers(
         _type(replace(field, labels=None)),
@@ -28,7 +28,7 @@ def arrow_array(field: Field, column: ArrayBuffers) -> Any:
 
 
 def schema_of(field: Field) -> Any:
-    """A pyarrow schema with the columns and metadata of a struct."""
+    """Return a pyarrow schema with the columns and metadata of a struct."""
     return pyarrow().schema([_field(child) for child in field.children], dict(field.metadata))
 
 

@@ -16,7 +16,7 @@ NEW_VERSIONS = 1024
 
 
 def event_of(message: Any, open_xid: int | None, xid: int | None) -> tuple[int, ...]:
-    """The fields of a message's event; 0 stands for a field that the message does not have.
+    """Return the fields of a message's event; 0 stands for a field that the message does not have.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def event_of(message: Any, open_xid: int | None, xid: int | None) -> tuple[int, 
 
 
 def plans_of(message: Truncate, state: StreamState) -> list[RelationPlan]:
-    """The plans of the tables that a TRUNCATE names.
+    """Return the plans of the tables that a TRUNCATE names.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def plans_of(message: Truncate, state: StreamState) -> list[RelationPlan]:
 def outdated(
     known: Iterable[tuple[object, ...]], with_rows: Iterable[RelationPlan], state: StreamState
 ) -> list[tuple[object, ...]]:
-    """Which versions of relations are neither announced any more nor have rows.
+    """Return the versions of relations that are not announced any more and have no rows.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from .packed import Stored, packed, then
 
 
 def registered_field(type: ColumnType, codec: Codec, arrow: Any) -> Field:
-    """The column of the objects that the functions of `codec` return.
+    """Return the column of the objects that the functions of `codec` return.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def registered_field(type: ColumnType, codec: Codec, arrow: Any) -> Field:
 
 
 def field_of_type(type_: Any, name: str = "", *, nullable: bool = True) -> Field:
-    """The field of a pyarrow type, without functions.
+    """Return the field of a pyarrow type, without functions.
 
     Raises
     ------

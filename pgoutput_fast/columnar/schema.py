@@ -51,7 +51,7 @@ class Layout:
         return 20 + sum(field.width for field in self.head if field.width > 0) + self.side_bytes
 
     def schema(self, binary: Iterable[int]) -> Field:
-        """The schema of a batch, as a struct of its columns.
+        """Return the schema of a batch, as a struct of its columns.
 
         Parameters
         ----------
@@ -76,7 +76,7 @@ class Layout:
 
 
 def version_of(plan: RelationPlan) -> tuple[object, ...]:
-    """A key for all that was announced of a relation: rows with equal keys can share a batch."""
+    """Return a key for all that was announced of a relation: equal keys can share a batch."""
     relation, registry = plan.relation, plan.settings.registry
     return (
         relation.relation_id,
@@ -90,7 +90,7 @@ def version_of(plan: RelationPlan) -> tuple[object, ...]:
 
 
 def head_fields(target: str) -> tuple[Field, ...]:
-    """The columns from op to old_kind."""
+    """Return the columns from op to old_kind."""
     unsigned4, unsigned8 = ("l", "l") if target == "spark" else ("I", "L")
     formats = {
         "op": "u",
@@ -129,7 +129,7 @@ def layout_of(plan: RelationPlan, target: str, selection: Selection) -> Layout:
 
 
 def relation_metadata(plan: RelationPlan) -> dict[bytes, bytes]:
-    """What the metadata of a batch's schema say of its relation."""
+    """Return what the metadata of a batch's schema say of its relation."""
     relation = plan.relation
     described = []
     for column, type_ in zip(relation.columns, plan.column_types, strict=True):

@@ -49,12 +49,12 @@ class Selection:
             self.columns = {"*": _names("columns", columns)}
 
     def wants(self, relation: Named) -> bool:
-        """Whether a relation is selected."""
+        """Return whether a relation is selected."""
         name = shown_table(relation)
         return self.tables is None or any(fnmatchcase(name, pattern) for pattern in self.tables)
 
     def positions(self, relation: Relation) -> list[int]:
-        """Positions of the selected columns of a relation.
+        """Return the positions of the selected columns of a relation.
 
         Raises
         ------

@@ -81,7 +81,7 @@ class _Stumble(Exception):
 
 
 def walk(frame: bytes, position: int, count: int) -> list[int]:
-    """The positions at which `count` columns begin, from byte `position` on, and their end.
+    """Return the positions at which `count` columns begin, from byte `position` on, and their end.
 
     A column is a kind byte and, for the kinds ``t`` and ``b``, an int32 length and that many bytes
     (https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html#PROTOCOL-LOGICALREP-MESSAGE-FORMATS-TUPLEDATA).
@@ -385,7 +385,7 @@ class Commit(_Fixed):
 
 
 def make_fixed(frame: bytes, in_stream: bool) -> Begin | Commit:
-    """The Begin or Commit in a frame. Raises a DecodeError if its length is wrong."""
+    """Return the Begin or Commit in a frame; raise a DecodeError if its length is wrong."""
     if len(frame) != (BEGIN_LENGTH if frame[0] == _B else COMMIT_LENGTH):
         diagnose(frame, in_stream, None)
     message: Begin | Commit
@@ -398,7 +398,7 @@ def make_fixed(frame: bytes, in_stream: bool) -> Begin | Commit:
 def make_row(
     frame: bytes, in_stream: bool, plan_of: Callable[[int], RelationPlan | None] | None
 ) -> Insert | Update | Delete:
-    """The Insert, Update or Delete in a frame.
+    """Return the Insert, Update or Delete in a frame.
 
     `plan_of` finds the plan of a relation. It is None if the frame is decoded without a Decoder.
     Raises IndexError, struct.error or _Stumble if the frame is malformed.

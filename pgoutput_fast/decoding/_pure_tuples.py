@@ -41,12 +41,12 @@ def fail_stateless(row: Row) -> NoReturn:
 
 
 def marker_of(row: Row) -> int:
-    """The marker of a row's first tuple."""
+    """Return the marker of a row's first tuple."""
     return row._frame[_MARKER_IN_STREAM if row._in_stream else _MARKER]
 
 
 def make_tuple(row: Row, positions: Any) -> TupleData:
-    """The tuple of a row whose columns begin at these positions."""
+    """Return the tuple of a row whose columns begin at these positions."""
     data: TupleData = _new(TupleData)
     data._row = row
     data._positions = positions

@@ -51,7 +51,7 @@ class Staged:
         self.types: dict[int, Type] = {}
 
     def copy(self) -> Staged:
-        """An independent copy."""
+        """Return an independent copy."""
         copy = Staged()
         copy._messages = dict(self._messages)
         copy.plans = dict(self.plans)
@@ -88,7 +88,7 @@ class Names:
         self._superseded: dict[int, None] = {}  # in the order in which they lost their names
 
     def copy(self) -> Names:
-        """An independent copy."""
+        """Return an independent copy."""
         copy = Names()
         copy._bearers = dict(self._bearers)
         copy._names = dict(self._names)
@@ -187,7 +187,7 @@ class StreamState:
         self.end()
 
     def copy(self, settings: Settings | None = None) -> StreamState:
-        """An independent copy, with other settings if they are given."""
+        """Return an independent copy, with other settings if they are given."""
         copy = StreamState(self.settings)
         for name in self.__slots__:
             value = getattr(self, name)
@@ -214,7 +214,7 @@ class StreamState:
         self.row = 0
 
     def plan(self, relation_id: int) -> RelationPlan | None:
-        """The plan of a relation in the open transaction; None if it was not announced."""
+        """Return the plan of a relation in the open transaction; None if it was not announced."""
         if self.open_xid is not None:
             plan = self.staged[self.open_xid].plans.get(relation_id)
             if plan is not None:
@@ -291,7 +291,7 @@ class StreamState:
         return message
 
     def announces(self, frame: bytes) -> bool:
-        """Whether a Relation or Type from outside stream chunks repeats what is known already."""
+        """Return whether a Relation or Type from outside stream chunks repeats a known one."""
         number = relation_id_of(frame, in_stream=False)
         announced: Mapping[int, Relation | Type]
         announced = self.relations if frame[:1] == b"R" else self.types

@@ -20,22 +20,22 @@ _SHOWN_COLUMNS = 20
 
 
 def restore(frame: bytes, in_stream: bool, plan: RelationPlan | None) -> Any:
-    """The message in a pickled frame; `plan` is None if it was decoded without a Decoder."""
+    """Return the message in a pickled frame; `plan` is None if it was decoded without a Decoder."""
     return chosen.restore(frame, in_stream, plan)
 
 
 def restore_tuple(frame: bytes, in_stream: bool, plan: RelationPlan | None, which: str) -> Any:
-    """The tuple `which` ("old" or "new") of the message in a pickled frame."""
+    """Return the tuple `which` ("old" or "new") of the message in a pickled frame."""
     return getattr(restore(frame, in_stream, plan), which)
 
 
 def restore_decoder(state: StreamState) -> Any:
-    """A decoder with a pickled state, of the implementation that was chosen in this process."""
+    """Return a decoder with a pickled state, of the implementation that this process chose."""
     return chosen.decoder_of(state)
 
 
 def describe_decoder(decoder: Any) -> str:
-    """The repr of a decoder."""
+    """Return the repr of a decoder."""
     state = decoder.state
     parts = [f"{len(state.relations)} relations"]
     if state.open_xid is not None:
@@ -46,7 +46,7 @@ def describe_decoder(decoder: Any) -> str:
 
 
 def describe_tuple(tuple_data: Any, plan: RelationPlan | None, is_key: bool) -> str:
-    """The repr of a tuple: name and text of its first columns, long texts cut.
+    """Return the repr of a tuple: name and text of its first columns, long texts cut.
 
     A tuple that is a key has NULL for each column that the server did not send. No column of a key
     can be NULL, so those columns are left out.

@@ -39,7 +39,7 @@ class _FieldDateTime:
 
 
 def to_datetime(message: Any, field: str) -> datetime.datetime | None:
-    """The time `field` of `message`, in microseconds since 2000-01-01, as an aware datetime.
+    """Return the time `field` of `message`, in microseconds since 2000-01-01, as an aware datetime.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def set_relations(message: Truncate, relations: tuple[Relation | None, ...]) -> 
 def restore_truncate(
     frame: bytes, in_stream: bool, encoding: str, relations: tuple[Relation | None, ...] | None
 ) -> Message:
-    """The message in a pickled frame; `relations` is None if it was decoded without a Decoder."""
+    """Return the message in a pickled frame; `relations` is None if no Decoder decoded it."""
     message = decode_rare(frame, in_stream, encoding)
     if relations is not None:
         set_relations(cast("Truncate", message), relations)
@@ -500,12 +500,12 @@ def decode_rare(frame: bytes, in_stream: bool, encoding: str) -> Message:
 
 
 def is_repeated(known: Message, frame: bytes, encoding: str) -> bool:
-    """Whether a frame from outside stream chunks is the same as that of a decoded message."""
+    """Return whether a frame from outside stream chunks equals that of a decoded message."""
     return known.frame == frame and known._encoding == encoding
 
 
 def published(message: Any) -> Any:
-    """A Relation or Type from inside a stream chunk as a server sends it outside: without xid."""
+    """Return a Relation or Type from a stream chunk as a server sends it outside: without xid."""
     frame = message.frame[:1] + message.frame[1 + XID_SIZE :]
     return decode_rare(frame, False, message._encoding)
 
@@ -517,7 +517,7 @@ SHOWN_CHARACTERS = 40
 
 
 def describe(message: Any, tag: str) -> str:
-    """The repr of a message: its fields in wire order, LSNs and times as PostgreSQL prints them."""
+    """Return the repr of a message: its fields in wire order, with LSNs and times as text."""
     parts = []
     for field, kind in LAYOUTS[tag]:
         if kind == "truncate_count":
@@ -547,5 +547,5 @@ def _shown_column(column: Column) -> str:
 
 
 def shown_bytes(raw: bytes) -> str:
-    """The repr of bytes, cut after :data:`SHOWN_CHARACTERS`."""
+    """Return the repr of bytes, cut after :data:`SHOWN_CHARACTERS`."""
     return repr(raw[:SHOWN_CHARACTERS]) + ("…" if len(raw) > SHOWN_CHARACTERS else "")

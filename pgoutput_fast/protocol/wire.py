@@ -122,7 +122,7 @@ VALUE_HEAD = 5
 
 
 def offset_of(tag: str, field: str, in_stream: bool = False) -> int:
-    """Where a field begins in frames with this tag, all of whose fields before it have fixed sizes.
+    """Return where a field begins in frames with this tag; all fields before it have fixed sizes.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ RELATION_ID_IN_STREAM = offset_of("I", "relation_id", in_stream=True)
 
 
 def relation_id_of(frame: bytes, in_stream: bool) -> int | None:
-    """That OID; None if the frame ends before it does."""
+    """Return the OID that `RELATION_ID` finds in a frame; None if the frame ends before it does."""
     start = RELATION_ID_IN_STREAM if in_stream else RELATION_ID
     return int(_uint32(frame, start)[0]) if len(frame) >= start + 4 else None
 
@@ -218,48 +218,48 @@ class Cursor:
         return position
 
     def uint8(self, field: str) -> int:
-        """An unsigned byte."""
+        """Read an unsigned byte."""
         return self.frame[self.need(1, field)]
 
     def char(self, field: str) -> str:
-        """A byte as the character that it encodes."""
+        """Read a byte as the character that it encodes."""
         return chr(self.uint8(field))
 
     def bool(self, field: str) -> bool:
-        """A byte as a flag: its lowest bit."""
+        """Read a byte as a flag: its lowest bit."""
         return bool(self.uint8(field) & 1)
 
     def int16(self, field: str) -> int:
-        """A signed 16-bit integer."""
+        """Read a signed 16-bit integer."""
         value: int = _int16(self.frame, self.need(2, field))[0]
         return value
 
     def uint32(self, field: str) -> int:
-        """An unsigned 32-bit integer: an OID or xid."""
+        """Read an unsigned 32-bit integer: an OID or xid."""
         value: int = _uint32(self.frame, self.need(4, field))[0]
         return value
 
     def int32(self, field: str) -> int:
-        """A signed 32-bit integer."""
+        """Read a signed 32-bit integer."""
         value: int = _int32(self.frame, self.need(4, field))[0]
         return value
 
     def lsn(self, field: str) -> int:
-        """An unsigned 64-bit integer."""
+        """Read an unsigned 64-bit integer."""
         value: int = _uint64(self.frame, self.need(8, field))[0]
         return value
 
     def time(self, field: str) -> int:
-        """A signed 64-bit integer: microseconds since 2000-01-01."""
+        """Read a signed 64-bit integer: microseconds since 2000-01-01."""
         value: int = _int64(self.frame, self.need(8, field))[0]
         return value
 
     def stream_xid(self, field: str) -> int | None:
-        """The xid, which only frames inside stream chunks have; None outside."""
+        """Read the xid, which only frames inside stream chunks have; None outside."""
         return self.uint32(field) if self.in_stream else None
 
     def optional_lsn(self, field: str) -> int | None:
-        """The LSN of a Stream Abort; None if the frame ends before it.
+        """Read the LSN of a Stream Abort; None if the frame ends before it.
 
         A server sends it only with ``streaming 'parallel'``, in protocol version 4 too. No frame
         tells the value of that option, so the number of bytes that are left decides.
@@ -267,11 +267,11 @@ class Cursor:
         return self.lsn(field) if self.position < self.end else None
 
     def optional_time(self, field: str) -> int | None:
-        """The time of a Stream Abort; None if the frame has no LSN either."""
+        """Read the time of a Stream Abort; None if the frame has no LSN either."""
         return self.time(field) if self.starts["abort_lsn"] < self.end else None
 
     def string(self, field: str) -> str:
-        """A string that ends with a NUL byte."""
+        """Read a string that ends with a NUL byte."""
         start = self.position
         stop = self.frame.find(0, start)
         if stop < 0:
@@ -289,13 +289,13 @@ class Cursor:
         return value
 
     def columns(self, field: str) -> tuple[Column, ...]:
-        """The columns of a Relation, after their number (int16)."""
+        """Read the columns of a Relation, after their number (int16)."""
         start = self.position
         count = self.count(self.int16("the number of columns"), 10, start, "the number of columns")
         return tuple([self.column(i) for i in range(count)])
 
     def column(self, i: int) -> Column:
-        """A column of a Relation: flags (uint8), name, type OID (uint32), type modifier (int32)."""
+        """Read a column of a Relation: flags (uint8), name, type OID (uint32), modifier (int32)."""
         start = self.position
         stop = self.frame.find(0, start + 1)
         if stop < 0 or stop + 9 > self.end:
@@ -312,7 +312,7 @@ class Cursor:
         return Column(self.frame[start], name, *_type_and_modifier(self.frame, stop + 1))
 
     def truncate_count(self, field: str) -> int:
-        """The number of relations of a Truncate; the options lie between it and the OIDs."""
+        """Read the number of relations of a Truncate; the options lie between it and the OIDs."""
         start = self.position
         value = self.int32("the number of relations")
         most = max(self.end - self.position - 1, 0) // 4
@@ -322,12 +322,12 @@ class Cursor:
         return value
 
     def oids(self, field: str) -> tuple[int, ...]:
-        """The OIDs of a Truncate, as many as its number of relations says."""
+        """Read the OIDs of a Truncate, as many as its number of relations says."""
         count = _int32(self.frame, self.starts["relation_count"])[0]
         return struct.unpack_from(f">{count}I", self.frame, self.need(4 * count, field))
 
     def sized_bytes(self, field: str) -> bytes:
-        """An int32 length, then that many bytes."""
+        """Read an int32 length, then that many bytes."""
         start = self.position
         length = self.int32(f"the length of {field}")
         left = self.end - self.position

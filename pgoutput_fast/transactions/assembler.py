@@ -199,7 +199,7 @@ class Assembler:
         return not self._at_prepare and self._keeper is None
 
     def safe_lsn(self, done: int) -> int:
-        """The LSN that may be acknowledged once all that ends at `done` or before is durable.
+        """Return the LSN that may be acknowledged once everything up to `done` is durable.
 
         A stream that begins between a PREPARE and the end of its transaction brings the end alone,
         without the changes. So the LSN is `done` only if no transaction is prepared at that place
@@ -751,7 +751,7 @@ class PreparedKeeper(Protocol):
         """Keep one: whatever follows it may be acknowledged when this returns."""
 
     def end(self, xid: int, gid: str, end_lsn: int) -> None:
-        """One was committed or rolled back, by a record that ends at an LSN."""
+        """Note that one was committed or rolled back, by a record that ends at an LSN."""
 
 
 class OpenTransaction:
@@ -784,7 +784,7 @@ class OpenTransaction:
         self.announced: list[tuple[int, bytes]] = []
 
     def index_of(self, index: int) -> int:
-        """The index for `announced` of a frame of the current run."""
+        """Return the index for `announced` of a frame of the current run."""
         return index - self.start + (0 if self.stage is None else len(self.stage))
 
 

@@ -74,7 +74,7 @@ class Follower:
         self._decoder: Any = None
 
     def at(self, context: Context) -> Any:
-        """A decoder that is in `context`, for the caller alone until `moved` takes it back."""
+        """Return a decoder in `context`, for the caller alone until `moved` takes it back."""
         decoder, self._decoder = self._decoder, None
         if decoder is None or self._context is not context:
             decoder = self._make(context.state())
@@ -96,7 +96,7 @@ def columnar_decoder(state: StreamState, options: dict[str, Any]) -> ColumnarDec
 
 
 def by_relation(frames: Iterable[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Each relation that is announced, with the frames of its Types and its Relation."""
+    """Yield each relation that is announced, with the frames of its Types and its Relation."""
     announcement: list[bytes] = []
     for frame in frames:
         announcement.append(frame)
@@ -106,7 +106,7 @@ def by_relation(frames: Iterable[bytes]) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def first_announcements(announced: list[tuple[int, bytes]]) -> dict[int, int]:
-    """The index of the first Relation of each relation."""
+    """Return the index of the first Relation of each relation."""
     found: dict[int, int] = {}
     for index, frame in announced:
         if frame[:1] == b"R":

@@ -42,15 +42,15 @@ class Run:
         return int(self.offsets[-1] - self.offsets[0])
 
     def frame(self, i: int) -> bytes:
-        """One frame."""
+        """Return a frame by its index."""
         return bytes(self.data[int(self.offsets[i]) : int(self.offsets[i + 1])])
 
     def frames(self) -> Iterator[bytes]:
-        """The frames, one after the other."""
+        """Yield the frames, one after the other."""
         return map(self.frame, range(len(self)))
 
     def first_change_lsn(self) -> int | None:
-        """The LSN of the first frame that is no Begin, Relation or Type; None if there is none.
+        """Return the LSN of the first frame that is no Begin, Relation or Type, or None.
 
         Servers send a Begin with this LSN, and without one if an Origin follows.
         """
@@ -60,12 +60,12 @@ class Run:
         return None
 
     def part(self, start: int, end: int) -> Run:
-        """The frames from `start` to before `end`; their bytes are shared."""
+        """Return the frames from `start` to before `end`; their bytes are shared."""
         return Run(self.data, self.offsets[start : end + 1], self.lsns[start:end])
 
 
 def runs_of(data: Any, offsets: Any, lsns: Any) -> list[Run]:
-    """Frames as :func:`pgoutput_fast.decode_batch` takes them, as runs.
+    """Return frames as :func:`pgoutput_fast.decode_batch` takes them, as runs.
 
     Parameters
     ----------

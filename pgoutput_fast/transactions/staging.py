@@ -176,7 +176,7 @@ class Stage:
         self._lsns = array("Q")
 
     def runs(self) -> Iterator[Run]:
-        """The frames, in runs of some megabytes.
+        """Yield the frames, in runs of some megabytes.
 
         Raises
         ------

@@ -94,7 +94,7 @@ class Transaction:
         return int(self.kind in ("commit", "commit prepared"))
 
     def transactions(self) -> Iterator[Transaction]:
-        """This transaction alone; a group gives all of its transactions."""
+        """Yield this transaction alone; a group gives all of its transactions."""
         yield self
 
     @property
@@ -111,7 +111,7 @@ class Transaction:
         return EPOCH_UTC + datetime.timedelta(microseconds=self.commit_time)
 
     def batches(self) -> Iterator[ChangeBatch]:
-        """The rows as Arrow record batches, with commit LSN and commit time filled in.
+        """Yield the rows as Arrow record batches, with commit LSN and commit time filled in.
 
         Large transactions come in several batches of each relation, decoded as they are taken.
 
@@ -148,7 +148,7 @@ class Transaction:
         follower.moved(decoder, self._after)
 
     def frames(self) -> Iterator[bytes]:
-        """The frames as protocol version 1 sends them, from Begin to Commit.
+        """Yield the frames as protocol version 1 sends them, from Begin to Commit.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Transaction:
             yield from run.frames()
 
     def runs(self) -> Iterator[Run]:
-        """The frames of :meth:`frames`, in runs of some megabytes."""
+        """Yield the frames of :meth:`frames`, in runs of some megabytes."""
         parts = self._parts
         if isinstance(parts, tuple):
             run, first, last = parts
@@ -265,7 +265,7 @@ class TransactionGroup:
         return len(self)
 
     def runs(self) -> Iterator[Run]:
-        """The frames of all transactions, in one run."""
+        """Yield the frames of all transactions, in one run."""
         yield self.run
 
     @property
@@ -279,7 +279,7 @@ class TransactionGroup:
         return int(self._table[-1:, _TIME].view(np.int64)[0])
 
     def batches(self) -> Iterator[ChangeBatch]:
-        """The rows of all transactions as Arrow record batches, with commit LSN and commit time.
+        """Yield the rows of all transactions as record batches, with commit LSN and commit time.
 
         Raises
         ------
@@ -292,11 +292,11 @@ class TransactionGroup:
         follower.moved(decoder, self._context)
 
     def frames(self) -> Iterator[bytes]:
-        """The frames as protocol version 1 sends them, from the first Begin to the last Commit."""
+        """Yield the frames as protocol version 1 sends them, from first Begin to last Commit."""
         return self.run.frames()
 
     def transactions(self) -> Iterator[Transaction]:
-        """The transactions, one by one."""
+        """Yield the transactions, one by one."""
         starts, xids, commits, ends = (self._table[:, field].tolist() for field in range(4))
         times = self._table[:, _TIME].view(np.int64).tolist()
         starts.append(len(self.run))
@@ -318,11 +318,11 @@ class TransactionGroup:
             yield transaction
 
     def beyond(self, lsn: int) -> TransactionGroup | None:
-        """The transactions from the first one that ends beyond an LSN; None if none does."""
+        """Return the transactions from the first one that ends beyond an LSN; None if none does."""
         return self._part(_first(self._table[:, _END] > lsn), len(self))
 
     def before(self, lsn: int) -> TransactionGroup | None:
-        """The transactions before the first one committed at an LSN or later; None if none are."""
+        """Return the transactions before the first one committed at an LSN or later, or None."""
         return self._part(0, _first(self._table[:, _COMMIT] >= lsn))
 
     def _part(self, start: int, end: int) -> TransactionGroup | None:

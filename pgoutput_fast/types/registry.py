@@ -152,7 +152,7 @@ class TypeRegistry:
         self._changed()
 
     def find(self, oid: int, namespace: str, name: str) -> RegisteredType | None:
-        """What is registered for a type; `namespace` "" means pg_catalog, as in Type messages."""
+        """Return what is registered for a type; `namespace` "" means pg_catalog, as in messages."""
         for key in (oid, f"{namespace or 'pg_catalog'}.{name}", name):
             if (found := self._registered.get(key)) is not None:
                 return found
@@ -240,7 +240,7 @@ class TypeRegistry:
             self._changed()
 
     def contained(self, oids: Iterable[int]) -> set[int]:
-        """These types, and all that they contain by the catalogue: elements, fields, base types."""
+        """Return these types and all that they contain: elements, fields, base types."""
         found: set[int] = set()
         waiting = list(oids)
         while waiting:
@@ -256,15 +256,15 @@ class TypeRegistry:
         return found
 
     def within(self, oids: Iterable[int]) -> TypeRegistry:
-        """A registry with these types of the catalogue and all that they contain."""
+        """Return a registry with these types of the catalogue and all that they contain."""
         return self.only(self.contained(oids))
 
     def only(self, oids: Iterable[int]) -> TypeRegistry:
-        """A registry with only these types of the catalogue; it leaves out unknown ones."""
+        """Return a registry with only these types of the catalogue; it leaves out unknown ones."""
         return self._of(self._catalog[oid] for oid in oids if oid in self._catalog)
 
     def to_json(self) -> str:
-        """The catalogue as JSON for :meth:`from_json`, without registered functions."""
+        """Return the catalogue as JSON for :meth:`from_json`, without registered functions."""
         types = [dataclasses.asdict(self._catalog[oid]) for oid in sorted(self._catalog)]
         return json.dumps({"format_version": FORMAT_VERSION, "types": types})
 
@@ -295,7 +295,7 @@ class TypeRegistry:
         )
 
     def known(self, oid: int, modifier: int = -1) -> ColumnType:
-        """The type of an OID, from the table or the catalogue; of kind "unknown" if in neither."""
+        """Return the type of an OID, from the table or the catalogue; its kind may be "unknown"."""
         found = self._known.get((oid, modifier))
         if found is None:
             found = self._known[oid, modifier] = self._resolve(oid, modifier)
@@ -344,7 +344,7 @@ class TypeRegistry:
         return entry.delimiter if entry is not None else ","
 
     def base_name(self, oid: int) -> tuple[str, str] | None:
-        """Namespace and name that a Type message should have: for a domain its base type's.
+        """Return the namespace and name for a Type message: for a domain its base type's.
 
         None if the type is neither in the catalogue nor in the table.
         """

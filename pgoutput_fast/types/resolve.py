@@ -82,13 +82,13 @@ class Registry(Protocol):
     """The methods of :class:`pgoutput_fast.TypeRegistry` that are used here."""
 
     def find(self, oid: int, namespace: str, name: str) -> RegisteredType | None:
-        """What a user registered for a type."""
+        """Return what a user registered for a type."""
 
     def known(self, oid: int, modifier: int = -1) -> ColumnType:
-        """The type of an OID, from the table or the catalogue."""
+        """Return the type of an OID, from the table or the catalogue."""
 
     def base_name(self, oid: int) -> tuple[str, str] | None:
-        """Namespace and name that a Type message should have, by the catalogue."""
+        """Return the namespace and name that a Type message should have, by the catalogue."""
 
 
 def column_type(
@@ -128,7 +128,7 @@ def column_type(
 
 
 def builtin_type(oid: int, modifier: int, registry: Registry | None) -> ColumnType | None:
-    """The built-in type of an OID, or the array of one; None if the OID is not in the table."""
+    """Return the built-in type of an OID, or the array of one; None for another OID."""
     entry = BY_OID.get(oid)
     if entry is not None:
         registered = registry.find(oid, "pg_catalog", entry.name) if registry is not None else None
@@ -196,7 +196,7 @@ def _named(namespace: str, name: str, modifier: int, registry: Registry | None) 
 
 
 def extension_by_name(type: ColumnType, registry: Registry | None) -> str:
-    """The extension whose type a column's type was taken for by its name alone; "" if none."""
+    """Return the extension that a column's type is taken for by its name alone, or ""."""
     entry = (type.element or type).entry
     told = registry is not None and registry.base_name(type.oid) == (type.namespace, type.name)
     return "" if entry is None or told else entry.extension

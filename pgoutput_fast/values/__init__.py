@@ -53,7 +53,7 @@ NO_ASCII = frozenset({"cp932", "cp949", "gb18030", "gbk", "johab"})
 
 
 def codec_of(type: ColumnType, settings: Settings) -> Codec:
-    """The functions for values of a type. Those of a nested type call those of its parts."""
+    """Return the functions for values of a type. Those of a nested type call those of its parts."""
     return _codec_of(type, settings, settings.encoding)
 
 

@@ -84,7 +84,7 @@ def in_field(error: Exception, name: str) -> None:
 
 
 def fields_of(error: Exception) -> tuple[str, ...]:
-    """The fields that :func:`in_field` noted, the outermost first."""
+    """Return the fields that :func:`in_field` noted, the outermost first."""
     found: tuple[str, ...] = error.__dict__.get("pgoutput_fields", ())
     return found
 
@@ -101,5 +101,5 @@ def expect_size(raw: bytes, size: int, name: str) -> None:
 
 
 def show_bytes(raw: bytes) -> str:
-    """Bytes as error messages show them: at most 40."""
+    """Return bytes as error messages show them: at most 40."""
     return repr(raw if len(raw) <= 40 else raw[:40] + b"...")[1:]

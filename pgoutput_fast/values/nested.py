@@ -69,7 +69,7 @@ _ARRAY_QUOTED = re.compile(r"[\s\"\\{}]|\A(?:null)?\Z", re.ASCII | re.IGNORECASE
 
 
 def array(type: ColumnType, element: Codec) -> Codec:
-    """Arrays of any number of dimensions, with any lower bounds."""
+    """Return the functions for arrays of any number of dimensions, with any lower bounds."""
     binary = _BinaryArrays(type, element)
     return Codec(_ArrayTexts(type, element).read, binary.read, binary.form)
 
@@ -252,12 +252,12 @@ class _BinaryArrays:
 
 
 def bounded(values: list[Any], lowers: tuple[int, ...]) -> list[Any]:
-    """`values`, as an :class:`Array` if any of its dimensions is not counted from 1."""
+    """Return `values`, as an :class:`Array` if a dimension is not counted from 1."""
     return values if all(lower == 1 for lower in lowers) else Array(values, lowers)
 
 
 def vector(type: ColumnType, element: Codec) -> Codec:
-    """The types int2vector and oidvector: arrays whose first index is 0, given as plain lists."""
+    """Return the functions for int2vector and oidvector: arrays whose first index is 0."""
     arrays = array(type, element)
     from_text = element.text
 
@@ -350,7 +350,7 @@ def _read_range(raw: bytes) -> tuple[int, bytes | None, bytes | None]:
 
 
 def range_(element: Codec) -> Codec:
-    """Ranges of any subtype."""
+    """Return the functions for ranges of any subtype."""
 
     def text(raw: bytes) -> Any:
         if raw == b"empty":
@@ -388,7 +388,7 @@ def range_(element: Codec) -> Codec:
 
 
 def multirange(element: Codec) -> Codec:
-    """Multiranges: lists of ranges, which `element` decodes.
+    """Return the functions for multiranges: lists of ranges, which `element` decodes.
 
     Binary format: uint32 number of ranges, then for each int32 length and bytes.
     """
@@ -441,7 +441,7 @@ def multirange(element: Codec) -> Codec:
 
 
 def identifier(name: str) -> str:
-    """A Python identifier for a name, as psycopg makes it: invalid characters become ``_``."""
+    """Make a Python identifier of a name, as psycopg does: invalid characters become ``_``."""
     name = unicodedata.normalize("NFKC", name)  # which Python does itself, to all identifiers
     if not name.isidentifier():
         if name[:1].isdigit():
@@ -453,7 +453,7 @@ def identifier(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def composite_class(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """The class of a composite's values: a named tuple, which every process makes for itself.
+    """Return the class of a composite's values: a named tuple, which every process makes itself.
 
     A field whose name is a Python keyword or comes twice is named by its position: ``_1``.
     """
@@ -468,12 +468,12 @@ def composite_class(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]
 
 
 def restore_composite(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    """The value of a composite that was pickled."""
+    """Return the value of a composite that was pickled."""
     return tuple.__new__(composite_class(name, fields), values)
 
 
 def composite(type: ColumnType, fields: list[Codec]) -> Codec:
-    """Composites, whose fields are decoded by `fields`.
+    """Return the functions for composites, whose fields are decoded by `fields`.
 
     Binary format: int32 number of fields; for each uint32 OID of its type, int32 length (-1 for
     NULL) and bytes.

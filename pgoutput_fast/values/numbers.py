@@ -169,7 +169,7 @@ def _shortest_float8(size: float) -> tuple[str, int]:
 
 
 def float8_text(value: float) -> str:
-    """`value` as the server prints a float8 with extra_float_digits 1."""
+    """Return `value` as the server prints a float8 with extra_float_digits 1."""
     size = abs(value)
     if 1e15 <= size < 1e41:
         return _float_layout("-" if value < 0 else "", *_shortest_float8(size), 15)
@@ -180,7 +180,7 @@ def float8_text(value: float) -> str:
 
 
 def float4_text(value: float) -> str:
-    """`value`, a float32, as the server prints a float4 with extra_float_digits 1."""
+    """Return `value`, a float32, as the server prints a float4 with extra_float_digits 1."""
     size = abs(value)
     if not size < math.inf or not size:
         return float8_text(value)

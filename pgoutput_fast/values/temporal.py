@@ -481,7 +481,7 @@ _BEFORE_17 = (
 
 
 def interval_form(value: Interval) -> str:
-    """`value` in IntervalStyle postgres, which prints a plus sign after a negative part."""
+    """Return `value` in IntervalStyle postgres, which prints a plus sign after a negative part."""
     years, months = divmod(abs(value.months), 12)
     if value.months < 0:
         years, months = -years, -months
@@ -499,7 +499,7 @@ def interval_form(value: Interval) -> str:
 
 
 def timestamp_form(microseconds: int, zone: str = "") -> str:
-    """`microseconds` since 2000-01-01 as the server prints a timestamp, in any year."""
+    """Return `microseconds` since 2000-01-01 as the server prints a timestamp, in any year."""
     days, rest = divmod(microseconds, _DAY)
     year, month, day, era = _civil(days)
     return f"{year}-{month:02d}-{day:02d} {_clock(rest)}{zone}{era}"
@@ -578,7 +578,7 @@ CODECS: dict[str, CodecOf] = {
 
 
 def interval_iso(value: Interval) -> str:
-    """`value` in ISO 8601, with a sign for each negative part: P1Y2M-3DT4H5M6.789S."""
+    """Return `value` in ISO 8601, with a sign for each negative part: P1Y2M-3DT4H5M6.789S."""
     years, months = divmod(abs(value.months), 12)
     sign = "-" if value.months < 0 else ""
     shown = "".join(

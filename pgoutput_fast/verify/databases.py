@@ -119,7 +119,7 @@ class Database:
                 connection.execute(f"DETACH DATABASE IF EXISTS {ATTACHED}")
 
     def has(self, schema: str, table: str) -> bool:
-        """Whether the file has a certain table."""
+        """Return whether the file has a certain table."""
         with self.attached() as connection:
             found = connection.execute(
                 "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = ? "

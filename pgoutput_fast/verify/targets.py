@@ -95,7 +95,7 @@ class VerifiedTarget(Protocol):
         """
 
     def wants(self, table: ServerTable) -> bool:
-        """Whether the target selects a table. Others are compared only if the caller names them."""
+        """Return whether the target selects a table. Others are compared only if named."""
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
         """Load the newest version. From now on, tables are read at this version or a later one.

@@ -460,7 +460,7 @@ def _element(type: ColumnType) -> ColumnType:
 
 
 def has_codec(type: ColumnType, *codecs: str) -> bool:
-    """Whether a type, or any type inside it, has one of some codecs."""
+    """Return whether a type, or any type inside it, has one of some codecs."""
     if type.entry is not None and type.entry.codec in codecs:
         return True
     inner = [one for _, one in type.fields]
@@ -523,7 +523,7 @@ _SPECIAL = re.compile(r"infinity|nan|\bBC\b|24:00:00|\d{5,}-\d\d-\d\d", re.IGNOR
 
 
 def may_be_changed(type: ColumnType, text: str | None) -> bool:
-    """Whether a policy may change a value that has this text on the server."""
+    """Return whether a policy may change a value that has this text on the server."""
     return (
         text is not None
         and has_codec(type, *_ENDS, "interval", "numeric")

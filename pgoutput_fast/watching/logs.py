@@ -106,7 +106,7 @@ def write_line(text: str) -> None:
 def logged(
     formatter: RecordFormatter, write: Callable[[str], None] = write_line, level: int = logging.INFO
 ) -> Iterator[None]:
-    """Within the block, call `write` with a line for each record.
+    """Call `write` with a line for each record, within the block.
 
     Records of this package count from `level` on, records of other packages from WARNING on.
     """
