@@ -21,14 +21,35 @@ COMMIT_RECORD = 0x30
 
 
 def begin(xid: int, final_lsn: int = 0x100, commit_time: int = 0) -> bytes:
-    """Make a Begin; `final_lsn` is the LSN of the transaction's commit record."""
+    """Make a Begin.
+
+    Parameters
+    ----------
+    xid : int
+    final_lsn : int
+        The LSN of the transaction's commit record.
+    commit_time : int
+        Microseconds since 2000-01-01 UTC.
+    """
     return encode_fields("B", final_lsn=final_lsn, commit_time=commit_time, xid=xid)
 
 
 def commit(
     commit_lsn: int = 0x100, end_lsn: int | None = None, commit_time: int = 0, flags: int = 0
 ) -> bytes:
-    """Make a Commit."""
+    """Make a Commit.
+
+    Parameters
+    ----------
+    commit_lsn : int
+        The LSN of the commit record.
+    end_lsn : int, optional
+        The LSN after that record; by default `commit_lsn` plus `COMMIT_RECORD`.
+    commit_time : int
+        Microseconds since 2000-01-01 UTC.
+    flags : int
+        Unused by PostgreSQL: always 0 in its frames.
+    """
     return encode_fields(
         "C",
         flags=flags,
@@ -39,17 +60,39 @@ def commit(
 
 
 def origin(name: str, commit_lsn: int = 0) -> bytes:
-    """Make an Origin; `commit_lsn` is the transaction's commit LSN on the server of its origin."""
+    """Make an Origin.
+
+    Parameters
+    ----------
+    name : str
+        The name of the replication origin.
+    commit_lsn : int
+        The transaction's commit LSN on the server of its origin.
+    """
     return encode_fields("O", commit_lsn=commit_lsn, name=name)
 
 
 def relation(table: Table, xid: int | None = None) -> bytes:
-    """Make a Relation, which announces a table."""
+    """Make a Relation, which announces a table.
+
+    Parameters
+    ----------
+    table : Table
+    xid : int, optional
+        The xid of the subtransaction, inside a stream chunk.
+    """
     return table.relation(xid)
 
 
 def type_(given: UserType, xid: int | None = None) -> bytes:
-    """Make a Type, which announces a type."""
+    """Make a Type, which announces a type.
+
+    Parameters
+    ----------
+    given : UserType
+    xid : int, optional
+        The xid of the subtransaction, inside a stream chunk.
+    """
     return given.frame(xid)
 
 
@@ -81,10 +124,20 @@ def update(
     old_kind: str | None = None,
     xid: int | None = None,
 ) -> bytes:
-    """Make an Update; `old` is the row before, and `old_kind` says which part of it is sent.
+    """Make an Update.
 
-    `old_kind` is "K" for the key, or "O" for the whole row. The default is "O" for a table with the
-    replica identity "f", else "K".
+    Parameters
+    ----------
+    table : Table or int
+        The table, or its OID alone.
+    values, old : sequence or mapping
+        The row after the update and the row before it, as for :func:`insert`. By default the frame
+        has no row from before.
+    old_kind : {"K", "O"}, optional
+        The part of `old` that is sent: "K" the key, "O" the whole row. The default is "O" for a
+        table with the replica identity "f", else "K".
+    xid : int, optional
+        The xid of the subtransaction, inside a stream chunk.
     """
     relation_id, new = _row(table, values)
     kind, before = _old(table, old, old_kind)
@@ -94,14 +147,36 @@ def update(
 def delete(
     table: Table | int, old: Row, old_kind: str | None = None, xid: int | None = None
 ) -> bytes:
-    """Make a Delete; `old` is the row, `old_kind` its part that is sent, as in :func:`update`."""
+    """Make a Delete.
+
+    Parameters
+    ----------
+    table : Table or int
+        The table, or its OID alone.
+    old : sequence or mapping
+        The deleted row, as for :func:`insert`.
+    old_kind : {"K", "O"}, optional
+        The part of `old` that is sent, as for :func:`update`.
+    xid : int, optional
+        The xid of the subtransaction, inside a stream chunk.
+    """
     relation_id, _ = _row(table, old)
     kind, before = _old(table, old, old_kind)
     return encode_fields("D", xid=xid, relation_id=relation_id, old_kind=kind, old=before)
 
 
 def truncate(tables: Iterable[Table | int], options: int = 0, xid: int | None = None) -> bytes:
-    """Make a Truncate; `options` is the sum of 1 for CASCADE and 2 for RESTART IDENTITY."""
+    """Make a Truncate.
+
+    Parameters
+    ----------
+    tables : iterable of (Table or int)
+        The tables, or their OIDs alone.
+    options : int
+        The sum of 1 for CASCADE and 2 for RESTART IDENTITY.
+    xid : int, optional
+        The xid of the subtransaction, inside a stream chunk.
+    """
     ids = [table if isinstance(table, int) else table.relation_id for table in tables]
     return encode_fields("T", xid=xid, relation_ids=ids, options=options)
 
@@ -109,12 +184,31 @@ def truncate(tables: Iterable[Table | int], options: int = 0, xid: int | None = 
 def message(
     prefix: str, content: bytes, lsn: int = 0x100, flags: int = 0, xid: int | None = None
 ) -> bytes:
-    """Make a message of ``pg_logical_emit_message``; `flags` is 1 if it is transactional."""
+    """Make a message of ``pg_logical_emit_message``.
+
+    Parameters
+    ----------
+    prefix : str
+    content : bytes
+    lsn : int
+        The LSN of the message.
+    flags : int
+        1 if the message is transactional, else 0.
+    xid : int, optional
+        The xid of the subtransaction, inside a stream chunk.
+    """
     return encode_fields("M", xid=xid, flags=flags, lsn=lsn, prefix=prefix, content=content)
 
 
 def stream_start(xid: int, first_segment: bool = True) -> bytes:
-    """Make a Stream Start, which begins a stream chunk."""
+    """Make a Stream Start, which begins a stream chunk.
+
+    Parameters
+    ----------
+    xid : int
+    first_segment : bool
+        Whether the chunk is the transaction's first one.
+    """
     return encode_fields("S", xid=xid, first_segment=first_segment)
 
 
@@ -130,7 +224,14 @@ def stream_commit(
     commit_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """Make a Stream Commit."""
+    """Make a Stream Commit.
+
+    Parameters
+    ----------
+    xid : int
+    commit_lsn, end_lsn, commit_time, flags
+        As for :func:`commit`.
+    """
     return encode_fields(
         "c",
         xid=xid,
@@ -147,9 +248,15 @@ def stream_abort(
     abort_lsn: int | None = None,
     abort_time: int | None = None,
 ) -> bytes:
-    """Make a Stream Abort of a streamed transaction, or of its subtransaction `subxid`.
+    """Make a Stream Abort of a streamed transaction, or of one of its subtransactions.
 
-    A server sends `abort_lsn` and `abort_time` only with ``streaming 'parallel'``.
+    Parameters
+    ----------
+    xid : int
+    subxid : int, optional
+        The xid of the subtransaction; by default the whole transaction is aborted.
+    abort_lsn, abort_time : int, optional
+        The LSN and time of the abort. A server sends them only with ``streaming 'parallel'``.
     """
     return encode_fields(
         "A",
@@ -167,7 +274,20 @@ def begin_prepare(
     end_lsn: int | None = None,
     prepare_time: int = 0,
 ) -> bytes:
-    """Make a Begin Prepare."""
+    """Make a Begin Prepare.
+
+    Parameters
+    ----------
+    xid : int
+    gid : str
+        The transaction's global identifier.
+    prepare_lsn : int
+        The LSN of the prepare record.
+    end_lsn : int, optional
+        The LSN after that record; by default `prepare_lsn` plus `COMMIT_RECORD`.
+    prepare_time : int
+        Microseconds since 2000-01-01 UTC.
+    """
     return encode_fields(
         "b",
         prepare_lsn=prepare_lsn,
@@ -186,7 +306,15 @@ def prepare(
     prepare_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """Make a Prepare."""
+    """Make a Prepare.
+
+    Parameters
+    ----------
+    xid, gid, prepare_lsn, end_lsn, prepare_time
+        As for :func:`begin_prepare`.
+    flags : int
+        Unused by PostgreSQL: always 0 in its frames.
+    """
     return _prepare("P", xid, gid, prepare_lsn, end_lsn, prepare_time, flags)
 
 
@@ -198,7 +326,13 @@ def stream_prepare(
     prepare_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """Make a Stream Prepare."""
+    """Make a Stream Prepare.
+
+    Parameters
+    ----------
+    xid, gid, prepare_lsn, end_lsn, prepare_time, flags
+        As for :func:`prepare`.
+    """
     return _prepare("p", xid, gid, prepare_lsn, end_lsn, prepare_time, flags)
 
 
@@ -210,7 +344,16 @@ def commit_prepared(
     commit_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """Make a Commit Prepared."""
+    """Make a Commit Prepared.
+
+    Parameters
+    ----------
+    xid : int
+    gid : str
+        The transaction's global identifier.
+    commit_lsn, end_lsn, commit_time, flags
+        As for :func:`commit`.
+    """
     return encode_fields(
         "K",
         flags=flags,
@@ -231,7 +374,20 @@ def rollback_prepared(
     rollback_time: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """Make a Rollback Prepared."""
+    """Make a Rollback Prepared.
+
+    Parameters
+    ----------
+    xid : int
+    gid : str
+        The transaction's global identifier.
+    prepare_end_lsn, rollback_end_lsn : int
+        The LSNs after the records of the prepare and the rollback.
+    prepare_time, rollback_time : int
+        Microseconds since 2000-01-01 UTC.
+    flags : int
+        Unused by PostgreSQL: always 0 in its frames.
+    """
     return encode_fields(
         "r",
         flags=flags,
@@ -248,6 +404,11 @@ def in_stream(frame: bytes, xid: int) -> bytes:
     """Convert a frame to the form inside a stream chunk: with the xid after its tag.
 
     An Origin has no xid inside a stream chunk either, so it is returned unchanged.
+
+    Parameters
+    ----------
+    frame : bytes
+    xid : int
 
     Raises
     ------
@@ -267,15 +428,32 @@ def in_stream(frame: bytes, xid: int) -> bytes:
 def xlog_data(frame: bytes, lsn: int, wal_end: int | None = None, send_time: int = 0) -> bytes:
     """Make an XLogData message with a frame, as the content of a CopyData message.
 
-    `lsn` is the start of the frame's WAL data. By default `wal_end` is the same, as a server sends
-    it.
+    Parameters
+    ----------
+    frame : bytes
+    lsn : int
+        The start of the frame's WAL data.
+    wal_end : int, optional
+        By default `lsn`, as a server sends it.
+    send_time : int
+        Microseconds since 2000-01-01 UTC.
     """
     header = XLOG_DATA.pack(lsn, lsn if wal_end is None else wal_end, send_time)
     return bytes([XLOG_DATA_TAG]) + header[1:] + frame
 
 
 def keepalive(wal_end: int, send_time: int = 0, reply: bool = False) -> bytes:
-    """Make a keepalive, as the content of a CopyData message; `reply` asks for a reply at once."""
+    """Make a keepalive, as the content of a CopyData message.
+
+    Parameters
+    ----------
+    wal_end : int
+        The end of the server's log.
+    send_time : int
+        Microseconds since 2000-01-01 UTC.
+    reply : bool
+        Whether to ask for a reply at once.
+    """
     return bytes([KEEPALIVE_TAG]) + KEEPALIVE.pack(wal_end, send_time, reply)[1:]
 
 

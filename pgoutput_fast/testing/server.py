@@ -133,7 +133,7 @@ class Server:
         return [sent.lsn for sent in self.sent]
 
     def copy_data(self) -> Iterator[bytes]:
-        """The XLogData messages of all frames of `sent`, as a connection receives them."""
+        """Yield the XLogData messages of all frames of `sent`, as a connection receives them."""
         for sent in self.sent:
             yield frames.xlog_data(sent.frame, sent.lsn, send_time=self.time)
 
@@ -154,7 +154,13 @@ class Server:
         return transaction
 
     def message(self, prefix: str, content: bytes) -> None:
-        """Send a message that belongs to no transaction, at once."""
+        """Send a message that belongs to no transaction, at once.
+
+        Parameters
+        ----------
+        prefix : str
+        content : bytes
+        """
         self._write(_RECORD + len(content))
         self._send(self.lsn, frames.message(prefix, content, self.lsn))
 
@@ -200,7 +206,10 @@ class MadeTransaction:
     Attributes
     ----------
     xid : int
-    origin, gid : str or None
+    origin : str or None
+        The name of the replication origin.
+    gid : str or None
+        The global identifier, once the transaction is prepared.
     """
 
     def __init__(self, server: Server, xid: int, origin: str | None, origin_lsn: int) -> None:
@@ -238,26 +247,60 @@ class MadeTransaction:
     # Changes.
 
     def insert(self, table: Table, values: Row) -> None:
-        """Insert a row, in a form that :meth:`Table.row` takes."""
+        """Insert a row.
+
+        Parameters
+        ----------
+        table : Table
+        values : sequence or mapping
+            The row, as :meth:`Table.row` takes it.
+        """
         self._change(frames.insert(table, values), (table,))
 
     def update(
         self, table: Table, values: Row, old: Row | None = None, old_kind: str | None = None
     ) -> None:
-        """Update a row, with the arguments of :func:`pgoutput_fast.testing.update`."""
+        """Update a row.
+
+        Parameters
+        ----------
+        table : Table
+        values, old, old_kind
+            As for :func:`pgoutput_fast.testing.update`.
+        """
         self._change(frames.update(table, values, old, old_kind), (table,))
 
     def delete(self, table: Table, old: Row, old_kind: str | None = None) -> None:
-        """Delete a row, with the arguments of :func:`pgoutput_fast.testing.delete`."""
+        """Delete a row.
+
+        Parameters
+        ----------
+        table : Table
+        old, old_kind
+            As for :func:`pgoutput_fast.testing.delete`.
+        """
         self._change(frames.delete(table, old, old_kind), (table,))
 
     def truncate(self, tables: Iterable[Table], options: int = 0) -> None:
-        """Truncate tables; `options` is the sum of 1 for CASCADE and 2 for RESTART IDENTITY."""
+        """Truncate tables.
+
+        Parameters
+        ----------
+        tables : iterable of Table
+        options : int
+            The sum of 1 for CASCADE and 2 for RESTART IDENTITY.
+        """
         named = tuple(tables)
         self._change(frames.truncate(named, options), named)
 
     def message(self, prefix: str, content: bytes) -> None:
-        """Emit a transactional message."""
+        """Emit a transactional message.
+
+        Parameters
+        ----------
+        prefix : str
+        content : bytes
+        """
         self._must_be("open")
         # A server sends such a message with the LSN at the end of its WAL record.
         self._server._write(_RECORD + len(content))
@@ -347,7 +390,13 @@ class MadeTransaction:
         self._end()
 
     def prepare(self, gid: str) -> None:
-        """Prepare the transaction; :meth:`commit` or :meth:`abort` ends it later."""
+        """Prepare the transaction; :meth:`commit` or :meth:`abort` ends it later.
+
+        Parameters
+        ----------
+        gid : str
+            The transaction's global identifier.
+        """
         self._must_be("open")
         server = self._server
         prepare_lsn, end_lsn, time = server._end_record(_PREPARE_RECORD)

@@ -72,7 +72,13 @@ def names() -> SearchStrategy[str]:
 
 
 def values(*, unchanged: bool = True) -> SearchStrategy[Any]:
-    """Draw values of columns as :func:`pgoutput_fast.testing.encode_tuple` takes them."""
+    """Draw values of columns as :func:`pgoutput_fast.testing.encode_tuple` takes them.
+
+    Parameters
+    ----------
+    unchanged : bool
+        Whether to draw unchanged TOAST values, which old tuples never have.
+    """
     kinds: list[SearchStrategy[Any]] = [st.none(), st.text(_characters), st.binary()]
     kinds.append(st.tuples(st.sampled_from("tb"), st.binary()))
     return st.one_of(*kinds, *([st.just(UNCHANGED)] if unchanged else []))
@@ -108,7 +114,10 @@ def columns() -> SearchStrategy[list[Column]]:
 def tables(draw: DrawFn, relation_id: int | SearchStrategy[int] | None = None) -> Table:
     """Draw tables with columns of some built-in types and a user's enum, any replica identity.
 
-    `relation_id` is the table's OID, or a strategy for the OID; by default any OID from 16384 on.
+    Parameters
+    ----------
+    relation_id : int or strategy of int, optional
+        The table's OID; by default any OID from 16384 on.
     """
     oids = st.integers(16384, 0xFFFFFFFF) if relation_id is None else relation_id
     shape: dict[str, Any] = draw(
@@ -129,9 +138,14 @@ def tables(draw: DrawFn, relation_id: int | SearchStrategy[int] | None = None) -
 
 
 def rows(table: Table, *, unchanged: bool = False) -> SearchStrategy[list[Any]]:
-    """Draw rows of a table that :func:`tables` has drawn; values fit the columns' types.
+    """Draw rows of a table; values fit the columns' types.
 
-    `unchanged` says whether to draw unchanged TOAST values.
+    Parameters
+    ----------
+    table : Table
+        A table that :func:`tables` has drawn.
+    unchanged : bool
+        Whether to draw unchanged TOAST values.
     """
     by_oid = {Table("t", {"c": given}).columns[0].type_id: drawn for given, drawn in _TYPES.items()}
     kinds = [by_oid[column.type_id] for column in table.columns]
@@ -185,7 +199,13 @@ def frames(draw: DrawFn, tags: str = TAGS, in_stream: bool = False) -> bytes:
 
 
 def messages(tags: str = TAGS, in_stream: bool = False) -> SearchStrategy[Any]:
-    """Draw decoded messages, from frames that :func:`frames` draws."""
+    """Draw decoded messages, from frames that :func:`frames` draws.
+
+    Parameters
+    ----------
+    tags, in_stream
+        As for :func:`frames`.
+    """
     return frames(tags, in_stream).map(lambda frame: implementation.decode(frame, in_stream))
 
 

@@ -37,7 +37,13 @@ class UserType:
     namespace: str = "public"
 
     def frame(self, xid: int | None = None) -> bytes:
-        """Return the Type frame; with an xid in the form inside a stream chunk."""
+        """Return the Type frame.
+
+        Parameters
+        ----------
+        xid : int, optional
+            With an xid, the form inside a stream chunk.
+        """
         return encode_fields(
             "Y", xid=xid, type_id=self.oid, namespace=self.namespace, name=self.name
         )
@@ -111,7 +117,13 @@ class Table:
         return f"Table({qualified(self)}: {shown})"
 
     def relation(self, xid: int | None = None) -> bytes:
-        """Return the Relation frame; with an xid in the form inside a stream chunk."""
+        """Return the Relation frame.
+
+        Parameters
+        ----------
+        xid : int, optional
+            With an xid, the form inside a stream chunk.
+        """
         return encode_fields(
             "R",
             xid=xid,
@@ -125,17 +137,25 @@ class Table:
     def announcement(self, xid: int | None = None) -> list[bytes]:
         """Return the frames that a server sends before the table's first row.
 
-        These are the Types, then the Relation; with an xid in the form inside a stream chunk.
+        These are the Types, then the Relation.
+
+        Parameters
+        ----------
+        xid : int, optional
+            With an xid, the form inside a stream chunk.
         """
         return [*(type_.frame(xid) for type_ in self.types), self.relation(xid)]
 
     def row(self, values: Row) -> list[Any]:
         """Make a row for :func:`pgoutput_fast.testing.encode_tuple` from Python values.
 
-        `values` has a value for each column in order, or maps names of columns to values; a column
-        that the mapping lacks is NULL. An int, float or bool becomes the text that the server
-        prints. A str is a value in text format, bytes are a value in binary format. A pair of "t"
-        or "b" and a value sets the format. None is NULL, UNCHANGED is an unchanged TOAST value.
+        Parameters
+        ----------
+        values : sequence or mapping
+            A value for each column in order, or a value for each column by name; a column that the
+            mapping lacks is NULL. An int, float or bool becomes the text that the server prints. A
+            str is a value in text format, bytes are a value in binary format. A pair of "t" or "b"
+            and a value sets the format. None is NULL, UNCHANGED is an unchanged TOAST value.
 
         Raises
         ------
@@ -157,7 +177,12 @@ class Table:
 
 
 def text_of(value: Any) -> Any:
-    """Return a bool, int or float as the server prints it, and any other value unchanged."""
+    """Return a bool, int or float as the server prints it, and any other value unchanged.
+
+    Parameters
+    ----------
+    value : object
+    """
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, int):
