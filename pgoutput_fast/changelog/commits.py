@@ -36,11 +36,11 @@ def newest_commit(reads: Sequence[Read]) -> CommitRecord | None:
         for path in reversed(read.files):
             try:
                 with SegmentReader(path) as reader:
-                    found = reader.newest_commit()
+                    commit = reader.newest_commit()
             except PgOutputError:
                 return None
-            if found is not None:
-                return found
+            if commit is not None:
+                return commit
     return None
 
 
@@ -53,14 +53,18 @@ def has_commit(directory: Path, commit: CommitRecord) -> bool | None:
         The directory, or one of its files, can't be read.
     """
     while True:
-        found = contents(directory)
-        if not found.begin <= commit.lsn < found.end:
+        listing = contents(directory)
+        if not listing.begin <= commit.lsn < listing.end:
             return None
-        segments = [one for one in found.segments if one.start_lsn <= commit.lsn < one.end_lsn]
+        segments = [
+            segment
+            for segment in listing.segments
+            if segment.start_lsn <= commit.lsn < segment.end_lsn
+        ]
         try:
-            return any(_has(one.path, commit) for one in segments)
+            return any(_has(segment.path, commit) for segment in segments)
         except PgOutputError:
-            if all(os.path.lexists(one.path) for one in segments):
+            if all(os.path.lexists(segment.path) for segment in segments):
                 raise
         # The capture has merged or deleted a segment since the listing: list again.
 

@@ -238,7 +238,7 @@ def remove_consumer(directory: Path, name: str) -> None:
     try:
         CONSUMERS.delete(directory, _path(directory, name).name)
     except FileNotFoundError:
-        names = ", ".join(one.name for one in consumers(directory)) or "none"
+        names = ", ".join(consumer.name for consumer in consumers(directory)) or "none"
         raise PgOutputError(
             f"{directory} has no consumer {name!r}; it has {names}",
             code="no_consumer",

@@ -117,7 +117,11 @@ class TableState(NamedTuple):
         """
         for index, copy in enumerate(self.copies[:-1]):
             if copy.state == "waiting":
-                later = (one.lsn for one in self.copies[index:] if one.state == "snapshot")
+                later = (
+                    later_copy.lsn
+                    for later_copy in self.copies[index:]
+                    if later_copy.state == "snapshot"
+                )
                 end = next(later, None)
                 if end is None or end > lsn:
                     return Void(copy.lsn, end)
@@ -170,7 +174,7 @@ class Tables:
         PgOutputError
             The folder can't be read.
         """
-        found: dict[tuple[int, int], Copy] = {}
+        copies: dict[tuple[int, int], Copy] = {}
         try:
             names = TABLES.names(self._of)
         except OSError as error:
@@ -183,13 +187,13 @@ class Tables:
             copy = Copy.named(name)
             if copy is None:
                 continue
-            before = found.get(copy[:2])
+            before = copies.get(copy[:2])
             # A kill can leave the file of a waiting snapshot beside the one of its outcome.
             if before is None or before.state == "waiting":
-                found[copy[:2]] = copy
+                copies[copy[:2]] = copy
         states: dict[int, list[Copy]] = {}
-        for key in sorted(found):
-            states.setdefault(key[0], []).append(found[key])
+        for key in sorted(copies):
+            states.setdefault(key[0], []).append(copies[key])
         return {relation_id: TableState(tuple(copies)) for relation_id, copies in states.items()}
 
     def fields(self, copy: Copy) -> dict[str, object]:
@@ -202,16 +206,16 @@ class Tables:
         """
         try:
             fields = json.loads(read_json_file(self._directory / copy.name))
-            found: dict[str, object] = of_form(fields, dict[str, Any], "fields")
-            for key in found.keys() & _FORMS.keys():
-                of_form(found[key], _FORMS[key], key)
+            checked: dict[str, object] = of_form(fields, dict[str, Any], "fields")
+            for key in checked.keys() & _FORMS.keys():
+                of_form(checked[key], _FORMS[key], key)
             if len(fields.get("table", [])) not in (0, 2):
                 raise ValueError("table has no namespace and name")
-            if copy.state == "snapshot" and "files" not in found:
+            if copy.state == "snapshot" and "files" not in checked:
                 raise ValueError("it lacks 'files'")
         except (OSError, *MALFORMED) as error:
             raise self._unreadable(copy, error) from error
-        return found
+        return checked
 
     def types(self, copy: Copy) -> TypeRegistry | None:
         """Return the user-defined types in force when a snapshot was made; None if not stored.
@@ -337,6 +341,6 @@ class Tables:
                 path=str(self._directory / copy.name),
             ) from error
         state = self.states.get(copy.relation_id)
-        others = [one for one in state.copies if one[:2] != copy[:2]] if state else []
+        others = [other for other in state.copies if other[:2] != copy[:2]] if state else []
         self.states[copy.relation_id] = TableState((*others, copy))
         return copy

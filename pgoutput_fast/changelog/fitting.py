@@ -44,7 +44,7 @@ class Fitting:
         # A date outside Python's range, or bytes that are no text, do not prove the other state.
         lenient = Policies(infinity="text", out_of_range="text", invalid_text="replace")
         self._decoders = [
-            Decoder(lenient, encoding=encoding, registry=one.registry) for one in states
+            Decoder(lenient, encoding=encoding, registry=types.registry) for types in states
         ]
         # For each relation: its columns with differing types, and the two possible states.
         self._columns: dict[int, tuple[tuple[int, ...], tuple[Types, Types]]] = {}
@@ -77,7 +77,7 @@ class Fitting:
             return
         relation_id, types = columns_of(frame)
         uncertain = self._found.uncertain
-        older, newer = (one.registry for one in self._states)
+        older, newer = (types.registry for types in self._states)
         differing = [
             uncertain.keys() & (older.contained([oid]) | newer.contained([oid])) for oid in types
         ]

@@ -47,8 +47,8 @@ class Gathered:
         if self._lines is None:
             self._lines = {} if self._directory is None else _lines(self._directory)
         line = self._lines.get(path.name)
-        found = None if line is None else _parsed(line, path)
-        return _opened(path) if found is None else found
+        relation_ids = None if line is None else _parsed(line, path)
+        return _opened(path) if relation_ids is None else relation_ids
 
 
 class Gatherer:
@@ -98,12 +98,12 @@ def _lines(directory: Path) -> dict[str, bytes]:
         content = (directory / LAYOUTS_NAME).read_bytes()
     except FileNotFoundError:
         return {}
-    found = {}
+    lines = {}
     for line in content.splitlines():
         crc, _, text = line.partition(b" ")
         if crc == b"%08x" % zlib.crc32(text):
-            found[text.partition(b" ")[0].decode()] = line
-    return found
+            lines[text.partition(b" ")[0].decode()] = line
+    return lines
 
 
 def _line(path: Path) -> bytes:

@@ -246,9 +246,9 @@ class History:
             `lsn` is not an int.
         """
         place = self._place_of(lsn)
-        found = self.types(place, policy)
-        lower, upper = self.span(place) if found.uncertain else (0, 0)
-        return TypesAt(found.registry, found.uncertain, lower, upper)
+        types = self.types(place, policy)
+        lower, upper = self.span(place) if types.uncertain else (0, 0)
+        return TypesAt(types.registry, types.uncertain, lower, upper)
 
     def tables_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TablesAt:
         """Return the published tables; parameters and errors are those of `registry_at`."""
@@ -281,8 +281,8 @@ class History:
                 path=str(self._directory),
                 hint="Give a registry",
             )
-        one = np.array([lsn], np.uint64)
-        return HistoryPlace(*self.places(one, one)[:, 0].tolist())
+        lsns = np.array([lsn], np.uint64)
+        return HistoryPlace(*self.places(lsns, lsns)[:, 0].tolist())
 
     def _entry(self, number: int) -> HistoryEntry:
         """Return an entry by its number from 1; out of range, the first or the last entry."""
@@ -293,25 +293,25 @@ class History:
         return self._boundaries[place.older].lower, self._boundaries[place.newer - 1].upper
 
     def _stored(self, entry: HistoryEntry) -> StoredHistory:
-        found = self._read.get(entry)
-        if found is None:
-            found = self._read[entry] = _entry(*self._file(entry))
-        return found
+        stored = self._read.get(entry)
+        if stored is None:
+            stored = self._read[entry] = _entry(*self._file(entry))
+        return stored
 
     def _file(self, entry: HistoryEntry) -> tuple[Path, HistoryEntry, tuple[int, int]]:
         """Return the cache key of an entry; inode and time change if its file is written again."""
         try:
-            found = (HISTORY.path(self._directory) / entry.name).stat()
+            status = (HISTORY.path(self._directory) / entry.name).stat()
         except OSError:
             return self._directory, entry, (0, 0)  # reading the file raises the error
-        return self._directory, entry, (found.st_ino, found.st_mtime_ns)
+        return self._directory, entry, (status.st_ino, status.st_mtime_ns)
 
     def _catalog(self, entry: HistoryEntry) -> Catalog:
         """Return the tables of an entry, cached: parsing thousands of columns takes long."""
-        found = self._catalogs.get(entry)
-        if found is None:
-            found = self._catalogs[entry] = _tables(*self._file(entry))
-        return found
+        catalog = self._catalogs.get(entry)
+        if catalog is None:
+            catalog = self._catalogs[entry] = _tables(*self._file(entry))
+        return catalog
 
     def types(self, place: HistoryPlace, policy: HistoryPolicy) -> Types:
         """Return the types at a position, merged from the two possible entries.
@@ -332,12 +332,12 @@ class History:
         if place.newer == place.older + 1 and place.applied >= 0:
             before, after = self._decided(place, uncertain)
         registry = TypeRegistry()
-        for one in (newer, older) if policy == "older" else (older, newer):
-            registry.merge(one)
+        for state in (newer, older) if policy == "older" else (older, newer):
+            registry.merge(state)
         registry.merge(older.only(before)).merge(newer.only(after))
-        uncertain = {oid: one for oid, one in uncertain.items() if oid not in before | after}
-        found = self._types[place, policy] = Types(registry, uncertain)
-        return found
+        uncertain = {oid: name for oid, name in uncertain.items() if oid not in before | after}
+        types = self._types[place, policy] = Types(registry, uncertain)
+        return types
 
     def states(self, place: HistoryPlace) -> tuple[Types, Types] | None:
         """Return the types before and after the schema change at an uncertain position.
@@ -363,8 +363,8 @@ class History:
         for oid in differing:
             naming = [
                 number
-                for number, (_, one) in enumerate(changes)
-                if one.types is None or oid in one.types
+                for number, (_, change) in enumerate(changes)
+                if change.types is None or oid in change.types
             ] or range(len(changes))
             states = {
                 _NEW if number < place.applied else place.state if number == place.own else _OLD
@@ -381,7 +381,7 @@ class History:
         before = self._stored(older).registry.catalog
         after = self._stored(newer).registry.catalog
         if older == newer:  # only one entry is known: each type that can be altered may differ
-            return {oid: _named(one) for oid, one in before.items() if one.kind == "c"}
+            return {oid: _named(type_) for oid, type_ in before.items() if type_.kind == "c"}
         return {
             oid: _named(after.get(oid, before.get(oid)))
             for oid in before.keys() | after.keys()
@@ -432,19 +432,19 @@ class History:
         """
         import numpy as np
 
-        found = np.zeros((5, len(lsns)), np.int64)
-        found[2] = -1
+        places = np.zeros((5, len(lsns)), np.int64)
+        places[2] = -1
         least, most = int(lsns.min()), int(commit_lsns.max())
         for boundary in self._boundaries:
             if boundary.upper <= least:
-                found[:2] += 1
+                places[:2] += 1
             elif boundary.lower <= most:
                 state, detail = self._states(boundary, lsns, commit_lsns)
-                found[0] += state == _NEW
-                found[1] += state >= _UNCERTAIN
+                places[0] += state == _NEW
+                places[1] += state >= _UNCERTAIN
                 if detail is not None:
-                    found[2:] = np.where(state == _UNCERTAIN, detail, found[2:])
-        return found
+                    places[2:] = np.where(state == _UNCERTAIN, detail, places[2:])
+        return places
 
     def _is_exact(self, boundary: _Boundary) -> bool:
         """Return whether the stream has a message for every schema change at a boundary."""
@@ -472,8 +472,8 @@ class History:
             changes = self._changes_of(boundary)
             if changes:
                 at = np.array([lsn for lsn, _ in changes], np.uint64)
-                first = np.array([parse_lsn(one.first) for _, one in changes], np.uint64)
-                last = np.array([parse_lsn(one.last) for _, one in changes], np.uint64)
+                first = np.array([parse_lsn(change.first) for _, change in changes], np.uint64)
+                last = np.array([parse_lsn(change.last) for _, change in changes], np.uint64)
                 applied = np.searchsorted(at, lsns)  # schema changes committed before the change
                 own = np.minimum(np.searchsorted(at, commit_lsns), len(at) - 1)
                 is_own = at[own] == commit_lsns
@@ -492,26 +492,26 @@ class History:
 
     def _changes_of(self, boundary: _Boundary) -> list[tuple[int, SchemaChange]]:
         """Return the transactions that may have made the difference at a boundary."""
-        found = [
+        changes = [
             (lsn, read_change(self._directory, lsn))
             for lsn in self._changes
             if boundary.lower <= lsn < boundary.upper
         ]
         differing = self._differing(boundary.older, boundary.newer)
         concerned = [
-            (lsn, one)
-            for lsn, one in found
-            if one.types is None or not differing.keys().isdisjoint(one.types)
+            (lsn, change)
+            for lsn, change in changes
+            if change.types is None or not differing.keys().isdisjoint(change.types)
         ]
         # Two entries always differ, if only in tables: one of the transactions made the difference.
-        return concerned if boundary.upper == _END else concerned or found
+        return concerned if boundary.upper == _END else concerned or changes
 
 
 def _snapshot(states: Mapping[int, TableState], relation_id: int, generation: int) -> Copy | None:
     """Return a complete snapshot by its number; None if it is not complete."""
     state = states.get(relation_id)
-    found = () if state is None else state.snapshots
-    return next((copy for copy in found if copy.generation == generation), None)
+    snapshots = () if state is None else state.snapshots
+    return next((copy for copy in snapshots if copy.generation == generation), None)
 
 
 def _named(entry: CatalogType | None) -> str:
@@ -526,8 +526,8 @@ def _differs(before: CatalogType | None, after: CatalogType | None) -> bool:
     contains, but not what other types contain.
     """
     if before is None or after is None:
-        found = before or after
-        return found is not None and found.kind == "c"
+        type_ = before or after
+        return type_ is not None and type_.kind == "c"
     return dataclasses.replace(before, labels=()) != dataclasses.replace(after, labels=())
 
 
@@ -601,15 +601,15 @@ class HistoryFollower:
         starts = [0, *rows[cuts].tolist()]
         for begin, end, first in zip(starts, [*starts[1:], len(tags)], [0, *cuts], strict=True):
             self._place = HistoryPlace(*places[:, first].tolist())
-            found = self._history.types(self._place, self._policy)
-            states = self._history.states(self._place) if found.uncertain else None
+            types = self._history.types(self._place, self._policy)
+            states = self._history.states(self._place) if types.uncertain else None
             # All rows of a snapshot were read with the same types: never split its files.
             if states is None or number_of(path) is not None:
                 self._learn(data, tags, begin, end)
-                self._take(found)
+                self._take(types)
                 yield begin, end
             else:
-                yield from self._by_values(data, tags, (begin, end), found, states, encoding)
+                yield from self._by_values(data, tags, (begin, end), types, states, encoding)
 
     def go_to(self, commit_lsn: int) -> None:
         """Set `registry` to the types in force at a commit, without decoding its frames.
@@ -624,17 +624,17 @@ class HistoryFollower:
         self._place = HistoryPlace(*self._history.places(lsns, lsns)[:, 0].tolist())
         self._take(self._history.types(self._place, self._policy))
 
-    def _take(self, found: Types) -> None:
+    def _take(self, types: Types) -> None:
         """Put types into force."""
-        self._found = found
-        self.registry.replace_catalog(found.registry)
+        self._found = types
+        self.registry.replace_catalog(types.registry)
 
     def _by_values(
         self,
         data: Any,
         tags: Any,
         within: tuple[int, int],
-        found: Types,
+        policy_types: Types,
         states: tuple[Types, Types],
         encoding: str,
     ) -> Iterator[tuple[int, int]]:
@@ -643,18 +643,18 @@ class HistoryFollower:
 
         begin, end = within
         wanted = np.flatnonzero(np.isin(tags[begin:end], [ord(tag) for tag in "RYIUD"])) + begin
-        fitting = Fitting(states, found, encoding, self._announced.values())
+        fitting = Fitting(states, policy_types, encoding, self._announced.values())
         told = ((index, fitting.types(data[index].as_py())) for index in wanted.tolist())
         # Rows without a value of an uncertain type join the rows before them.
         runs = [
             (next(run)[0], types)
             for types, run in itertools.groupby(
                 ((index, types) for index, types in told if types is not None),
-                lambda one: one[1],
+                lambda pair: pair[1],
             )
         ]
         self._learn(data, tags, begin, end)
-        runs = [(begin, runs[0][1] if runs else found), *runs[1:]]
+        runs = [(begin, runs[0][1] if runs else policy_types), *runs[1:]]
         ends = [*(first for first, _ in runs[1:]), end]
         for (first, types), last in zip(runs, ends, strict=True):
             self._take(types)

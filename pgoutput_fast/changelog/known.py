@@ -29,21 +29,21 @@ def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
     PgOutputError
         The directory, or the newest segment, can't be read.
     """
-    found: dict[int, tuple[str, str]] = {}
+    names: dict[int, tuple[str, str]] = {}
     tables = Tables(directory)
     for relation_id, state in tables.read().items():
         last = state.copies[-1]
         name: Any = tables.fields(last).get("table")
         if last.state != "gone" and name:
-            found[relation_id] = (name[0], name[1])
+            names[relation_id] = (name[0], name[1])
     for segment in contents(directory).segments[-1:]:
-        found.update(announced_tables(segment.path))
-    return found
+        names.update(announced_tables(segment.path))
+    return names
 
 
 def announced_tables(path: Path) -> dict[int, tuple[str, str]]:
     """Return the tables with a Relation in a segment, in the order of their last Relations."""
-    found: dict[int, tuple[str, str]] = {}
+    tables: dict[int, tuple[str, str]] = {}
     with SegmentReader(path) as reader:
         encoding = python_encoding(reader.metadata.encoding)
         for batch in reader:
@@ -52,9 +52,9 @@ def announced_tables(path: Path) -> dict[int, tuple[str, str]]:
                 frame = data[index].as_py()
                 relation: Any = decode_rare(frame, in_stream=False, encoding=encoding)
                 name = (relation.namespace or "pg_catalog", relation.name)
-                found.pop(relation.relation_id, None)
-                found[relation.relation_id] = name
-    return found
+                tables.pop(relation.relation_id, None)
+                tables[relation.relation_id] = name
+    return tables
 
 
 def how_to_copy(directory: Path, relation_ids: Iterable[int]) -> str:
@@ -66,6 +66,9 @@ def how_to_copy(directory: Path, relation_ids: Iterable[int]) -> str:
     if not directory.is_dir():
         return "request new snapshots of the tables"
     known = known_tables(directory)
-    names = [sql_name(*known[one]) if one in known else str(one) for one in relation_ids]
+    names = [
+        sql_name(*known[relation_id]) if relation_id in known else str(relation_id)
+        for relation_id in relation_ids
+    ]
     given = " ".join(f"--table {shlex.quote(name)}" for name in names)
     return f"request a new snapshot with pgoutput-fast snapshot --dir {directory} {given}"

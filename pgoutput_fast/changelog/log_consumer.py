@@ -151,9 +151,9 @@ class LogConsumer:
         Call `advance` before the next iteration. Otherwise the same changes come again.
         """
         while stop is None or not stop.is_set():
-            found = self.next(max_bytes)
-            if found is not None:
-                yield found
+            changes = self.next(max_bytes)
+            if changes is not None:
+                yield changes
             elif stop is None:
                 time.sleep(_POLL)
             else:

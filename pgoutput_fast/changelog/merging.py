@@ -81,22 +81,22 @@ def merges(directory: Path, most: int, options: Any = None) -> Iterator[Segment]
     """
     groups, _ = present(directory)
     segments = [group.parts[0] for group in groups]
-    sizes = [one.path.stat().st_size if one.parts == 1 else 0 for one in segments]
+    sizes = [segment.path.stat().st_size if segment.parts == 1 else 0 for segment in segments]
     begins: set[int] = set()
     start = 0
-    while (found := mergeable(sizes, most, begins, start)) is not None:
-        first, end = found
+    while (bounds := mergeable(sizes, most, begins, start)) is not None:
+        first, end = bounds
         merged = segments[first:end]
         if merged[0].end_lsn <= begin_of(directory):
             return  # retention deleted the segments between two merges
-        other = _other_session([one.path for one in merged])
+        other = _other_session([segment.path for segment in merged])
         if other is not None:
             begins.add(first + other)
             continue
         path = directory / segment_name(merged[0].start_lsn, merged[-1].end_lsn, 0, 1)
         with becoming(path) as temporary, SegmentCopy(temporary, options) as copy:
-            for one in merged:
-                copy.add(one.path)
+            for segment in merged:
+                copy.add(segment.path)
         fsync_path(directory)
         made = type(merged[0]).from_path(path)
         segments[first:end], sizes[first:end] = [made], [path.stat().st_size]

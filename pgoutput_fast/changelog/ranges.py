@@ -24,8 +24,8 @@ def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
     batch = pa.record_batch(changes)
     start, end = read.range_of(changes.relation.relation_id)
     lsns = batch.column("commit_lsn")
-    found = pc.min_max(lsns)
-    first, last = found["min"].as_py(), found["max"].as_py()
+    bounds = pc.min_max(lsns)
+    first, last = bounds["min"].as_py(), bounds["max"].as_py()
     if first is not None and start <= first and last < end:
         return batch
     return batch.filter(_within(lsns, start, end))

@@ -128,14 +128,16 @@ class Reading(NamedTuple):
     @property
     def start(self) -> int:
         """The least start of all ranges that are not empty."""
-        stretches = [one for one in (self.rest, *self.tables.values()) if one.start < one.end]
-        return min((one.start for one in stretches), default=self.rest.end)
+        stretches = [
+            stretch for stretch in (self.rest, *self.tables.values()) if stretch.start < stretch.end
+        ]
+        return min((stretch.start for stretch in stretches), default=self.rest.end)
 
     @property
     def end(self) -> int:
         """The greatest end of the ranges in `tables` that are not empty."""
-        stretches = [one for one in self.tables.values() if one.start < one.end]
-        return max((one.end for one in stretches), default=self.rest.end)
+        stretches = [stretch for stretch in self.tables.values() if stretch.start < stretch.end]
+        return max((stretch.end for stretch in stretches), default=self.rest.end)
 
 
 def next_reading(position: Position, states: Mapping[int, TableState], end: int) -> Reading:
@@ -259,7 +261,7 @@ def lacking(position: Position, states: Mapping[int, TableState], begin: int) ->
     begin : int
         The LSN at which the first segment begins.
     """
-    found = []
+    relation_ids = []
     for relation_id in states.keys() | position.tables.keys():
         start = position.of(relation_id)
         state = states.get(relation_id)
@@ -276,8 +278,8 @@ def lacking(position: Position, states: Mapping[int, TableState], begin: int) ->
         if last is not None and last.state == "gone" and start >= last.lsn:
             continue
         if begin > (waits[0] if waits else start):
-            found.append(relation_id)
-    return sorted(found)
+            relation_ids.append(relation_id)
+    return sorted(relation_ids)
 
 
 class Read(NamedTuple):
@@ -338,18 +340,18 @@ class ReadPlan(NamedTuple):
 
     def of_table(self, relation_id: int) -> list[Read]:
         """Return the reads that one table needs, each with a single file."""
-        found = []
+        reads = []
         for read in self.reads:
             if read.snapshot is not None and read.snapshot.relation_id != relation_id:
                 continue
             first, last = read.range_of(relation_id)
             if read.snapshot is not None or first < last:
                 # The parts of a segment have about the same size.
-                one = read._replace(
+                table_read = read._replace(
                     size=read.size // len(read.files), ranges={relation_id: (first, last)}
                 )
-                found += [one._replace(files=(path,)) for path in read.files]
-        return found
+                reads += [table_read._replace(files=(path,)) for path in read.files]
+        return reads
 
 
 def ordered_reads(
@@ -385,7 +387,7 @@ def ordered_reads(
 
     for parts in segments:
         start, end = parts[0].start_lsn, parts[0].end_lsn
-        paths = tuple(one.path for one in parts)
+        paths = tuple(part.path for part in parts)
         while waiting and waiting[0].lsn <= start:
             yield snapshot_reads(waiting.pop(0))
         inside = [copy for copy in waiting if copy.lsn < end]
@@ -402,7 +404,11 @@ def ordered_reads(
         }
         yield [Read(paths, 0, None, ranges, reading.rest.window)]
         for index, copy in enumerate(inside):
-            later = [one.lsn for one in inside[index + 1 :] if one.relation_id == copy.relation_id]
+            later = [
+                snapshot.lsn
+                for snapshot in inside[index + 1 :]
+                if snapshot.relation_id == copy.relation_id
+            ]
             first, last = whole[copy.relation_id]
             range_ = max(first, copy.lsn), min(last, *later[:1], end)
             behind = Read(paths, 0, None, {copy.relation_id: range_}, _EMPTY, again=True)

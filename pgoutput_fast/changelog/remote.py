@@ -171,9 +171,9 @@ def refuse_secrets(url: str, options: Mapping[str, str] | None = None, *, parame
     PgOutputError
         The URL or an endpoint has a secret. The error does not show it.
     """
-    found = _URL.match(url)
-    if found is not None and found[1].lower() not in _LOCAL:
-        scheme, rest = found[1].lower(), url[found.end() :]
+    match = _URL.match(url)
+    if match is not None and match[1].lower() not in _LOCAL:
+        scheme, rest = match[1].lower(), url[match.end() :]
         # A secret key may contain slashes, so check everything up to the last '@'.
         before, at, _ = rest.rpartition("@")
         if at and (scheme not in _BLOBS or ":" in before):
@@ -196,8 +196,8 @@ def refuse_secrets(url: str, options: Mapping[str, str] | None = None, *, parame
 
 def without_secrets(url: str) -> str:
     """Return a URL to show in an error: without the query, and all that is before an '@'."""
-    found = _URL.match(url)
-    begin = "" if found is None else found[0]
+    match = _URL.match(url)
+    begin = "" if match is None else match[0]
     return begin + url[len(begin) :].rpartition("@")[2].partition("?")[0]
 
 
@@ -270,10 +270,10 @@ class Remote:
             The bucket does not exist, or the storage returns an error or can't be reached.
         """
         try:
-            found = self._s3.get_file_info(self._bucket)
+            info = self._s3.get_file_info(self._bucket)
         except OSError as error:
             raise self._error("look at the bucket", error) from error
-        if found.type == self._fs.FileType.NotFound:
+        if info.type == self._fs.FileType.NotFound:
             raise RemoteError(
                 f"can't use {self.url}: there is no bucket {self._bucket}",
                 passes=False,
@@ -289,10 +289,10 @@ class Remote:
             The storage returns an error, or can't be reached.
         """
         try:
-            found = self._s3.get_file_info(self._path(name))
+            info = self._s3.get_file_info(self._path(name))
         except OSError as error:
             raise self._error(f"look at {name}", error) from error
-        size: int | None = found.size if found.is_file else None
+        size: int | None = info.size if info.is_file else None
         return size
 
     def read(self, name: str) -> bytes | None:
@@ -422,11 +422,11 @@ class Remote:
         """
         path = f"{self._root}/{folder}".removesuffix("/")
         try:
-            found = self._s3.get_file_info(self._fs.FileSelector(path, allow_not_found=True))
+            infos = self._s3.get_file_info(self._fs.FileSelector(path, allow_not_found=True))
         except OSError as error:
             raise self._error(f"list {folder or 'what is there'}", error) from error
         before = f"{folder}/" if folder else ""
-        return sorted(before + one.base_name for one in found if one.is_file)
+        return sorted(before + info.base_name for info in infos if info.is_file)
 
     def has_any(self) -> bool:
         """Return whether the prefix has any object.

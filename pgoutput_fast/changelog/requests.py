@@ -62,31 +62,31 @@ def requested(directory: Path) -> dict[int, Request]:
         The requests can't be read.
     """
     path = REQUESTS.path(directory)
-    found: dict[int, Request] = {}
+    requests: dict[int, Request] = {}
     try:
         paths = [path / name for name in REQUESTS.names(directory)]
     except OSError as error:
         raise PgOutputError(
             f"can't read {path}: {error.strerror or error}", code="io_failed", path=str(path)
         ) from error
-    for one in paths:
-        relation_id = int(one.stem)
+    for file in paths:
+        relation_id = int(file.stem)
         try:
-            fields = json.loads(read_json_file(one))
+            fields = json.loads(read_json_file(file))
             table: list[str] = of_form(fields["table"], list[str], "table")
             if len(table) != 2:
                 raise ValueError("table is not a schema and a name")
-            found[relation_id] = Request(table, of_form(fields["why"], str, "why"))
+            requests[relation_id] = Request(table, of_form(fields["why"], str, "why"))
         except FileNotFoundError:
             continue  # the capture has deleted it since the listing
         except (OSError, *MALFORMED) as error:
             raise unreadable(
-                one,
+                file,
                 error,
                 "which requests a snapshot of a table",
                 "Delete it, and request the snapshot again",
             ) from error
-    return found
+    return requests
 
 
 def forget_request(directory: Path, relation_id: int) -> None:

@@ -35,8 +35,8 @@ class Keep(NamedTuple):
 
 def needed_from(positions: list[Position], states: Mapping[int, TableState]) -> int | None:
     """Return the LSN from which on consumers or waiting tables need segments; None if none do."""
-    held = [state.held_from for state in states.values() if state.held_from is not None]
-    return min([*held, *(position.least for position in positions)], default=None)
+    lsns = [state.held_from for state in states.values() if state.held_from is not None]
+    return min([*lsns, *(position.least for position in positions)], default=None)
 
 
 def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> int:
@@ -55,7 +55,7 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
     if keep == Keep():
         return 0
     with locked(directory):
-        positions = [one.position for one in consumers(directory)]
+        positions = [consumer.position for consumer in consumers(directory)]
         states = Tables(directory).read()
         groups, _ = present(directory)
         gone = _spent(groups, keep, needed_from(positions, states))
@@ -77,10 +77,12 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
             state = states.get(copy[0])
             if state is None:
                 continue
-            found = [one for one in state.snapshots if one.generation == copy[1]]
-            if not found or any(one.of(copy[0]) <= found[0].lsn - 1 for one in positions):
+            snapshots = [snapshot for snapshot in state.snapshots if snapshot.generation == copy[1]]
+            if not snapshots or any(
+                position.of(copy[0]) <= snapshots[0].lsn - 1 for position in positions
+            ):
                 continue
-            if found[0] != state.snapshots[-1] or begin > found[0].lsn:
+            if snapshots[0] != state.snapshots[-1] or begin > snapshots[0].lsn:
                 # Delete the first file first: readers then know that the snapshot is being deleted.
                 SNAPSHOTS.delete(directory, paths[0].name)
                 fsync_path(paths[0].parent)
@@ -131,12 +133,14 @@ def forget_dropped(
         if not dropped:
             return []
         with_files = {relation_id for relation_id, _ in snapshot_files(directory)}
-        positions = [one.position for one in consumers(directory)]
+        positions = [consumer.position for consumer in consumers(directory)]
         forgotten = [
             relation_id
             for relation_id, lsn in dropped
             if relation_id not in with_files
-            and all(one.lsn >= lsn and relation_id not in one.tables for one in positions)
+            and all(
+                position.lsn >= lsn and relation_id not in position.tables for position in positions
+            )
         ]
         tables.forget(forgotten)
     return forgotten
@@ -147,12 +151,12 @@ def _spent(groups: list[SegmentGroup], keep: Keep, needed: int | None) -> list[S
     gone = []
     left = None
     if keep.bytes is not None:
-        left = sum(one.path.stat().st_size for group in groups for one in group.parts)
+        left = sum(segment.path.stat().st_size for group in groups for segment in group.parts)
     now = time.time()
     for group in groups:
         if needed is not None and group.end_lsn > needed:
             break
-        size = sum(one.path.stat().st_size for one in group.parts)
+        size = sum(segment.path.stat().st_size for segment in group.parts)
         old = keep.seconds is not None and (
             now - group.parts[-1].path.stat().st_mtime >= keep.seconds
         )

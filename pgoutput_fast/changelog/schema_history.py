@@ -186,12 +186,12 @@ def entries(directory: Path) -> list[HistoryEntry]:
     PgOutputError
         The directory can't be read.
     """
-    found = map(HISTORY.match, _names(directory))
+    matches = map(HISTORY.match, _names(directory))
     return sorted(
         (
-            HistoryEntry(int(one["lower"], 16), int(one["start"], 16))
-            for one in found
-            if one and one["start"]
+            HistoryEntry(int(match["lower"], 16), int(match["start"], 16))
+            for match in matches
+            if match and match["start"]
         ),
         key=lambda entry: entry.start,
     )
@@ -205,8 +205,8 @@ def change_lsns(directory: Path) -> list[int]:
     PgOutputError
         The directory can't be read.
     """
-    found = map(HISTORY.match, _names(directory))
-    return sorted(int(one["ddl"], 16) for one in found if one and one["ddl"])
+    matches = map(HISTORY.match, _names(directory))
+    return sorted(int(match["ddl"], 16) for match in matches if match and match["ddl"])
 
 
 def _names(directory: Path) -> list[str]:
@@ -303,7 +303,7 @@ class HistoryWriter:
         self._since = None
         if messages_from is not None:
             self._since = seen.messages_since or format_lsn(messages_from)
-        self._newest = max(entries(directory), key=lambda one: one.start, default=None)
+        self._newest = max(entries(directory), key=lambda entry: entry.start, default=None)
         self._stored: StoredHistory | None = None
         self._marks: tuple[Mark, ...] = ()
         if self._newest is not None:
@@ -379,7 +379,7 @@ class HistoryWriter:
     def _take(self, mark: Mark) -> None:
         """Add a mark, drop the marks that it replaces, and store all durably."""
         marks = self._marks if mark.trigger else _without_trigger(self._marks)
-        kept = [one for one in marks if not set(mark.unsure) <= set(one.unsure)]
+        kept = [earlier for earlier in marks if not set(mark.unsure) <= set(earlier.unsure)]
         self._marks = (*kept[: _MOST_MARKS - 1], mark)
         self._store()
 
@@ -477,11 +477,11 @@ def forget_before(directory: Path, lsn: int) -> int:
     OSError
         A file can't be deleted.
     """
-    found = entries(directory)
-    kept = next((one for one in reversed(found) if one.start <= lsn), None)
+    stored = entries(directory)
+    kept = next((entry for entry in reversed(stored) if entry.start <= lsn), None)
     if kept is None:
         return 0
-    gone = [one.name for one in [one for one in found if one.start < kept.start][:-1]]
+    gone = [entry.name for entry in [entry for entry in stored if entry.start < kept.start][:-1]]
     gone += [
         _change_path(directory, commit_lsn).name
         for commit_lsn in change_lsns(directory)
@@ -498,5 +498,5 @@ def _told(tables: dict[str, Any]) -> dict[str, Any]:
     """Return the tables without file nodes: a truncated or rewritten table is no new state."""
     return {
         **tables,
-        "tables": [{**one, "file_nodes": None} for one in tables["tables"]],
+        "tables": [{**table, "file_nodes": None} for table in tables["tables"]],
     }

@@ -43,13 +43,13 @@ def number_of(path: Path) -> tuple[int, int, int] | None:
 
 def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
     """Return all snapshot files by relation id and generation, in the order of the rows."""
-    found: dict[tuple[int, int], list[Path]] = {}
+    files: dict[tuple[int, int], list[Path]] = {}
     path = SNAPSHOTS.path(directory)
     for name in SNAPSHOTS.names(directory):
         number = number_of(path / name)
         if number is not None:
-            found.setdefault(number[:2], []).append(path / name)
-    return found
+            files.setdefault(number[:2], []).append(path / name)
+    return files
 
 
 def delete_unfinished(directory: Path, states: Mapping[int, TableState]) -> None:
@@ -68,8 +68,8 @@ def delete_unfinished(directory: Path, states: Mapping[int, TableState]) -> None
     }
     for key, files in snapshot_files(directory).items():
         if key in unfinished:
-            for one in files:
-                SNAPSHOTS.delete(directory, one.name)
+            for file in files:
+                SNAPSHOTS.delete(directory, file.name)
     if unfinished:
         fsync_path(SNAPSHOTS.make(directory))
 

@@ -92,7 +92,7 @@ class Upload:
     @property
     def is_registered(self) -> bool:
         """Whether an earlier upload has begun, so that the directory keeps files for it."""
-        return CONSUMER_NAME in {one.name for one in consumers(self._directory)}
+        return CONSUMER_NAME in {consumer.name for consumer in consumers(self._directory)}
 
     def check(self) -> None:
         """Check that the prefix can be used for this directory, before anything is created.
@@ -162,13 +162,14 @@ class Upload:
             self._remote.write(UPLOAD_NAME, json.dumps({"id": own["id"]}).encode())
         stored = self._remote.read(POSITION_NAME)
         self._position = {} if stored is None else _fields(stored, self.url, "position", "begin")
-        found = contents(self._directory)
+        listing = contents(self._directory)
         if self._position:
             there = parse_lsn(self._position["position"])
-            if not found.begin <= there <= found.end:
+            if not listing.begin <= there <= listing.end:
                 raise PgOutputError(
                     f"the copy at {self.url} ends at {format_lsn(there)}, but {self._directory} "
-                    f"has only changes from {format_lsn(found.begin)} to {format_lsn(found.end)}",
+                    f"has only changes from {format_lsn(listing.begin)} to "
+                    f"{format_lsn(listing.end)}",
                     code="another_history",
                     path=self.url,
                     hint="Give a new prefix: the capture then copies everything again",
@@ -177,7 +178,7 @@ class Upload:
         if self._mirrors:
             self._names = {
                 name
-                for folder in ("", *(one.name for one in _FOLDERS))
+                for folder in ("", *(subfolder.name for subfolder in _FOLDERS))
                 for name in self._remote.names(folder)
                 if owner_of(name) is not None
             }
@@ -216,16 +217,16 @@ class Upload:
         """
         # Find deleted files before listing: this round then uploads the files that replace them.
         gone = self._gone() if self._mirrors else set()
-        found = contents(self._directory)
+        listing = contents(self._directory)
         states = self._tables.read()  # after the end was read: see `next_reading`
         try:
             if not self._copy_tables(states, stop):
                 return True
             self._copy_history()
-            end, is_whole = self._copy_segments(found, stop)
+            end, is_whole = self._copy_segments(listing, stop)
         except FileNotFoundError:
             return True  # a file was merged or deleted since the listing
-        self._tell(found, end)
+        self._tell(listing, end)
         after = next_reading(self._consumer.position, states, end).after
         now = time.monotonic()
         if after != self._consumer.position or now - self._advanced >= _SEEN_INTERVAL:
@@ -284,11 +285,11 @@ class Upload:
         if self._mirrors:
             self._names.add(name)
 
-    def _copy_segments(self, found: Contents, stop: Event) -> tuple[int, bool]:
+    def _copy_segments(self, listing: Contents, stop: Event) -> tuple[int, bool]:
         """Upload segments in order; return the new end, and whether all are uploaded."""
         until = time.monotonic() + _ROUND
         for (_, end), parts in itertools.groupby(
-            found.segments, lambda one: (one.start_lsn, one.end_lsn)
+            listing.segments, lambda segment: (segment.start_lsn, segment.end_lsn)
         ):
             if end <= self.position and not self._mirrors:
                 continue
@@ -296,22 +297,22 @@ class Upload:
                 if stop.is_set() or (time.monotonic() >= until and segment.part == 0):
                     return max(self.position, segment.start_lsn), False
                 self._copy(segment.path, segment.path.name)
-        return found.end, True
+        return listing.end, True
 
-    def _tell(self, found: Contents, end: int) -> None:
+    def _tell(self, listing: Contents, end: int) -> None:
         """Write the position object if it changes."""
-        begin = found.begin
+        begin = listing.begin
         if self._position and not self._mirrors:
             begin = parse_lsn(self._position["begin"])
         metadata = stored_metadata(self._directory)
         if metadata is None:
-            with SegmentReader(found.segments[-1].path) as reader:
+            with SegmentReader(listing.segments[-1].path) as reader:
                 metadata = reader.metadata
-        ends = [one.end_lsn for one in found.segments if one.end_lsn <= end]
+        ends = [segment.end_lsn for segment in listing.segments if segment.end_lsn <= end]
         fields = {
             "position": format_lsn(end),
             "begin": format_lsn(begin),
-            "segments_end": format_lsn(max([found.begin, *ends])),
+            "segments_end": format_lsn(max([listing.begin, *ends])),
             "asked_since": format_lsn(asked_since(self._directory)),
             "metadata": json.loads(metadata.to_json()),
             "made_slot": False,  # a capture that resumes in a download has to adopt the slot

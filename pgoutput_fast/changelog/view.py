@@ -136,7 +136,7 @@ class View(NamedTuple):
                 path=self.where,
             )
         # Snapshots at the begin of the change log: their rows have the LSN `begin` - 1.
-        copied = (one for one, state in self.states.items() if state.snapshots)
+        copied = (relation_id for relation_id, state in self.states.items() if state.snapshots)
         return Position(self.begin, dict.fromkeys(copied, lsn))
 
     def _check_whole(self, position: Position, what: str) -> None:
@@ -277,9 +277,13 @@ class View(NamedTuple):
         """Yield the segments of a reading, each with all of its parts."""
         end = max(reading.rest.end, reading.end)
         needed = (
-            one for one in self.segments if one.end_lsn > reading.start and one.start_lsn < end
+            segment
+            for segment in self.segments
+            if segment.end_lsn > reading.start and segment.start_lsn < end
         )
-        for _, parts in itertools.groupby(needed, lambda one: (one.start_lsn, one.end_lsn)):
+        for _, parts in itertools.groupby(
+            needed, lambda segment: (segment.start_lsn, segment.end_lsn)
+        ):
             yield list(parts)
 
     # --- snapshots
@@ -373,27 +377,27 @@ def view_of(
         raise PgOutputError("no segment file was given", code="bad_option", parameter="path")
     with SegmentReader(segments[-1].path) as reader:
         metadata = reader.metadata
-    found = Contents(segments, segments[0].start_lsn, segments[-1].end_lsn)
-    return View("the segments", metadata, found, {}, {}, Gathered(None))
+    listing = Contents(segments, segments[0].start_lsn, segments[-1].end_lsn)
+    return View("the segments", metadata, listing, {}, {}, Gathered(None))
 
 
 def _view_of_directory(directory: Path, find: Callable[[Path], SnapshotsFound]) -> View:
     while True:
-        found = contents(directory)
+        listing = contents(directory)
         snapshots = find(directory)  # after the end was read: see `next_reading`
-        metadata = _newest_metadata(directory, found)
+        metadata = _newest_metadata(directory, listing)
         if metadata is not None:
-            return View(str(directory), metadata, found, *snapshots, Gathered(directory))
+            return View(str(directory), metadata, listing, *snapshots, Gathered(directory))
 
 
-def _newest_metadata(directory: Path, found: Contents) -> SegmentMetadata | None:
+def _newest_metadata(directory: Path, listing: Contents) -> SegmentMetadata | None:
     """Return the metadata of the newest segment; None if it was deleted since the listing."""
-    if not found.segments:
+    if not listing.segments:
         metadata = stored_metadata(directory)
         if metadata is None:
             raise not_begun(directory)
         return metadata
-    path = found.segments[-1].path
+    path = listing.segments[-1].path
     try:
         with SegmentReader(path) as reader:
             return reader.metadata

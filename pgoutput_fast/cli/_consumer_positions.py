@@ -24,7 +24,7 @@ def described_positions(directory: Path, positions: Sequence[Position]) -> list[
         The tables' names can't be read.
     """
     # The newest segment has the names. Read it only if a table's name is needed.
-    names = known_tables(directory) if any(one.tables for one in positions) else {}
+    names = known_tables(directory) if any(position.tables for position in positions) else {}
     return [
         {
             "position": format_lsn(position.lsn),
@@ -44,6 +44,6 @@ def described_positions(directory: Path, positions: Sequence[Position]) -> list[
 def tables_elsewhere(described: dict[str, Any]) -> str:
     """Return the tables with positions of their own as text: ``public.a at 0/1``."""
     return ", ".join(
-        f"{printable(one['table'] or str(one['relation_id']))} at {one['position']}"
-        for one in described["tables"]
+        f"{printable(table['table'] or str(table['relation_id']))} at {table['position']}"
+        for table in described["tables"]
     )

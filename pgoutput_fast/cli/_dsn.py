@@ -163,11 +163,11 @@ def _read(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             # libpq's rule for private keys: a group may read a file that belongs to root. systemd
             # and Kubernetes provide such files.
-            refused = stat.S_IRWXO | (stat.S_IRWXG if found.st_uid else stat.S_IWGRP)
-            if found.st_mode & refused:
+            refused = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid else stat.S_IWGRP)
+            if status.st_mode & refused:
                 raise PgOutputError(
                     f"other users can read or write {path}, which may contain a password",
                     code="bad_option",

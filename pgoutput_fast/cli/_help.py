@@ -44,7 +44,11 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write all options; called by click."""
-        options = {one.name: one for one in self.get_params(ctx) if isinstance(one, click.Option)}
+        options = {
+            option.name: option
+            for option in self.get_params(ctx)
+            if isinstance(option, click.Option)
+        }
         grouped = {heading: names.split() for heading, names in self._groups.items()}
         named = [name for names in grouped.values() for name in names]
         rest = "Other options" if grouped else "Options"

@@ -50,7 +50,7 @@ def described(directory: Path) -> dict[str, Any]:
     view = ChangeLog(directory).view()
     tables = Tables(directory)
     readers = consumers(directory)
-    positions = described_positions(directory, [one.position for one in readers])
+    positions = described_positions(directory, [reader.position for reader in readers])
     return {
         "path": str(directory),
         "begin": format_lsn(view.begin),
@@ -60,7 +60,8 @@ def described(directory: Path) -> dict[str, Any]:
         ],
         "layouts": _layouts(view),
         "consumers": [
-            {"name": one.name, **position} for one, position in zip(readers, positions, strict=True)
+            {"name": reader.name, **position}
+            for reader, position in zip(readers, positions, strict=True)
         ],
     }
 
@@ -73,10 +74,10 @@ def _layouts(view: View) -> list[dict[str, Any]]:
         with SegmentReader(segment.path) as reader:
             for span in reader.index:
                 spans.setdefault(span.relation_id, []).append(span)
-    found = []
+    layouts = []
     for relation_id, of_table in sorted(spans.items()):
         relation: Any = decode_rare(of_table[-1].relation, in_stream=False, encoding=encoding)
-        found.append(
+        layouts.append(
             {
                 "relation_id": relation_id,
                 "table": shown_table(relation),
@@ -88,7 +89,7 @@ def _layouts(view: View) -> list[dict[str, Any]]:
                 "last_commit_lsn": format_lsn(of_table[-1].last_commit_lsn),
             }
         )
-    return found
+    return layouts
 
 
 def _table(relation_id: int, state: TableState, tables: Tables) -> dict[str, Any]:
@@ -117,35 +118,36 @@ def lines_of(told: dict[str, Any], paint: Paint = plain) -> Iterator[str]:
     """Return the same description as lines."""
     yield ""
     yield f"{printable(told['path'])} has all changes from {told['begin']} to {told['end']}"
-    names = [printable(one["table"] or str(one["relation_id"])) for one in told["tables"]]
+    names = [printable(table["table"] or str(table["relation_id"])) for table in told["tables"]]
     width = max(map(len, [*names, "table"])) + 2
     if told["tables"]:
         yield ""
         head = f"{'table':<{width}}{'state':<10}{'copied as of':>18}{'rows':>14}{'held from':>18}"
         yield paint(head, "heading")
-    for name, one in zip(names, told["tables"], strict=True):
-        rows = "" if one["rows"] is None else f"{one['rows']:,}"
+    for name, table in zip(names, told["tables"], strict=True):
+        rows = "" if table["rows"] is None else f"{table['rows']:,}"
         yield (
-            f"{name:<{width}}{one['state']:<10}{one['copied_as_of'] or '':>18}{rows:>14}"
-            f"{one['held_from'] or '':>18}"
+            f"{name:<{width}}{table['state']:<10}{table['copied_as_of'] or '':>18}{rows:>14}"
+            f"{table['held_from'] or '':>18}"
         ).rstrip()
     if told["layouts"]:
         yield ""
-        names = [printable(one["table"]) for one in told["layouts"]]
+        names = [printable(layout["table"]) for layout in told["layouts"]]
         width = max(map(len, [*names, "in segments"])) + 2
         head = (
             f"{'in segments':<{width}}{'layouts':>8}{'changes':>12}{'bytes':>16}{'truncates':>11}"
             f"{'first commit':>18}{'last commit':>18}"
         )
         yield paint(head, "heading")
-        for name, one in zip(names, told["layouts"], strict=True):
+        for name, layout in zip(names, told["layouts"], strict=True):
             yield (
-                f"{name:<{width}}{one['layouts']:>8,}{one['changes']:>12,}{one['bytes']:>16,}"
-                f"{one['truncates']:>11,}{one['first_commit_lsn']:>18}{one['last_commit_lsn']:>18}"
+                f"{name:<{width}}{layout['layouts']:>8,}{layout['changes']:>12,}{layout['bytes']:>16,}"
+                f"{layout['truncates']:>11,}{layout['first_commit_lsn']:>18}{layout['last_commit_lsn']:>18}"
             )
-    width = max([len(one["name"]) for one in told["consumers"]] + [len("consumer")]) + 2
+    width = max([len(consumer["name"]) for consumer in told["consumers"]] + [len("consumer")]) + 2
     if told["consumers"]:
         yield ""
         yield paint(f"{'consumer':<{width}}{'position':>18}  tables elsewhere", "heading")
-    for one in told["consumers"]:
-        yield f"{one['name']:<{width}}{one['position']:>18}  {tables_elsewhere(one)}".rstrip()
+    for consumer in told["consumers"]:
+        position = f"{consumer['name']:<{width}}{consumer['position']:>18}"
+        yield f"{position}  {tables_elsewhere(consumer)}".rstrip()

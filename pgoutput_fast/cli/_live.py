@@ -183,14 +183,14 @@ def folded(parts: Iterable[tuple[str, str]], width: int) -> Text:
     Only a text that is wider than the terminal is cut. Empty texts are left out.
     """
     lines: list[Text] = []
-    for part in (Text(*one) for one in parts if one[0]):
+    for part in (Text(*pair) for pair in parts if pair[0]):
         if lines and lines[-1].cell_len + len(_SEPARATOR) + part.cell_len <= width:
             lines[-1].append(_SEPARATOR).append_text(part)
         else:
             lines.append(Text().append_text(part))
-    found = Text("\n").join(lines)
-    found.no_wrap, found.overflow = True, "ellipsis"
-    return found
+    text = Text("\n").join(lines)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 @contextlib.contextmanager

@@ -97,9 +97,9 @@ def options_from(
     changed = {} if defaults is None else vars(defaults)
 
     def give(function: _Command) -> _Command:
-        fields = [one for kind in classes for one in kind.options()]
+        fields = [option for kind in classes for option in kind.options()]
         function = _config(fields)(function)
-        for field in reversed([one for one in fields if one.has_flag]):
+        for field in reversed([field for field in fields if field.has_flag]):
             if field.name not in no_flags:
                 default = changed.get(field.name, field.default)
                 function = _flag(dataclasses.replace(field, default=default))(function)
@@ -152,16 +152,18 @@ def table_patterns(tables: Sequence[str]) -> list[str]:
     PgOutputError
         The double quotes are not valid SQL.
     """
-    found = []
+    patterns = []
     for table in tables:
         parts = name_parts(table) if '"' in table else [NamePart(table, is_quoted=False)]
-        pattern = ".".join(glob.escape(one.text) if one.is_quoted else one.text for one in parts)
+        pattern = ".".join(
+            glob.escape(part.text) if part.is_quoted else part.text for part in parts
+        )
         # A pattern with a dot may still lack the schema, because a table's name may have a dot.
         if len(parts) == 1:
-            found.append(f"*.{pattern}")
+            patterns.append(f"*.{pattern}")
         if len(parts) > 1 or (not parts[0].is_quoted and "." in pattern):
-            found.append(pattern)
-    return found
+            patterns.append(pattern)
+    return patterns
 
 
 def _policies(_: click.Context, __: click.Parameter, given: Sequence[str]) -> Policies | None:
@@ -178,13 +180,13 @@ def _tables(_: click.Context, __: click.Parameter, given: Sequence[str]) -> list
 def _partitions(
     _: click.Context, __: click.Parameter, given: Sequence[str]
 ) -> dict[str, list[str]] | None:
-    found: dict[str, list[str]] = {}
+    partitions: dict[str, list[str]] = {}
     for value in given:
         table, _equals, columns = value.partition("=")
-        found[table] = columns.split(",")
-        if not table or not all(found[table]):
+        partitions[table] = columns.split(",")
+        if not table or not all(partitions[table]):
             raise click.BadParameter(f"{value!r}: expected schema.name=COLUMN or =COLUMN,COLUMN")
-    return found or None
+    return partitions or None
 
 
 def _completed_policy(
@@ -197,7 +199,7 @@ def _completed_policy(
 
     offered = [f"{name}={choice}" for name, choices in CHOICES.items() for choice in choices]
     offered += [f"{name}=" for name in Policies.__dataclass_fields__ if name not in CHOICES]
-    return [CompletionItem(one) for one in offered if one.startswith(incomplete)]
+    return [CompletionItem(choice) for choice in offered if choice.startswith(incomplete)]
 
 
 # Options whose flag is repeated to give several values.
@@ -222,12 +224,16 @@ def policies_option(help_text: str) -> Callable[[_Command], _Command]:
 
 def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
     """Give a command `--config`; the file's values become the defaults of the command's flags."""
-    by_name = {one.name: one for one in fields}
+    by_name = {field.name: field for field in fields}
 
     def read(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
         if path is None:
             return
-        flags = {one.name: one for one in context.command.params if one.name != parameter.name}
+        flags = {
+            option.name: option
+            for option in context.command.params
+            if option.name != parameter.name
+        }
         context.default_map = {}
         values: dict[str, Any] = {}
         for name, value in _read(path).items():
@@ -237,7 +243,7 @@ def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
                 elif name in flags and name not in ("dsn", "dsn_file"):
                     context.default_map[name] = value
                 else:
-                    known = {*by_name, *(one for one in flags if one)} - {"dsn", "dsn_file"}
+                    known = {*by_name, *(flag for flag in flags if flag)} - {"dsn", "dsn_file"}
                     raise PgOutputError(
                         f"there is no such option. {near(name, known)}".strip(),
                         code="bad_option",
@@ -276,7 +282,7 @@ def chosen(
 ) -> dict[str, Any]:
     """Return the options that flags and the file set, by name, and remove them from `given`."""
     values: dict[str, Any] = dict(context.meta.get(_FROM_FILE, {}))
-    names = {one.name for kind in classes for one in kind.options()}
+    names = {option.name for kind in classes for option in kind.options()}
     flags = {name: given.pop(name) for name in names & given.keys()}
     values |= {name: value for name, value in flags.items() if value is not None}
     return {name: value for name, value in values.items() if name in names}
@@ -310,8 +316,10 @@ def shown_by(command: click.Command) -> Callable[[Argument], str]:
         values = policy_texts(value) if isinstance(value, Policies) else value
         if isinstance(values, (list, tuple)):
             # The command makes two patterns of a name without a schema. Show one.
-            items = [one for one in values if str(one).removeprefix("*.") not in {*values} - {one}]
-            return " ".join(f"{flag} {shlex.quote(str(one))}" for one in items)
+            items = [
+                item for item in values if str(item).removeprefix("*.") not in {*values} - {item}
+            ]
+            return " ".join(f"{flag} {shlex.quote(str(item))}" for item in items)
         return f"{flag} {shlex.quote(str(values))}"
 
     return shown

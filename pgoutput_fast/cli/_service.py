@@ -174,15 +174,15 @@ def serve(
     """
     formatter = RecordFormatter(options.log_format)
     formatter.name_option = shown_by(context.command)
-    with contextlib.ExitStack() as held:
-        held.enter_context(options_shown_as(formatter.name_option))
-        view = held.enter_context(
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(options_shown_as(formatter.name_option))
+        view = stack.enter_context(
             shown(formatter, options.log_format, options.log_interval, *views)
         )
         notifier = Notifier()
-        held.callback(notifier.close)
+        stack.callback(notifier.close)
         stop = Stop(notifier)
-        held.enter_context(stop.on_signals())
+        stack.enter_context(stop.on_signals())
         try:
             with naming_doctor(context.params.get("publications") or ()):
                 return run(view, Service(context, options, formatter, notifier, stop))

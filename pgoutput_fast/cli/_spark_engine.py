@@ -51,7 +51,7 @@ def _configuration(
 ) -> dict[str, str]:
     """Return Spark's settings by name."""
     del context, parameter
-    found = {}
+    configuration = {}
     for value in values:
         name, equals, setting = value.partition("=")
         if not (name.startswith("spark.") and equals):
@@ -59,8 +59,8 @@ def _configuration(
             raise click.BadParameter(
                 "expected spark.NAME=VALUE; the value may be secret, and is not shown"
             )
-        found[name] = setting
-    return found
+        configuration[name] = setting
+    return configuration
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SparkOptions(Options):
 
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options `--engine`, `--master` and `--conf`."""
-    for one in reversed((
+    for decorator in reversed((
         click.option(
             "--engine",
             type=click.Choice(["local", "spark"]),
@@ -96,7 +96,7 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Setting of Spark; repeatable.",
         ),
     )):  # fmt: skip
-        command = one(command)
+        command = decorator(command)
     return command
 
 
@@ -261,15 +261,15 @@ def records(text: str) -> Iterator[tuple[int, str, str]]:
 
     Text that is no record, such as a worker's traceback, becomes a record of level WARNING.
     """
-    found: list[tuple[int, str, list[str]]] = []
+    parsed: list[tuple[int, str, list[str]]] = []
     for line in text.splitlines():
         begun = _RECORD.match(line)
         if begun is not None:
             level = logging.ERROR if begun[1] in ("ERROR", "FATAL") else logging.WARNING
-            found.append((level, begun[2], []))
-        elif found:
-            found[-1][2].append(line)
+            parsed.append((level, begun[2], []))
+        elif parsed:
+            parsed[-1][2].append(line)
         elif line.strip():
-            found.append((logging.WARNING, line, []))
-    for level, said, more in found:
+            parsed.append((logging.WARNING, line, []))
+    for level, said, more in parsed:
         yield level, said, "\n".join(more)

@@ -26,7 +26,7 @@ def table_events(before: SyncProgress, after: SyncProgress) -> Iterator[TableEve
 
     Tables that became stale are left out, because the sync itself warns of them.
     """
-    known = {one.relation_id: one for one in before.held if one.version}
+    known = {table.relation_id: table for table in before.held if table.version}
     for new in after.held:
         if not new.version:
             continue  # not written yet: its first changes are paused
@@ -58,19 +58,21 @@ def _texts(old: Held, new: Held, name_before: str, name: str) -> Iterator[str]:
 
 
 def _columns(old: Sequence[StoredColumn], new: Sequence[StoredColumn]) -> Iterator[str]:
-    before = {one.name: one for one in old}
-    names = {one.name for one in new}
+    before = {column.name: column for column in old}
+    names = {column.name for column in new}
     # Columns are compared by their number on the server. A number with a new name is a rename.
-    renamed = {one.number: one for one in old if one.number and one.name not in names}
-    for one in new:
-        name, was = one.name, before.get(one.name)
-        if was is None and one.number in renamed:
-            yield f"has column {name}, which was {renamed[one.number].name} before"
+    renamed = {
+        column.number: column for column in old if column.number and column.name not in names
+    }
+    for column in new:
+        name, was = column.name, before.get(column.name)
+        if was is None and column.number in renamed:
+            yield f"has column {name}, which was {renamed[column.number].name} before"
         elif was is None:
             yield f"has a new column {name}"
-        elif one.form != was.form:
-            yield f"now has column {name} as {one.form}, before as {was.form}"
-    numbers = {one.number for one in new if one.number}
-    for one in old:
-        if one.name not in names and one.number not in numbers:
-            yield f"has no column {one.name} any more"
+        elif column.form != was.form:
+            yield f"now has column {name} as {column.form}, before as {was.form}"
+    numbers = {column.number for column in new if column.number}
+    for column in old:
+        if column.name not in names and column.number not in numbers:
+            yield f"has no column {column.name} any more"

@@ -73,8 +73,8 @@ class SyncCall:
     @property
     def names(self) -> dict[str, Any]:
         """The source and the target, for programs."""
-        found = {name: getattr(self, name) for name in ("slot", "publications", "segments")}
-        given = {name: value for name, value in found.items() if value is not None}
+        values = {name: getattr(self, name) for name in ("slot", "publications", "segments")}
+        given = {name: value for name, value in values.items() if value is not None}
         return {**given, "target": self.target}
 
     def open(self) -> OpenedTarget:
@@ -127,8 +127,8 @@ def call_of(
         if context.args:
             raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
         named = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-        wrong = [one for one in ("dsn", "dsn_file", "slot", "publications", "directory")
-                 if context.get_parameter_source(one) in named]  # fmt: skip
+        wrong = [option for option in ("dsn", "dsn_file", "slot", "publications", "directory")
+                 if context.get_parameter_source(option) in named]  # fmt: skip
         for name in (*wrong, *given[2]):
             raise PgOutputError(
                 "it does not go together with --segments", code="bad_option", parameter=name
@@ -201,47 +201,47 @@ def _lines(plan: SyncPlan, call: SyncCall, target: Target) -> Iterator[str]:
         yield f"{plan.directory} would be made, as the change log of the slot"
     for warning in plan.mistaken:
         yield f"warning: {warning}"
-    has = any(one.held is not None for one in plan.tables)
+    has = any(table.held is not None for table in plan.tables)
     yield f"{call.target} {'would be continued' if has else 'would be made'}"
     if not plan.tables:
         yield "there are no tables yet"
-    names = [printable(one.name) for one in plan.tables]
+    names = [printable(table.name) for table in plan.tables]
     width = max(map(len, names), default=0)
-    for name, one in zip(names, plan.tables, strict=True):
-        said = "; ".join((_target(one, target.shown), *_comes(plan, one, call, target)))
+    for name, table in zip(names, plan.tables, strict=True):
+        said = "; ".join((_target(table, target.shown), *_comes(plan, table, call, target)))
         yield f"  {name:<{width}}  {said}"
     yield "nothing was written"
 
 
-def _target(one: TablePlan, shown: Callable[[str], str]) -> str:
-    held = one.held
-    if held is None:
+def _target(table: TablePlan, shown: Callable[[str], str]) -> str:
+    state = table.held
+    if state is None:
         return "not in the target"
-    name = shown(held.stored)
-    stored = "" if name == one.name else f"as {printable(name)}, "
-    at = f"{stored}up to {format_lsn(held.lsn)} in the target"
-    if held.paused is not None:
-        return f"{at}, paused: {printable(held.paused.reason)}"
-    return at if held.stale is None else f"{at}, not kept up to date: {printable(held.stale)}"
+    name = shown(state.stored)
+    stored = "" if name == table.name else f"as {printable(name)}, "
+    at = f"{stored}up to {format_lsn(state.lsn)} in the target"
+    if state.paused is not None:
+        return f"{at}, paused: {printable(state.paused.reason)}"
+    return at if state.stale is None else f"{at}, not kept up to date: {printable(state.stale)}"
 
 
-def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall, target: Target) -> Iterator[str]:
-    if one.refused is not None:
-        yield f"would be paused: {printable(one.refused)}"
+def _comes(plan: SyncPlan, table: TablePlan, call: SyncCall, target: Target) -> Iterator[str]:
+    if table.refused is not None:
+        yield f"would be paused: {printable(table.refused)}"
         return
-    if one.copy_lsn is not None:
-        yield f"its snapshot of {counted(one.rows, 'row')} as of {format_lsn(one.copy_lsn)}"
-    if plan.has_begun and (one.held is not None or one.has_snapshot or one.changes):
-        yield f"{counted(one.changes, 'change')} from {format_lsn(one.lsn)} on"
-    if one.is_lost:
+    if table.copy_lsn is not None:
+        yield f"its snapshot of {counted(table.rows, 'row')} as of {format_lsn(table.copy_lsn)}"
+    if plan.has_begun and (table.held is not None or table.has_snapshot or table.changes):
+        yield f"{counted(table.changes, 'change')} from {format_lsn(table.lsn)} on"
+    if table.is_lost:
         yield "would get a new snapshot, because the change log lacks changes of it"
-    elif one.waits:
+    elif table.waits:
         yield "waits for its snapshot"
-    elif one.has_snapshot or one.held is not None:
+    elif table.has_snapshot or table.held is not None:
         pass
     elif (
         plan.slot is not None
-        and not one.changes
+        and not table.changes
         and call.capture_options is not None
         and call.capture_options.snapshot == "initial"
     ):
@@ -253,5 +253,5 @@ def _comes(plan: SyncPlan, one: TablePlan, call: SyncCall, target: Target) -> It
             "empty": "no snapshot: it counts as empty when the capture began",
             "changes": "no snapshot: only its changes are kept",
         }[uncopied]
-    if one.is_published is False:
+    if table.is_published is False:
         yield "not published any more"

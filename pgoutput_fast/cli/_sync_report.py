@@ -74,25 +74,25 @@ class SyncReport(NamedTuple):
 def make_report(report: SyncReport) -> str:
     """Return the report as HTML."""
     goes_on = "" if report.is_over else "; sync is running, and updates this page each minute"
-    found = report.figures
+    figures = report.figures
     return html.page(
         "pgoutput-fast sync",
         html.text(report.target),
         f"From {html.text(report.source)}. pgoutput-fast {__version__}, from "
         f"{_time(report.begun)} to {_time(report.made)}{goes_on}.",
         *_verdict(report),
-        *(() if found is None else _content(report, found)),
+        *(() if figures is None else _content(report, figures)),
         refresh=None if report.is_over else 60,
     )
 
 
-def _content(report: SyncReport, found: SyncFigures) -> Iterator[str]:
-    yield html.figures(*_figures(report, found))
+def _content(report: SyncReport, figures: SyncFigures) -> Iterator[str]:
+    yield html.figures(*_figures(report, figures))
     yield html.section(
         "Tables",
         "Changes and seconds are those of this run. A table has everything that was committed "
         "before its LSN.",
-        _tables(found.progress, has_failed=report.error is not None),
+        _tables(figures.progress, has_failed=report.error is not None),
     )
     yield html.section("Write times", _windows_text(report.windows), _chart(report.windows))
     yield html.section("What happened to tables", "", _events(report.events))
@@ -138,10 +138,10 @@ def _time(moment: float) -> str:
     return f"{made:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _figures(report: SyncReport, found: SyncFigures) -> Iterable[tuple[str, str]]:
-    progress = found.progress
+def _figures(report: SyncReport, figures: SyncFigures) -> Iterable[tuple[str, str]]:
+    progress = figures.progress
     seconds = max(report.made - report.begun, 1e-3)
-    lag_bytes, lag_seconds = found.lag_bytes, found.lag_seconds
+    lag_bytes, lag_seconds = figures.lag_bytes, figures.lag_seconds
     return (
         (f"{progress.changes:,}", "changes written"),
         (f"{progress.changes / seconds:,.0f}/s", "on average"),
@@ -162,41 +162,42 @@ def _tables(progress: SyncProgress, *, has_failed: bool) -> str:
                      "copied as of", "newest commit", "state")
     ]  # fmt: skip
     ordered = sorted(
-        progress.held, key=lambda one: (-progress.tables.get(qualified(one), 0), qualified(one))
+        progress.held,
+        key=lambda table: (-progress.tables.get(qualified(table), 0), qualified(table)),
     )
-    return html.table(heads, (_row(progress, one, has_failed=has_failed) for one in ordered))
+    return html.table(heads, (_row(progress, table, has_failed=has_failed) for table in ordered))
 
 
-def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
-    name = qualified(held)
-    stored = progress.names[held.relation_id]
+def _row(progress: SyncProgress, table: Held, *, has_failed: bool) -> str:
+    name = qualified(table)
+    stored = progress.names[table.relation_id]
     has_left = stored in progress.left
-    if held.paused is not None:
-        since = f"paused since {_time(held.paused.since)}: {held.paused.reason}"
+    if table.paused is not None:
+        since = f"paused since {_time(table.paused.since)}: {table.paused.reason}"
         state = html.cell(html.text(since), "left long bad")
-    elif held.stale is not None:
-        state = html.cell(html.text(held.stale), "left long bad")
+    elif table.stale is not None:
+        state = html.cell(html.text(table.stale), "left long bad")
     elif has_left:
         state = html.cell("not published any more, or dropped: it stays as it is", "left long")
     elif name in progress.waiting:
         state = html.cell("waits for its snapshot", "left wait")
     elif has_failed:
-        state = html.cell(f"as of {format_lsn(held.lsn)}", "left wait")
+        state = html.cell(f"as of {format_lsn(table.lsn)}", "left wait")
     else:
         state = html.cell("up to date", "left good")
-    if held.version > 1:
-        stored = f"{stored} (version {held.version})"
-    if held.gap is not None:
-        stored += f"; another program changed its changes before {format_lsn(held.gap)}"
+    if table.version > 1:
+        stored = f"{stored} (version {table.version})"
+    if table.gap is not None:
+        stored += f"; another program changed its changes before {format_lsn(table.gap)}"
     cells = (
-        f"{len(held.columns):,}",
+        f"{len(table.columns):,}",
         # Numbers are by name: a name that a table has given up may be another table's now.
         "–" if has_left else f"{progress.tables.get(name, 0):,}",
         "–" if has_left else f"{progress.seconds.get(name, 0.0):.2f}",
-        format_lsn(held.lsn),
-        format_lsn(held.copy_lsn) if held.copy_lsn else "–",
+        format_lsn(table.lsn),
+        format_lsn(table.copy_lsn) if table.copy_lsn else "–",
     )
-    newest = _time(held.commit_time / 1e6) if held.commit_time is not None else "–"
+    newest = _time(table.commit_time / 1e6) if table.commit_time is not None else "–"
     return "".join(
         [
             html.cell(f"<b>{html.text(name)}</b>", "left name"),
@@ -211,7 +212,7 @@ def _row(progress: SyncProgress, held: Held, *, has_failed: bool) -> str:
 def _windows_text(windows: Sequence[Written]) -> str:
     if not windows:
         return "Nothing was written."
-    seconds = sorted(one.seconds for one in windows)
+    seconds = sorted(window.seconds for window in windows)
     middle = seconds[len(seconds) // 2]
     return (
         f"The last {counted(len(windows), 'window')}: median {middle:.2f} s, "
@@ -228,12 +229,15 @@ def _chart(windows: Sequence[Written]) -> str:
         return ""
     each = -(-len(windows) // _BARS)
     groups = (windows[i : i + each] for i in range(0, len(windows), each))
-    longest = (max(group, key=lambda one: one.seconds) for group in groups)
+    longest = (max(group, key=lambda window: window.seconds) for group in groups)
     return html.bars(
         "Write times",
         [
-            (one.seconds, f"{_time(one.time)}: {one.changes:,} changes in {one.seconds:.2f} s")
-            for one in longest
+            (
+                window.seconds,
+                f"{_time(window.time)}: {window.changes:,} changes in {window.seconds:.2f} s",
+            )
+            for window in longest
         ],
     )
 
@@ -244,9 +248,9 @@ def _events(events: Sequence[ReportedEvent]) -> str:
     return html.table(
         (html.cell(head, "left", "th") for head in ("when", "table", "what")),
         (
-            html.cell(_time(one.time), "left")
-            + html.cell(html.text(one.table), "left name")
-            + html.cell(html.text(one.text), "left long")
-            for one in reversed(events)
+            html.cell(_time(event.time), "left")
+            + html.cell(html.text(event.table), "left name")
+            + html.cell(html.text(event.text), "left long")
+            for event in reversed(events)
         ),
     )

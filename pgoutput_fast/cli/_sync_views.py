@@ -65,14 +65,14 @@ def _capture_text(figures: SyncFigures) -> str:
 def _states_text(figures: SyncFigures) -> str:
     """Return how many tables are waiting, stale and paused; empty if all are up to date."""
     progress = figures.progress
-    found = []
+    parts = []
     if progress.waiting:
-        found.append(f"{counted(len(progress.waiting), 'table')} waiting for a snapshot")
+        parts.append(f"{counted(len(progress.waiting), 'table')} waiting for a snapshot")
     if progress.stale:
-        found.append(f"{counted(len(progress.stale), 'table')} stale")
+        parts.append(f"{counted(len(progress.stale), 'table')} stale")
     if progress.paused:
-        found.append(f"{counted(len(progress.paused), 'table')} paused")
-    return ", ".join(found)
+        parts.append(f"{counted(len(progress.paused), 'table')} paused")
+    return ", ".join(parts)
 
 
 def not_kept_text(progress: SyncProgress, copying: str) -> str:
@@ -213,8 +213,8 @@ def _not_kept(figures: SyncFigures) -> list[Text]:
     stale = [f"  {printable(name)}: {printable(why)}" for name, why in progress.stale.items()]
     paused = [f"  {printable(name)} is paused: {printable(why)}"
               for name, why in progress.paused.items()]  # fmt: skip
-    found = [Text(text, "yellow") for text in [*paused, *stale, *waits][:_REASONS]]
+    lines = [Text(text, "yellow") for text in [*paused, *stale, *waits][:_REASONS]]
     left = len(waits) + len(stale) + len(paused) - _REASONS
     if left > 0:
-        found.append(Text(f"  and {counted(left, 'table')} more that are not up to date", "yellow"))
-    return found
+        lines.append(Text(f"  and {counted(left, 'table')} more that are not up to date", "yellow"))
+    return lines

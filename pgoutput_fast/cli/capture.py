@@ -181,7 +181,7 @@ def _run(source: Slot, options: CaptureOptions, view: NumbersView, service: Serv
     def ask() -> int:
         return unless_stopped(lambda: end_of_commits(parameters), lambda _: None, stop.event)
 
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         position = PositionWatch(parameters)
         watcher = _CaptureWatcher(view, notifier, position)
 
@@ -190,7 +190,7 @@ def _run(source: Slot, options: CaptureOptions, view: NumbersView, service: Serv
 
             return [capture_collector(watcher.figures, lambda: position.latest, slot)]
 
-        held.enter_context(service.metrics(collectors))
+        stack.enter_context(service.metrics(collectors))
         _log.info(
             "capture of slot %s, publications %s, into %s", slot, ", ".join(publications),
             directory,
@@ -200,7 +200,7 @@ def _run(source: Slot, options: CaptureOptions, view: NumbersView, service: Serv
         )  # fmt: skip
         notifier.status("connecting")
         position.start()
-        held.callback(position.close)
+        stack.callback(position.close)
         lsn = first_connection(ask, options.retry_for, stop.event) if until == "now" else until
         ended = capture(
             parameters, slot=slot, publications=publications, directory=directory,

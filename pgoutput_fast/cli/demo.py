@@ -113,9 +113,9 @@ def _table(result: Result) -> Table:
     for heading in ("rows", "changes"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("equal", justify="center", no_wrap=True)
-    for one in result.tables:
-        equal = "[green]✓" if one.state == "equal" else f"[red]{one.state}"
-        table.add_row(one.name, f"{one.rows:,}", f"{one.changes:,}", equal)
+    for compared in result.tables:
+        equal = "[green]✓" if compared.state == "equal" else f"[red]{compared.state}"
+        table.add_row(compared.name, f"{compared.rows:,}", f"{compared.changes:,}", equal)
     return table
 
 

@@ -146,12 +146,12 @@ class _Filter:
         """Return the error for the case that no message matched."""
         tables = [printable(table) for table in sorted(self._seen)]
         more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
-        found = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
+        where = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
         tags = ""
         if self._tags and self._seen_tags - {""}:
             others = " of the tables and transactions" if self._tables or self._xids else ""
             tags = f"; the tags{others} are {' '.join(sorted(self._seen_tags - {''}))}"
-        return f"no message matches; there are messages {found}{tags}"
+        return f"no message matches; there are messages {where}{tags}"
 
 
 def _widened(span: tuple[int, int] | None, value: int) -> tuple[int, int]:
@@ -201,15 +201,15 @@ class _Stats:
         }
 
     def lines(self, paint: Paint = plain) -> Iterator[str]:
-        found = self.as_dict()
+        stats = self.as_dict()
         for name in ("files", "frames", "bytes", "transactions", "errors"):
-            yield f"{name:<14}{found[name]:>14,}"
+            yield f"{name:<14}{stats[name]:>14,}"
         for name in ("lsns", "commit_times"):
-            if found[name]:
-                yield f"{name.replace('_', ' '):<16}{found[name][0]} to {found[name][1]}"
+            if stats[name]:
+                yield f"{name.replace('_', ' '):<16}{stats[name][0]} to {stats[name][1]}"
         yield ""
         yield paint(f"{'message':<18}{'frames':>12}{'bytes':>16}", "heading")
-        for name, counts in found["messages"].items():
+        for name, counts in stats["messages"].items():
             yield f"{name:<18}{counts['frames']:>12,}{counts['bytes']:>16,}"
         if self.tables:
             width = max(len(printable(name)) for name in self.tables) + 2
@@ -219,7 +219,7 @@ class _Stats:
                 operations.append(READ)
             names = "".join(f"{name:>12}" for name in operations)
             yield paint(f"{'table':<{width}}{names}", "heading")
-            for table, counts in found["tables"].items():
+            for table, counts in stats["tables"].items():
                 yield f"{printable(table):<{width}}" + "".join(
                     f"{counts.get(name, 0):>12,}" for name in operations
                 )
@@ -337,8 +337,10 @@ def command(
     lines = Lines(full=full, paint=paint)
     errors = 0
     files = _files(paths)
-    found = history_of(paths) if values == "typed" and types is None else None
-    follower = None if found is None else HistoryFollower(found, history or "error")
+    schema_history = history_of(paths) if values == "typed" and types is None else None
+    follower = (
+        None if schema_history is None else HistoryFollower(schema_history, history or "error")
+    )
     for path in files:
         counts.files += 1
         for shown in _messages(path, policies, types, follower):
@@ -356,14 +358,14 @@ def command(
             else:
                 print(as_json(shown, typed=values == "typed") if as_objects else lines(shown))
     if counts.files == 0:
-        told = f"there is no segment in {', '.join(repr(str(one)) for one in paths)}"
+        told = f"there is no segment in {', '.join(repr(str(path)) for path in paths)}"
         raise PgOutputError(told, code="missing_path")
     if stats:
         directories = [described(path) for path in paths if path.is_dir()]
         if as_objects:
             print(json.dumps({**counts.as_dict(), "directories": directories}))
         else:
-            below = (line for one in directories for line in lines_of(one, paint))
+            below = (line for directory in directories for line in lines_of(directory, paint))
             print("\n".join([*counts.lines(paint), *below]))
     if errors:
         told = f"{counted(errors, 'frame')} could not be decoded"
@@ -381,7 +383,7 @@ def _check_types(shown: Shown, follower: HistoryFollower, path: Path) -> None:
     tuples = [getattr(shown.message, name, None) for name in ("old", "new")]
     columns = None
     if shown.message is not None:
-        rows = [one for one in tuples if one is not None]
+        rows = [row for row in tuples if row is not None]
         columns = {i for row in rows for i in range(len(row)) if row.kind(i) not in "nu"}
     if relation_id is not None:
         follower.check(relation_id, path, columns)

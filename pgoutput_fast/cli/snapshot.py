@@ -61,10 +61,10 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
     """
     if not directory.is_dir() or not has_begun(directory):
         raise not_begun(directory)
-    found = {table: _find(directory, table) for table in tables}
+    relation_ids = {table: _find(directory, table) for table in tables}
     before = Tables(directory).read()
     known = _known(directory)
-    for relation_id in found.values():
+    for relation_id in relation_ids.values():
         why = "pgoutput-fast snapshot asked for it"
         request_copy(directory, relation_id, known[relation_id], why)
     if wait is None:
@@ -72,12 +72,12 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
         return 0
     deadline = time.monotonic() + wait
     while any(
-        _whole(Tables(directory).read().get(one)) <= _whole(before.get(one))
-        for one in found.values()
+        _whole(Tables(directory).read().get(relation_id)) <= _whole(before.get(relation_id))
+        for relation_id in relation_ids.values()
     ):
         if time.monotonic() > deadline:
             asked = requested(directory)
-            unheard = [table for table, one in found.items() if one in asked]
+            unheard = [table for table, relation_id in relation_ids.items() if relation_id in asked]
             why = f": no capture has read the request for {', '.join(unheard)}" if unheard else ""
             raise PgOutputError(
                 f"not all snapshots are complete after {wait:g} s{why}",
@@ -86,7 +86,7 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
             )
         time.sleep(_POLL)
     after = Tables(directory).read()
-    for table, relation_id in found.items():
+    for table, relation_id in relation_ids.items():
         print(f"{table} has a snapshot as of {format_lsn(after[relation_id].snapshots[-1].lsn)}")
     return 0
 
@@ -101,16 +101,16 @@ def _find(directory: Path, table: str) -> int:
     """
     known = _known(directory)
     wanted = None if table.isdecimal() else parse_name(table, "schema.table")
-    found = [
+    relation_ids = [
         relation_id
         for relation_id, name in known.items()
         if name == wanted or str(relation_id) == table
     ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        ids = ", ".join(map(str, sorted(found)))
-        name = "'" + sql_name(*known[found[0]]).replace("'", "''") + "'"
+    if len(relation_ids) == 1:
+        return relation_ids[0]
+    if relation_ids:
+        ids = ", ".join(map(str, sorted(relation_ids)))
+        name = "'" + sql_name(*known[relation_ids[0]]).replace("'", "''") + "'"
         raise PgOutputError(
             f"{directory} has several tables that were called {table!r}",
             code="bad_option",
@@ -130,9 +130,9 @@ def _known(directory: Path) -> dict[int, tuple[str, str]]:
     known = known_tables(directory)
     history = history_of([directory])
     if history is not None:
-        for one in history.newest_tables.tables:
-            if one.relation_id in known:
-                known[one.relation_id] = one.namespace, one.name
+        for table in history.newest_tables.tables:
+            if table.relation_id in known:
+                known[table.relation_id] = table.namespace, table.name
     return known
 
 

@@ -267,7 +267,7 @@ def _run(
 ) -> int:
     """Run the sync, and return the exit code."""
     stop, notifier = service.stop, service.notifier
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         position = None if parameters is None else PositionWatch(parameters)
         watcher = _SyncWatcher(
             view, notifier, None if position is None else lambda: position.latest
@@ -280,21 +280,21 @@ def _run(
             if position is not None:
                 made.append(
                     capture_collector(
-                        lambda: (found := watcher.figures()) and found.capture,
+                        lambda: (figures := watcher.figures()) and figures.capture,
                         lambda: position.latest,
                         call.slot or "",
                     )
                 )
             return made
 
-        held.enter_context(service.metrics(collectors))
+        stack.enter_context(service.metrics(collectors))
         _log.info("sync of %s to %s", call.source, call.target,
                   extra={"event": "start", "numbers": call.names})  # fmt: skip
         notifier.status("connecting")
         if position is not None:
             position.start()
-            held.callback(position.close)
-            held.callback(sys.setswitchinterval, sys.getswitchinterval())
+            stack.callback(position.close)
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH_INTERVAL)
         report = _Reporting(report_path, call.source, call.target, watcher, service.formatter)
         watcher.on_progress = report.renew
@@ -368,7 +368,9 @@ class _Reporting:
             return
         watcher = self._watcher
         # Use the log's wording: options instead of arguments, and no secrets.
-        events = [one._replace(text=self._formatter.shown(one.text)) for one in watcher.events]
+        events = [
+            event._replace(text=self._formatter.shown(event.text)) for event in watcher.events
+        ]
         report = SyncReport(
             *self._names, watcher.begun, time.time(), figures, events, list(watcher.windows),
             is_over, None if error is None else self._formatter.shown(error), passes,

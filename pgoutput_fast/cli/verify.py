@@ -194,13 +194,13 @@ def _as_object(report: Report) -> dict[str, Any]:
 
 
 def _lines(report: Report, paint: Paint) -> Iterator[str]:
-    names = [printable(f"{one.namespace}.{one.name}") for one in report.tables]
+    names = [printable(f"{table.namespace}.{table.name}") for table in report.tables]
     width = max(map(len, names), default=0) + 2
     for name, table in zip(names, report.tables, strict=True):
         style = {"equal": "insert", "different": "delete"}.get(table.state, "update")
         yield f"{name:<{width}}{paint(table.state, style)}{_said(table)}"
-        for one in table.differences:
-            yield f"    {_difference(one)}"
+        for difference in table.differences:
+            yield f"    {_difference(difference)}"
         if (left := table.differing - len(table.differences)) > 0:
             yield f"    and {left:,} more"
     if not report.tables:
@@ -226,17 +226,18 @@ def _said(table: TableResult) -> str:
     return said + (f": {printable(table.why)}" if table.why else "")
 
 
-def _difference(one: Difference) -> str:
-    key = ", ".join(f"{printable(name)}={_value(value)}" for name, value in one.key.items())
-    if one.kind == "different":
+def _difference(difference: Difference) -> str:
+    key = ", ".join(f"{printable(name)}={_value(value)}" for name, value in difference.key.items())
+    if difference.kind == "different":
         columns = "; ".join(
             f"{printable(name)}: server {_value(here)}, target {_value(there)}"
-            for name, (here, there) in one.columns.items()
+            for name, (here, there) in difference.columns.items()
         )
         return f"{key}: {columns}"
-    if one.kind in ("missing", "extra"):
-        return f"{key}: {one.kind} in the target"
-    return f"{key}: {one.kind}, {one.times[0]} on the server, {one.times[1]} in the target"
+    if difference.kind in ("missing", "extra"):
+        return f"{key}: {difference.kind} in the target"
+    here, there = difference.times
+    return f"{key}: {difference.kind}, {here} on the server, {there} in the target"
 
 
 def _value(text: str | None) -> str:

@@ -46,7 +46,7 @@ def replication(
                 else (f"ALTER ROLE {quoted(role.name)} REPLICATION;",),
                 objects=(role.name,),
             )
-        elif "wal-senders-exhausted" not in {one.id for one in before}:
+        elif "wal-senders-exhausted" not in {finding.id for finding in before}:
             yield Finding(
                 "replication-connection",
                 printable(str(error)),

@@ -43,7 +43,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c
 
 def existence(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Check whether the given publications exist; or, if none was given, any publication."""
-    there = {one.name for one in published.publications}
+    there = {publication.name for publication in published.publications}
     if server.given is None and not there:
         yield _missing(
             server, "no-publication", _NEW_NAME,
@@ -93,43 +93,43 @@ def _suitable(server: Examined) -> list[str]:
 
 def contents(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Check what each publication publishes."""
-    for one in published.publications:
-        name, objects = printable(one.name), (quoted(one.name),)
-        if one.all_tables:
+    for publication in published.publications:
+        name, objects = printable(publication.name), (quoted(publication.name),)
+        if publication.all_tables:
             yield Finding(
                 "publication-all-tables",
                 f"publication {name} is FOR ALL TABLES",
                 objects=objects,
             )
-        elif not any(table.kind in "rp" for table in published.members(one)):
+        elif not any(table.kind in "rp" for table in published.members(publication)):
             tables = _suitable(server)
             fits = 0 < len(tables) <= _MOST_TABLES
             yield Finding(
                 "publication-empty",
                 f"publication {name} has no tables",
-                (f"ALTER PUBLICATION {quoted(one.name)} ADD TABLE {', '.join(tables)};",)
+                (f"ALTER PUBLICATION {quoted(publication.name)} ADD TABLE {', '.join(tables)};",)
                 if fits
                 else (),
                 "add the tables that you want"
                 + ("; the statement has all tables with a primary key" if fits else ""),
                 objects,
             )
-        left_out = [action for action, there in one.actions.items() if not there]
+        left_out = [action for action, there in publication.actions.items() if not there]
         if left_out:
-            every = quoted_literal(", ".join(one.actions))
+            every = quoted_literal(", ".join(publication.actions))
             yield Finding(
                 "publication-actions",
                 f"publication {name} leaves out {', '.join(left_out)}",
-                (f"ALTER PUBLICATION {quoted(one.name)} SET (publish = {every});",),
+                (f"ALTER PUBLICATION {quoted(publication.name)} SET (publish = {every});",),
                 objects=objects,
             )
-        roots = _roots(published, one)
-        if roots and not one.via_root and server.version >= 130000:
+        roots = _roots(published, publication)
+        if roots and not publication.via_root and server.version >= 130000:
             yield Finding(
                 "partitions-as-leaves",
                 f"publication {name} sends {counted(len(roots), 'partitioned table')} without "
                 f"publish_via_partition_root: {listed([root.shown for root in roots])}",
-                (_set_via_root(one),),
+                (_set_via_root(publication),),
                 objects=objects,
             )
 
@@ -138,12 +138,12 @@ def _roots(
     published: ExaminedPublications, publication: ExaminedPublication
 ) -> list[ExaminedTable]:
     """Return the partitioned tables of a publication whose partitions send rows."""
-    found = {
+    roots = {
         root.oid: root
         for table in published.sent(publication)
         if (root := published.root(publication, table)) is not table
     }
-    return list(found.values())
+    return list(roots.values())
 
 
 def _set_via_root(publication: ExaminedPublication) -> str:
@@ -155,28 +155,34 @@ def together(server: Examined, published: ExaminedPublications) -> Iterator[Find
     several = published.publications
     if server.given is None or len(several) < 2:
         return
-    names = listed([one.name for one in several])
+    names = listed([publication.name for publication in several])
     lists: list[ExaminedTable] = []
     mixed: list[ExaminedTable] = []
     same_root: dict[str, None] = {}
     listing: dict[tuple[str, int], tuple[ExaminedPublication, ExaminedTable]] = {}
     for table in published.all_sent():
-        of = [one for one in several if table.oid in one.members]
+        of = [publication for publication in several if table.oid in publication.members]
         # If a publication sends the root, publications that send the partition itself do not count.
-        by_root = [one for one in of if one.via_root and published.root(one, table) is not table]
-        if len({_list_of(published, one, table) for one in by_root or of}) > 1:
+        by_root = [
+            publication
+            for publication in of
+            if publication.via_root and published.root(publication, table) is not table
+        ]
+        if len({_list_of(published, publication, table) for publication in by_root or of}) > 1:
             lists.append(table)
-            for one in by_root or of:
-                named = published.root(one, table) if one.via_root else table
-                if published.entry(one, table).columns is not None:
-                    listing[one.name, named.oid] = (one, named)
+            for publication in by_root or of:
+                named = published.root(publication, table) if publication.via_root else table
+                if published.entry(publication, table).columns is not None:
+                    listing[publication.name, named.oid] = (publication, named)
         if 0 < len(by_root) < len(of):
             mixed.append(table)
-            for one in of:
-                if published.root(one, table) is not table:
-                    same_root |= {} if one.via_root else {_set_via_root(one): None}
-                elif table.oid in one.entries:
-                    drop = f"ALTER PUBLICATION {quoted(one.name)} DROP TABLE ONLY {table.sql};"
+            for publication in of:
+                if published.root(publication, table) is not table:
+                    same_root |= {} if publication.via_root else {_set_via_root(publication): None}
+                elif table.oid in publication.entries:
+                    drop = (
+                        f"ALTER PUBLICATION {quoted(publication.name)} DROP TABLE ONLY {table.sql};"
+                    )
                     same_root[drop] = None
     if lists:
         yield Finding(
@@ -185,8 +191,8 @@ def together(server: Examined, published: ExaminedPublications) -> Iterator[Find
             f"{counted(len(lists), 'table')}: {listed([table.shown for table in lists])}",
             tuple(
                 statement
-                for one, table in listing.values()
-                for statement in with_columns(server, one, table, None)
+                for publication, table in listing.values()
+                for statement in with_columns(server, publication, table, None)
             ),
             "publish all columns with the statements, or read each publication in its own stream",
             tuple(table.sql for table in lists),
@@ -228,12 +234,11 @@ def with_columns(
         row_filter = server.row_filter(publication.oid, table.oid)
         if row_filter is None or not row_filter.isprintable():
             return ()
-    wanted = None if columns is None else set(columns)
-    listed_columns = (
-        ""
-        if wanted is None
-        else f" ({', '.join(quoted(one.name) for one in table.columns if one.name in wanted)})"
-    )
+    listed_columns = ""
+    if columns is not None:
+        names = {*columns}
+        wanted = [quoted(column.name) for column in table.columns if column.name in names]
+        listed_columns = f" ({', '.join(wanted)})"
     where = "" if row_filter is None else f" WHERE ({row_filter})"
     return (
         "BEGIN;",

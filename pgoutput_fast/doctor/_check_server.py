@@ -26,9 +26,9 @@ _RESTART = "then restart the server"
 def version(server: Examined) -> Iterator[Finding]:
     """Report the newest protocol version; check the database's encoding."""
     number = server.version
-    found = f"{number // 10000}.{number % 10000}"
+    release = f"{number // 10000}.{number % 10000}"
     yield Finding(
-        "protocol", f"PostgreSQL {found} has pgoutput's protocol version {best_protocol(number)}"
+        "protocol", f"PostgreSQL {release} has pgoutput's protocol version {best_protocol(number)}"
     )
     if server.role.encoding == "SQL_ASCII":
         yield Finding(
@@ -42,19 +42,19 @@ def version(server: Examined) -> Iterator[Finding]:
 
 
 def _needed(server: Examined, name: str) -> Setting:
-    found = server.setting(name)
-    if found is None:
+    setting = server.setting(name)
+    if setting is None:
         raise PgOutputError(f"the server has no setting {name}", code="not_supported")
-    return found
+    return setting
 
 
 def log_level(server: Examined) -> Iterator[Finding]:
     """Check whether wal_level is logical."""
-    found = _needed(server, "wal_level")
-    if found.value != "logical":
+    setting = _needed(server, "wal_level")
+    if setting.value != "logical":
         yield Finding(
             "wal-level",
-            f"wal_level is {found.value}",
+            f"wal_level is {setting.value}",
             server.set_setting("wal_level", "logical"),
             _RESTART + ("; set wal_level on the primary, too" if server.role.in_recovery else ""),
             ("wal_level",),
@@ -100,15 +100,15 @@ def _has_slot(server: Examined, name: str) -> bool:
 
 def kept_log(server: Examined) -> Iterator[Finding]:
     """Check how much log slots may keep."""
-    found = server.setting("max_slot_wal_keep_size")
+    setting = server.setting("max_slot_wal_keep_size")
     name = "max_slot_wal_keep_size"
-    if found is None:
+    if setting is None:
         yield Finding(
             "wal-keep-unlimited",
             f"this version of PostgreSQL has no {name}",
             advice="watch how much log the slots keep, or update to PostgreSQL 13 or newer",
         )
-    elif found.size < 0:
+    elif setting.size < 0:
         yield Finding(
             "wal-keep-unlimited",
             f"{name} is -1, so there is no limit",
@@ -116,10 +116,10 @@ def kept_log(server: Examined) -> Iterator[Finding]:
             "choose a size that the disk can hold; a slot that is further behind is then lost",
             (name,),
         )
-    elif found.size < SMALL_KEEP:
+    elif setting.size < SMALL_KEEP:
         yield Finding(
             "wal-keep-small",
-            f"{name} is {shown_size(found.size)}",
+            f"{name} is {shown_size(setting.size)}",
             server.set_setting(name, "100GB"),
             "choose a size that the disk can hold",
             (name,),
@@ -149,11 +149,11 @@ def timeouts(server: Examined) -> Iterator[Finding]:
 
 def memory(server: Examined) -> Iterator[Finding]:
     """Check the memory for decoding."""
-    found = server.setting("logical_decoding_work_mem")
-    if found is not None and found.size < SMALL_MEMORY:
+    setting = server.setting("logical_decoding_work_mem")
+    if setting is not None and setting.size < SMALL_MEMORY:
         yield Finding(
             "decoding-memory-small",
-            f"logical_decoding_work_mem is {shown_size(found.size)}",
+            f"logical_decoding_work_mem is {shown_size(setting.size)}",
             server.set_setting("logical_decoding_work_mem", "64MB"),
             "each stream may use this much memory",
             ("logical_decoding_work_mem",),
@@ -168,12 +168,12 @@ def session_timeouts(server: Examined) -> Iterator[Finding]:
         "idle_in_transaction_session_timeout",
         "idle_session_timeout",
     ):
-        found = server.setting(name)
-        if found is not None and found.seconds:
+        setting = server.setting(name)
+        if setting is not None and setting.seconds:
             sql = server.set_for_role(name, "0")
             yield Finding(
                 "session-timeout",
-                f"{name} of role {printable(server.role.name)} is {shown_seconds(found.seconds)}",
+                f"{name} of role {printable(server.role.name)} is {shown_seconds(setting.seconds)}",
                 sql,
                 None if sql else f"remove {name} from the connection string's options",
                 (name,),

@@ -24,15 +24,15 @@ FROM pg_catalog.pg_replication_slots AS s ORDER BY s.slot_name
 
 def slots(server: Examined) -> Iterator[Finding]:
     """Check all slots of the server."""
-    found = server.objects(_SLOTS)
-    for slot in found:
+    rows = server.objects(_SLOTS)
+    for slot in rows:
         if slot["slot_name"] == server.slot:
             yield from _named(server, slot)
         elif not slot["temporary"]:
             yield from _other(server, slot)
         yield from _held(server, slot)
     name = server.slot
-    if name is not None and name not in {slot["slot_name"] for slot in found}:
+    if name is not None and name not in {slot["slot_name"] for slot in rows}:
         yield Finding(
             "slot-missing",
             f"there is no slot {name}",

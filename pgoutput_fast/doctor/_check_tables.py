@@ -50,9 +50,9 @@ def identities(server: Examined, published: ExaminedPublications) -> Iterator[Fi
     """Check replica identities; each partition has its own."""
     need = {
         table.oid
-        for one in published.publications
-        if one.sends_old
-        for table in published.sent(one)
+        for publication in published.publications
+        if publication.sends_old
+        for table in published.sent(publication)
     }
     tables = [table for table in published.all_sent() if table.oid in need]
     nothing = [table for table in tables if table.identity == "n"]
@@ -106,10 +106,10 @@ def partitions(server: Examined, published: ExaminedPublications) -> Iterator[Fi
     """Find partitions whose replica identity differs from the root that publishes them."""
     pairs = {
         (table.oid, root.oid): (table, root)
-        for one in published.publications
-        if one.via_root and one.sends_old
-        for table in published.sent(one)
-        if (root := published.root(one, table)).identity != table.identity
+        for publication in published.publications
+        if publication.via_root and publication.sends_old
+        for table in published.sent(publication)
+        if (root := published.root(publication, table)).identity != table.identity
     }
     differ = [table for table, _ in pairs.values()]
     if not differ:
@@ -137,14 +137,15 @@ def generated(server: Examined, published: ExaminedPublications) -> Iterator[Fin
     refused: dict[int, ExaminedTable] = {}
     sql: dict[str, None] = {}
     mending: dict[str, None] = {}
-    for one in published.publications:
-        publish = f"ALTER PUBLICATION {quoted(one.name)} SET (publish_generated_columns = stored);"
-        for table in published.sent(one):
-            entry = published.entry(one, table)
+    for publication in published.publications:
+        alter = f"ALTER PUBLICATION {quoted(publication.name)}"
+        publish = f"{alter} SET (publish_generated_columns = stored);"
+        for table in published.sent(publication):
+            entry = published.entry(publication, table)
             stored = {column.name for column in table.columns if column.generated == "s"}
             computed = {column.name for column in table.columns if column.generated == "v"}
             sent = stored & entry.columns if entry.columns else set()
-            missing = set() if one.generated == "s" else stored - sent
+            missing = set() if publication.generated == "s" else stored - sent
             if computed:
                 virtual[table.oid] = table
             if missing and entry.columns is None:
@@ -156,7 +157,7 @@ def generated(server: Examined, published: ExaminedPublications) -> Iterator[Fin
                 if server.version >= 180000 or table.identity != "f"
                 else set()
             )
-            if in_key and one.sends_old:
+            if in_key and publication.sends_old:
                 refused[table.oid] = table
                 if server.version < 180000:
                     mending[_set_identity(table, "FULL")] = None
@@ -215,36 +216,38 @@ def not_sent(server: Examined, published: ExaminedPublications) -> Iterator[Find
 def numerics(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Find numeric columns without precision."""
     readable = [table.oid for table in published.all_sent() if table.select and table.usage]
-    found = read_numerics(server.rows, readable)
-    if found:
-        names = {(one.namespace, one.name) for one in found}
-        tables = [one for one in published.all_sent() if (one.namespace, one.name) in names]
-        shown = f"with numeric columns without precision ({listed([one.shown for one in found])})"
-        yield _finding("numeric-without-precision", shown, tables, advice=advice(found))
+    columns = read_numerics(server.rows, readable)
+    if columns:
+        names = {(column.namespace, column.name) for column in columns}
+        tables = [table for table in published.all_sent() if (table.namespace, table.name) in names]
+        listing = listed([column.shown for column in columns])
+        shown = f"with numeric columns without precision ({listing})"
+        yield _finding("numeric-without-precision", shown, tables, advice=advice(columns))
 
 
 def lists_and_filters(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Check column lists and row filters, and whether they fit the replica identities."""
     lists = []
     filters = []
-    for one in published.publications:
-        for oid, entry in one.entries.items():
+    for publication in published.publications:
+        for oid, entry in publication.entries.items():
             table = published.tables[oid]
-            of = f"{table.shown} in publication {printable(one.name)}"
+            of = f"{table.shown} in publication {printable(publication.name)}"
             if entry.columns is not None:
                 number = f"{len(entry.columns)} of {counted(len(table.columns), 'column')}"
                 lists.append((table, f"{of} ({number})"))
             if entry.has_filter:
                 filters.append((table, f"{of} ({listed(sorted(entry.filtered))})"))
-    for kind, found, what in (
+    for kind, concerned, what in (
         ("column-list", lists, "column lists"),
         ("row-filter", filters, "row filters on columns"),
     ):
-        if found:
-            tables = [table for table, _ in found]
+        if concerned:
+            tables = [table for table, _ in concerned]
+            texts = listed([text for _, text in concerned])
             yield Finding(
                 kind,
-                f"{counted(len(found), 'table')} with {what}: {listed([one for _, one in found])}",
+                f"{counted(len(concerned), 'table')} with {what}: {texts}",
                 objects=tuple(table.sql for table in tables),
             )
     if lists and 150000 <= server.version < 150002:
@@ -261,11 +264,11 @@ def _uncovered(server: Examined, published: ExaminedPublications) -> Iterator[Fi
     lacking: dict[int, ExaminedTable] = {}
     lists: dict[tuple[str, int], tuple[ExaminedPublication, ExaminedTable, set[str] | None]] = {}
     filtered: dict[int, ExaminedTable] = {}
-    for one in published.publications:
-        if not one.sends_old:
+    for publication in published.publications:
+        if not publication.sends_old:
             continue
-        for table in published.sent(one):
-            entry = published.entry(one, table)
+        for table in published.sent(publication):
+            entry = published.entry(publication, table)
             if table.lacks_identity:
                 continue  # `identities` reports it
             if not entry.filtered <= table.key:
@@ -276,10 +279,12 @@ def _uncovered(server: Examined, published: ExaminedPublications) -> Iterator[Fi
             whole = table.identity == "f"
             if whole or not table.key <= entry.columns:
                 lacking[table.oid] = table
-                named = published.root(one, table) if one.via_root else table
-                before = lists.get((one.name, named.oid), (one, named, set(entry.columns)))[2]
+                named = published.root(publication, table) if publication.via_root else table
+                before = lists.get(
+                    (publication.name, named.oid), (publication, named, set(entry.columns))
+                )[2]
                 wanted = None if whole or before is None else before | table.key
-                lists[one.name, named.oid] = (one, named, wanted)
+                lists[publication.name, named.oid] = (publication, named, wanted)
     if lacking:
         yield _finding(
             "column-list-identity",

@@ -217,7 +217,7 @@ class Examined:
 
     def set_setting(self, name: str, value: str) -> tuple[str, ...]:
         """Return the statements that change a setting where it was set; empty if SQL can't."""
-        found = self._settings[name]
+        setting = self._settings[name]
         told = f"SET {name} = {quoted_literal(value)};"
         role, database = quoted(self.role.name), quoted(self.role.database)
         places = {
@@ -226,14 +226,14 @@ class Examined:
             "user": f"ALTER ROLE {role} ",
             "database user": f"ALTER ROLE {role} IN DATABASE {database} ",
         }
-        if found.source in places:
-            return (places[found.source] + told,)
-        if found.source in ("client", "command line", "environment variable", "override"):
+        if setting.source in places:
+            return (places[setting.source] + told,)
+        if setting.source in ("client", "command line", "environment variable", "override"):
             return ()
         changed = f"ALTER SYSTEM {told}"
         return (
             (changed,)
-            if found.context == "postmaster"
+            if setting.context == "postmaster"
             else (changed, "SELECT pg_catalog.pg_reload_conf();")
         )
 
@@ -286,14 +286,14 @@ def _escaped(text: str, quote: str) -> str:
     if text.isprintable():
         return quote + text.replace(quote, quote * 2) + quote
     parts = (
-        one * 2
-        if one in ("\\", quote)
-        else one
-        if one.isprintable()
-        else f"\\{ord(one):04X}"
-        if ord(one) < 0x10000
-        else f"\\+{ord(one):06X}"
-        for one in text
+        character * 2
+        if character in ("\\", quote)
+        else character
+        if character.isprintable()
+        else f"\\{ord(character):04X}"
+        if ord(character) < 0x10000
+        else f"\\+{ord(character):06X}"
+        for character in text
     )
     return f"U&{quote}{''.join(parts)}{quote}"
 

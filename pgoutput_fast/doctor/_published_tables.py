@@ -147,23 +147,25 @@ class ExaminedPublications:
     def __init__(self, server: Examined) -> None:
         self._all = server.publications()
         self.publications = tuple(
-            ExaminedPublication(*one[:-1])
-            for one in self._all.publications
-            if server.given is None or one.name in server.given
+            ExaminedPublication(*publication[:-1])
+            for publication in self._all.publications
+            if server.given is None or publication.name in server.given
         )
-        for one in self.publications:
-            of = self._of(one)
-            one.members.update(
+        for publication in self.publications:
+            of = self._of(publication)
+            publication.members.update(
                 table.oid for table in self._all.tables.values() if self._all.has(of, table)
             )
-        members = sorted({member for one in self.publications for member in one.members})
+        members = sorted(
+            {member for publication in self.publications for member in publication.members}
+        )
         self.tables = _tables(server, [self._all.tables[oid] for oid in members])
-        for one in self.publications:
-            for oid in one.members & self.tables.keys():
-                entry = self._all.named(self._of(one), self._all.tables[oid])
+        for publication in self.publications:
+            for oid in publication.members & self.tables.keys():
+                entry = self._all.named(self._of(publication), self._all.tables[oid])
                 if entry is not None:
                     table = self.tables[oid]
-                    one.entries[oid] = ExaminedEntry(
+                    publication.entries[oid] = ExaminedEntry(
                         None if entry.columns is None else table.names(entry.columns),
                         entry.has_filter,
                         table.names(entry.filtered),
@@ -183,14 +185,16 @@ class ExaminedPublications:
 
     def all_sent(self) -> list[ExaminedTable]:
         """Return the tables whose rows any of the publications sends."""
-        oids = {table.oid for one in self.publications for table in self.sent(one)}
+        oids = {table.oid for publication in self.publications for table in self.sent(publication)}
         return self._sorted(self.tables[oid] for oid in oids)
 
     def not_sent(self) -> list[ExaminedTable]:
         """Return member tables whose rows are not sent, without partitioned tables."""
-        oids = {table.oid for one in self.publications for table in self.members(one)}
-        found = (self.tables[oid] for oid in oids)
-        return self._sorted(one for one in found if not one.has_rows and one.kind != "p")
+        oids = {
+            table.oid for publication in self.publications for table in self.members(publication)
+        }
+        tables = (self.tables[oid] for oid in oids)
+        return self._sorted(table for table in tables if not table.has_rows and table.kind != "p")
 
     def read(self) -> list[ExaminedTable]:
         """Return the tables that a snapshot reads or locks.
@@ -198,12 +202,12 @@ class ExaminedPublications:
         A snapshot reads partitions, even if they are published by their root. It then also locks
         the root, for which the role needs the same privileges.
         """
-        oids = {table.oid for one in self.publications for table in self.sent(one)}
+        oids = {table.oid for publication in self.publications for table in self.sent(publication)}
         oids |= {
-            self.root(one, table).oid
-            for one in self.publications
-            if one.via_root
-            for table in self.members(one)
+            self.root(publication, table).oid
+            for publication in self.publications
+            if publication.via_root
+            for table in self.members(publication)
             if table.persistence == "p" and table.kind in ("r", "p")
         }
         return self._sorted(self.tables[oid] for oid in oids)
@@ -214,7 +218,9 @@ class ExaminedPublications:
         return self.tables.get(top.oid, table)  # `table` if the root was dropped meanwhile
 
     def _of(self, publication: ExaminedPublication) -> publications.Publication:
-        return next(one for one in self._all.publications if one.oid == publication.oid)
+        return next(
+            candidate for candidate in self._all.publications if candidate.oid == publication.oid
+        )
 
     def entry(self, publication: ExaminedPublication, table: ExaminedTable) -> ExaminedEntry:
         """Return the entry that applies to a table: with via_root, the root's entry."""
@@ -231,22 +237,22 @@ FROM pg_catalog.pg_class AS c WHERE c.oid = ANY(%s::oid[])
 
 
 def _tables(
-    server: Examined, found: list[publications.CatalogRelation]
+    server: Examined, relations: list[publications.CatalogRelation]
 ) -> dict[int, ExaminedTable]:
-    oids = [one.oid for one in found]
+    oids = [relation.oid for relation in relations]
     privileges = {oid: more for oid, *more in server.rows(_TABLES, oids)}
     tables = {
-        one.oid: ExaminedTable(
-            one.oid,
-            one.namespace,
-            one.name,
-            one.kind,
-            one.persistence,
-            one.replica_identity,
-            *privileges[one.oid],
+        relation.oid: ExaminedTable(
+            relation.oid,
+            relation.namespace,
+            relation.name,
+            relation.kind,
+            relation.persistence,
+            relation.replica_identity,
+            *privileges[relation.oid],
         )
-        for one in found
-        if one.oid in privileges
+        for relation in relations
+        if relation.oid in privileges
     }
     for oid, columns in server.attributes(list(tables)).items():
         tables[oid].columns = tuple(columns)

@@ -114,9 +114,9 @@ def examine(
         server.version,
         server.role.database,
         server.role.name,
-        tuple(one.name for one in published[0].publications) if published else (),
+        tuple(publication.name for publication in published[0].publications) if published else (),
         slot,
-        tuple(sorted(findings, key=lambda one: LEVELS.index(one.level))),
+        tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level))),
     )
 
 
@@ -133,16 +133,16 @@ def _checked(
     PgOutputError
         The connection is lost.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         # One by one, to keep the findings before an error.
         for finding in run(*arguments):
-            found.append(finding)  # noqa: PERF402
+            findings.append(finding)  # noqa: PERF402
     except (psycopg.Error, PgOutputError) as error:
         state = error.sqlstate if isinstance(error, psycopg.Error) else None
         if connection.closed:
             raise server_error("the connection is lost", str(error), state) from error
-        found.append(
+        findings.append(
             Finding(
                 "could-not-check",
                 f"could not check {what}: {printable(' '.join(str(error).split()))}",
@@ -151,14 +151,14 @@ def _checked(
                 else None,
             )
         )
-    return found
+    return findings
 
 
 def _too_old(connection: psycopg.Connection[tuple[object, ...]], slot: str | None) -> DoctorReport:
     number, info = connection.info.server_version, connection.info
-    found = Finding(
+    finding = Finding(
         "server-too-old",
         f"the server is PostgreSQL {number // 10000}.{number // 100 % 100}",
         advice="update to a newer version",
     )
-    return DoctorReport(number, info.dbname, info.user, (), slot, (found,))
+    return DoctorReport(number, info.dbname, info.user, (), slot, (finding,))

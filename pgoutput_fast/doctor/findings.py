@@ -96,15 +96,15 @@ class DoctorReport:
                 "ready": self.ready,
                 "findings": [
                     {
-                        "id": one.id,
-                        "level": one.level,
-                        "found": one.found,
-                        "meaning": one.meaning,
-                        "objects": one.objects,
-                        "sql": one.sql,
-                        "advice": one.advice,
+                        "id": finding.id,
+                        "level": finding.level,
+                        "found": finding.found,
+                        "meaning": finding.meaning,
+                        "objects": finding.objects,
+                        "sql": finding.sql,
+                        "advice": finding.advice,
                     }
-                    for one in self.findings
+                    for finding in self.findings
                 ],
             },
             ensure_ascii=True,

@@ -190,16 +190,16 @@ class _Chosen:
             if isinstance(given, str):
                 raise TypeError(f"{name} must be a list of names, not str")
         self._tables = (
-            None if tables is None else {parse_name(one, "schema.table") for one in tables}
+            None if tables is None else {parse_name(name, "schema.table") for name in tables}
         )
-        self._exclude = {parse_name(one, "schema.table.column") for one in exclude}
+        self._exclude = {parse_name(name, "schema.table.column") for name in exclude}
 
     @property
     def has_names(self) -> bool:
         """Whether the caller named tables."""
         return self._tables is not None
 
-    def take(self, found: list[ServerTable]) -> list[ServerTable]:
+    def take(self, server_tables: list[ServerTable]) -> list[ServerTable]:
         """Return the selected tables.
 
         Raises
@@ -207,7 +207,9 @@ class _Chosen:
         PgOutputError
             A table or column does not exist.
         """
-        columns = {(one.table.namespace, one.table.name): one.columns for one in found}
+        columns = {
+            (table.table.namespace, table.table.name): table.columns for table in server_tables
+        }
         there = ", ".join(sql_name(*name) for name in columns) or "none"
         for what, names in (("tables", self._tables or ()), ("exclude", self._exclude)):
             for name in sorted(names):
@@ -229,9 +231,9 @@ class _Chosen:
                     table=f"{namespace}.{table}",
                 )
         return [
-            one
-            for one in found
-            if self._tables is None or (one.table.namespace, one.table.name) in self._tables
+            table
+            for table in server_tables
+            if self._tables is None or (table.table.namespace, table.table.name) in self._tables
         ]
 
     def excluded(self, table: ServerTable) -> tuple[str, ...]:
@@ -305,11 +307,11 @@ class _Verification:
         with contextlib.closing(moment):
             tables = self._chosen.take(moment.tables)
             if not self._chosen.has_names:
-                tables = [one for one in tables if self._target.wants(one)]
+                tables = [table for table in tables if self._target.wants(table)]
             self._lsn = moment.lsn
             position = self._position = self._wait(moment, tables)
-            known = {one.table.relation_id for one in moment.tables}
-            roots = {leaf for one in moment.tables for leaf in one.table.partition_ids}
+            known = {table.table.relation_id for table in moment.tables}
+            roots = {leaf for table in moment.tables for leaf in table.table.partition_ids}
             self._only_in_target = tuple(
                 sorted(
                     f"{namespace}.{name}"
@@ -334,7 +336,7 @@ class _Verification:
         with contextlib.closing(moment):
             wanted = moment.tables
             position = self._wait(moment, wanted)
-            for relation_id in self._pending.keys() - {one.table.relation_id for one in wanted}:
+            for relation_id in self._pending.keys() - {table.table.relation_id for table in wanted}:
                 self._pending.pop(relation_id)
                 self._unsettle(relation_id, "it is not published any more")
             before = dict(self._results)
@@ -382,7 +384,7 @@ class _Verification:
             The target does not reach P in time, or is of another server.
         """
         total = len(moment.tables)
-        relation_ids = {one.table.relation_id for one in wanted}
+        relation_ids = {table.table.relation_id for table in wanted}
         self._tell("waiting for the target", None, 0, total)
         end = time.monotonic() + self._timeout
         target = self._target
@@ -415,7 +417,7 @@ class _Verification:
 
     def _sides(self, moment: Moment, tables: list[ServerTable]) -> dict[int, _Sides]:
         """Read both sides of tables; store the result of each table that can't be compared."""
-        found: dict[int, _Sides] = {}
+        sides: dict[int, _Sides] = {}
         for number, table in enumerate(tables):
 
             def tell(rows: int, table: ServerTable = table, number: int = number) -> None:
@@ -427,8 +429,8 @@ class _Verification:
             except NotComparable as error:
                 self._results[table.table.relation_id] = _refused(table, error)
             else:
-                found[table.table.relation_id] = side
-        return found
+                sides[table.table.relation_id] = side
+        return sides
 
     def _side(self, moment: Moment, table: ServerTable, tell: Tell) -> _Sides:
         if table.refused:
@@ -469,18 +471,18 @@ class _Verification:
         table = side.table.table
         if changes.why:
             return TableResult(table.namespace, table.name, "unsettled", changes.why)
-        found = compare_all(side.server, side.target, changes.names)
+        comparison = compare_all(side.server, side.target, changes.names)
         self._pending[table.relation_id] = set(changes.names)
-        described = self._described(side, found.names, self._shown)
+        described = self._described(side, comparison.names, self._shown)
         return TableResult(
             table.namespace,
             table.name,
-            "different" if found.names else "equal",
+            "different" if comparison.names else "equal",
             self._advice(side.table, described),
-            rows=found.rows,
-            target_rows=found.target_rows,
-            differing=len(found.names),
-            differing_is_least=found.is_least,
+            rows=comparison.rows,
+            target_rows=comparison.target_rows,
+            differing=len(comparison.names),
+            differing_is_least=comparison.is_least,
             differences=described,
             looked_again=len(changes.names),
             excluded=self._chosen.excluded(side.table),
@@ -512,15 +514,15 @@ class _Verification:
         if not some:
             return ()
         columns = {name: side.table.types[name] for name in side.columns}
-        found = differences(side.server, side.target, some, columns, side.table.key)
-        return tuple(found)
+        described = differences(side.server, side.target, some, columns, side.table.key)
+        return tuple(described)
 
-    def _advice(self, table: ServerTable, found: Iterable[Difference]) -> str:
+    def _advice(self, table: ServerTable, described: Iterable[Difference]) -> str:
         """Return a likely cause of differences, if the values suggest one; else ""."""
         changed = isinstance(self._target, States) and any(
             may_be_changed(table.types[name], here)
-            for one in found
-            for name, (here, _) in one.columns.items()
+            for difference in described
+            for name, (here, _) in difference.columns.items()
         )
         return _POLICIES if changed else ""
 

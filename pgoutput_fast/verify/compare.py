@@ -59,7 +59,7 @@ def compare_all(server: Rows, target: Rows, without: set[str]) -> Found:
         digits += _DIGITS
         sums = [side.sums(digits, within) for side, _ in sides]
         if within is None:
-            totals = [sum(one.rows for one in side.values()) for side in sums]
+            totals = [sum(sum_.rows for sum_ in side.values()) for side in sums]
         here, there = (
             _less(side, left_out, digits) for side, (_, left_out) in zip(sums, sides, strict=True)
         )
@@ -71,8 +71,8 @@ def compare_all(server: Rows, target: Rows, without: set[str]) -> Found:
         ]
         if len(within) > _RANGES:
             is_least, within = True, within[:_RANGES]
-        held = sum(max(here.get(name, empty).rows, there.get(name, empty).rows) for name in within)
-        if held <= _ROWS or digits >= _DEEPEST:
+        rows = sum(max(here.get(name, empty).rows, there.get(name, empty).rows) for name in within)
+        if rows <= _ROWS or digits >= _DEEPEST:
             break
     names = (
         _differing(_counted(server.digests(within)), _counted(target.digests(within)))
@@ -107,11 +107,11 @@ def compare_named(server: Rows, target: Rows, names: Iterable[str]) -> set[str]:
 
 
 def _counted(rows: Iterable[tuple[str, str, int]]) -> _Counted:
-    found: _Counted = {}
+    counts: _Counted = {}
     for name, digest, times in rows:
-        of_name = found.setdefault(name, {})
+        of_name = counts.setdefault(name, {})
         of_name[digest] = of_name.get(digest, 0) + times
-    return found
+    return counts
 
 
 def _differing(here: _Counted, there: _Counted) -> set[str]:
@@ -150,8 +150,8 @@ def _difference(
     times = sum(here.values()), sum(there.values())
     rows = [
         {
-            name: shown(type_, plain(one))
-            for (name, type_), one in zip(columns.items(), split(parts), strict=True)
+            name: shown(type_, plain(part))
+            for (name, type_), part in zip(columns.items(), split(parts), strict=True)
         }
         for parts in (next(iter(here), None), next(iter(there), None))
         if parts is not None

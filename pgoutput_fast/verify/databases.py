@@ -121,12 +121,12 @@ class Database:
     def has(self, schema: str, table: str) -> bool:
         """Return whether the file has a certain table."""
         with self.attached() as connection:
-            found = connection.execute(
+            row = connection.execute(
                 "SELECT count(*) FROM duckdb_tables() WHERE database_name = ? AND schema_name = ? "
                 "AND table_name = ?",
                 [ATTACHED, schema, table],
             ).fetchone()
-        return bool(found != (0,))
+        return bool(row != (0,))
 
 
 def types_of(rows: Any) -> dict[str, ValueStorage]:
@@ -137,8 +137,8 @@ def types_of(rows: Any) -> dict[str, ValueStorage]:
 def _held(type_: Any) -> ValueStorage:
     nested = type_.id in ("list", "array", "struct", "map")
     parts = (
-        [(name, one) for name, one in type_.children if isinstance(one, type(type_))]
+        [(name, part) for name, part in type_.children if isinstance(part, type(type_))]
         if (nested)
         else []
     )
-    return ValueStorage(type_.id, tuple((name, _held(one)) for name, one in parts))
+    return ValueStorage(type_.id, tuple((name, _held(part)) for name, part in parts))

@@ -121,8 +121,8 @@ def ask_rows(task: StateTask) -> Any:
         )  # fmt: skip
         named = {STATE_ROWS: reading.to_reader()}
         rows = StateRows(database, task.source, task.parts, task.key, named)
-        found = getattr(rows, task.method)(*task.given)
-        return found if isinstance(found, dict) else list(found)
+        answer = getattr(rows, task.method)(*task.given)
+        return answer if isinstance(answer, dict) else list(answer)
 
 
 def _dataset(of: StateFiles, place: DeltaPlace) -> Any:
@@ -131,15 +131,15 @@ def _dataset(of: StateFiles, place: DeltaPlace) -> Any:
         place.uri, version=of.version, storage_options=place.options
     )
     whole, wanted = table.to_pyarrow_dataset(), set(of.files)
-    found = [one for one in whole.get_fragments() if one.path in wanted]
-    if len(found) != len(wanted):
+    fragments = [fragment for fragment in whole.get_fragments() if fragment.path in wanted]
+    if len(fragments) != len(wanted):
         raise PgOutputError(
-            f"{place.uri}: {len(wanted) - len(found)} of {len(wanted)} files of version "
+            f"{place.uri}: {len(wanted) - len(fragments)} of {len(wanted)} files of version "
             f"{of.version} are missing now",
             code="damaged",
             path=place.uri,
         )
-    return ds.FileSystemDataset(found, whole.schema, whole.format, whole.filesystem)
+    return ds.FileSystemDataset(fragments, whole.schema, whole.format, whole.filesystem)
 
 
 class DistributedRows:
@@ -169,11 +169,11 @@ class DistributedRows:
     def sums(self, digits: int, within: Sequence[str] | None) -> dict[str, Sum]:
         """See `Rows`."""
         total: dict[str, Sum] = {}
-        for found in self._ask("sums", digits, within):
-            for name, one in found.items():
+        for answer in self._ask("sums", digits, within):
+            for name, sum_ in answer.items():
                 was = total.get(name, Sum(0, 0, 0))
                 total[name] = Sum(
-                    was.rows + one.rows, was.first + one.first, was.second + one.second
+                    was.rows + sum_.rows, was.first + sum_.first, was.second + sum_.second
                 )
         return total
 
@@ -192,8 +192,8 @@ class DistributedRows:
     def _one_by_one(
         self, method: Literal["digests", "named", "parts"], names: Sequence[str]
     ) -> Iterator[tuple[str, str, int]]:
-        for found in self._ask(method, names):
-            yield from found
+        for rows in self._ask(method, names):
+            yield from rows
 
     def _ask(self, method: Literal["sums", "digests", "named", "parts"], *given: Any) -> list[Any]:
         tasks = [
@@ -259,8 +259,8 @@ class DistributedStates(DeltaStates):
 def _sizes(table: Any) -> dict[str, int]:
     """Return the bytes of each file of a Delta table, by its path in the table's dataset."""
     actions = pa.table(table.get_add_actions()).to_pylist()
-    sizes = {unquote(one["path"]): one["size_bytes"] for one in actions}
-    paths = [one.path for one in table.to_pyarrow_dataset().get_fragments()]
+    sizes = {unquote(action["path"]): action["size_bytes"] for action in actions}
+    paths = [fragment.path for fragment in table.to_pyarrow_dataset().get_fragments()]
     return {path: sizes.get(unquote(path), 1) for path in paths}
 
 

@@ -147,13 +147,13 @@ class FoldedRows:
         name = self._name(new)
         was = name if change.old_kind is None else self._name(old)
         if _UNKNOWN_PART in new:
-            found = self._run(
+            row = self._run(
                 f"SELECT parts FROM {self._table} WHERE name = ?",  # noqa: S608
                 [was],
             ).fetchone()
-            if found is not None:
-                kept = [f"{one}," for one in split(found[0])]
-                new = [kept[i] if one == _UNKNOWN_PART else one for i, one in enumerate(new)]
+            if row is not None:
+                kept = [f"{part}," for part in split(row[0])]
+                new = [kept[i] if part == _UNKNOWN_PART else part for i, part in enumerate(new)]
         if was != name:
             self._delete(was)
             self._insert(new)
@@ -202,12 +202,12 @@ class FoldedRows:
         """See `Rows`."""
         sums: dict[str, list[int]] = {}
         for name, digest, times in self._digested(within):
-            one = sums.setdefault(name[:digits], [0, 0, 0])
+            totals = sums.setdefault(name[:digits], [0, 0, 0])
             first, second = halves(digest)
-            one[0] += times
-            one[1] += times * first
-            one[2] += times * second
-        return {name: Sum(*one) for name, one in sums.items()}
+            totals[0] += times
+            totals[1] += times * first
+            totals[2] += times * second
+        return {name: Sum(*totals) for name, totals in sums.items()}
 
     def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
@@ -233,9 +233,9 @@ class FoldedRows:
         query = f"SELECT name, parts, times FROM {self._table}"  # noqa: S608
         for beginning in within if within is not None else ("",):
             # "g" comes after all hexadecimal digits.
-            found: Any = self._run(
+            cursor: Any = self._run(
                 f"{query} WHERE name >= ? AND name < ?", [beginning, f"{beginning}g"]
             )
-            with contextlib.closing(found):
-                for name, parts, times in found:
+            with contextlib.closing(cursor):
+                for name, parts, times in cursor:
                     yield name, md5(parts), times

@@ -139,8 +139,8 @@ class Moment:
         self._publications = tuple(publications)
         self._slot = f"pgoutput_fast_verify_{os.getpid()}_{secrets.token_hex(4)}"
         self._receiver: Receiver | None = None
-        with contextlib.ExitStack() as held:
-            self._replication = held.enter_context(ReplicationConnection(parameters))
+        with contextlib.ExitStack() as stack:
+            self._replication = stack.enter_context(ReplicationConnection(parameters))
             self.system_identifier = self._replication.system_identifier
             self.database = self._replication.database
             if check is not None:
@@ -154,7 +154,7 @@ class Moment:
             used = self._replication.pgconn
             self._parameters = parameters.of_server(used.host, used.hostaddr, used.port)
             # This locks the tables, and finds tables that have been altered since P.
-            snapshot = held.enter_context(
+            snapshot = stack.enter_context(
                 open_snapshot(
                     self._parameters, publications, relation_ids=relation_ids, connections=1,
                     exported=made, lock_timeout=_LOCK_TIMEOUT,
@@ -173,8 +173,10 @@ class Moment:
                     *(f"RESET {name}" for name in _PLANNING),
                 ):
                     self.connection.execute(statement.encode())
-            self.tables = self._tables({one.relation_id for one in snapshot.tables}, snapshot.lost)
-            self._held = held.pop_all()
+            self.tables = self._tables(
+                {table.relation_id for table in snapshot.tables}, snapshot.lost
+            )
+            self._held = stack.pop_all()
 
     def close(self) -> None:
         """Close the connections, which drops the slot and the locks."""
@@ -189,18 +191,18 @@ class Moment:
             registry = TypeRegistry.from_connection(self.connection)
             publications = Publications(self.connection, self._publications)
             attributes = read_attributes(self.connection, list(catalog))
-        found = []
+        tables = []
         for published in publications.published():
             relation_id = published.table.oid
             if relation_id not in locked and relation_id not in lost:
                 continue  # not selected
             table = catalog[relation_id]
             columns = tuple(
-                one.name for one in publications.columns(published, attributes[relation_id])
+                column.name for column in publications.columns(published, attributes[relation_id])
             )
             types = {
-                one.name: column_type(one.type_id, one.type_modifier, registry=registry)
-                for one in table.columns
+                column.name: column_type(column.type_id, column.type_modifier, registry=registry)
+                for column in table.columns
             }
             key = table.key if set(table.key) <= set(columns) else ()
             why, is_moving, row_filter = _lacking(published.actions), False, ""
@@ -210,9 +212,9 @@ class Moment:
                 # With several publications, a row is published if one of the filters lets it pass.
                 with refusals("can't read a row filter"):
                     filters = list(row_filters(self.connection, relation_id, filtered))
-                row_filter = " OR ".join(f"({one})" for one in filters)
-            found.append(ServerTable(table, columns, types, key, row_filter, why, is_moving))
-        return found
+                row_filter = " OR ".join(f"({condition})" for condition in filters)
+            tables.append(ServerTable(table, columns, types, key, row_filter, why, is_moving))
+        return tables
 
     def confirmed(self, slot: str) -> int:
         """Return the LSN before which a slot's reader has stored all changes.
@@ -221,15 +223,15 @@ class Moment:
         slot has any change left before P; if not, the result is P.
         """
         with self._parameters.open(replication=False) as connection, refusals("can't ask"):
-            found: Any = connection.execute(
+            row: Any = connection.execute(
                 "SELECT confirmed_flush_lsn::text, active FROM pg_catalog.pg_replication_slots "
                 "WHERE slot_name = %s AND plugin = 'pgoutput' AND database = current_database()",
                 [slot],
             ).fetchone()
-            if found is None or found[0] is None:
+            if row is None or row[0] is None:
                 return 0
-            confirmed = parse_lsn(found[0])
-            if found[1] or confirmed >= self.lsn:
+            confirmed = parse_lsn(row[0])
+            if row[1] or confirmed >= self.lsn:
                 return confirmed
             try:
                 options = StreamOptions(protocol=1, streaming=False)
@@ -239,7 +241,7 @@ class Moment:
                 left = connection.execute(
                     "SELECT EXISTS (SELECT FROM pg_catalog.pg_logical_slot_peek_binary_changes("
                     "%s, %s::pg_lsn, 1, VARIADIC %s))",
-                    [slot, format_lsn(self.lsn), [one for pair in given.items() for one in pair]],
+                    [slot, format_lsn(self.lsn), [item for pair in given.items() for item in pair]],
                 ).fetchone()
             except psycopg.Error:
                 return confirmed  # somebody reads it by now, or it has prepared transactions
@@ -277,7 +279,9 @@ class Moment:
             for relation_id, (table, rows) in tables.items()
         }
         if until <= self.lsn:
-            return {relation_id: one.result() for relation_id, one in collectors.items()}
+            return {
+                relation_id: collector.result() for relation_id, collector in collectors.items()
+            }
         self.check(until)
         options = StreamOptions(protocol=1, streaming=False)
         negotiated = negotiate(
@@ -295,7 +299,7 @@ class Moment:
                 message = decoder.decode(frame)
                 if isinstance(message, Begin):
                     if message.final_lsn >= until:
-                        return {key: one.result() for key, one in collectors.items()}
+                        return {key: collector.result() for key, collector in collectors.items()}
                 elif isinstance(message, Truncate):
                     for relation_id in message.relation_ids:
                         if relation_id in collectors:
@@ -306,7 +310,7 @@ class Moment:
                 ):
                     collectors[message.relation_id].take(message)
             if taken.keepalive is not None and taken.keepalive >= until:
-                return {key: one.result() for key, one in collectors.items()}
+                return {key: collector.result() for key, collector in collectors.items()}
             if taken.frames or (taken.keepalive or 0) > reached:
                 reached = max(reached, taken.keepalive or 0)
                 deadline = time.monotonic() + timeout
@@ -363,14 +367,14 @@ class _ChangeCollector:
                 self._add([row[i] for i in self._places])
 
     def _relation(self, relation: Relation) -> None:
-        types = {one.name: one.type_id for one in relation.columns}
-        here = {one.name: one.type_id for one in self._table.table.columns}
+        types = {column.name: column.type_id for column in relation.columns}
+        here = {column.name: column.type_id for column in self._table.table.columns}
         if types != {name: here[name] for name in self._table.columns}:
             self._why = self._why or "its columns were changed meanwhile"
             return
-        order = [one.name for one in relation.columns]
+        order = [column.name for column in relation.columns]
         self._places = [order.index(name) for name in self._wanted]
-        self._key = {i for i, one in enumerate(relation.columns) if one.is_key}
+        self._key = {i for i, column in enumerate(relation.columns) if column.is_key}
 
     def _add(self, values: list[Any]) -> None:
         if UNCHANGED in values:
@@ -418,8 +422,8 @@ class ServerRows:
         texts: dict[str, Texts],
     ) -> None:
         self._connection, self._table, self._texts = connection, table, texts
-        every = joined(one.server for one in texts.values())
-        name = joined(texts[one].server for one in table.key) if table.key else every
+        every = joined(text.server for text in texts.values())
+        name = joined(texts[column].server for column in table.key) if table.key else every
         condition = f" WHERE {table.row_filter}" if table.row_filter else ""
         self._name = _md5(name)
         rows = f"FROM {table.source}{condition}"
@@ -464,10 +468,10 @@ class ServerRows:
         with refusals(f"can't read {qualified(self._table.table)}"):
             try:
                 with self._connection.transaction():  # after an error, go on with other tables
-                    found = self._connection.execute(query.encode())
+                    cursor = self._connection.execute(query.encode())
             except psycopg.errors.CharacterNotInRepertoire as error:
                 raise NotComparable(_NO_TEXT) from error
-            yield from found
+            yield from cursor
 
     def names_of(
         self, columns: Sequence[str], rows: Sequence[Sequence[str | None]]
@@ -481,7 +485,9 @@ class ServerRows:
         """
         if not columns:  # all rows of a table without columns are equal
             columns, rows = ("",), [(None,)] * len(rows)
-        types = {one.name: one.type_name for one in self._table.table.columns} | {"": "text"}
+        types = {column.name: column.type_name for column in self._table.table.columns} | {
+            "": "text"
+        }
         values = ", ".join(
             "("
             + ", ".join(
@@ -491,7 +497,7 @@ class ServerRows:
             + ")"
             for row in rows
         )
-        named = ", ".join(quoted(one or "none") for one in columns)
+        named = ", ".join(quoted(column or "none") for column in columns)
         query = f"SELECT {self._name} FROM (VALUES {values}) AS r({named})"  # noqa: S608
         with self._connection.transaction():
             for row in self._connection.execute(query.encode()).fetchall():
@@ -499,7 +505,11 @@ class ServerRows:
 
     def part_of(self, column: str, text: str | None) -> str:
         """Return the part of a value whose text is in the catalogue."""
-        (type_name,) = (one.type_name for one in self._table.table.columns if one.name == column)
+        (type_name,) = (
+            candidate.type_name
+            for candidate in self._table.table.columns
+            if candidate.name == column
+        )
         value = "NULL" if text is None else literal(text)
         query = (
             f"SELECT {joined([self._texts[column].server])} "  # noqa: S608

@@ -70,7 +70,9 @@ class ChangeVersion:
         for side in ("after", "before"):
             parts = enumerate(changes.column(side).flatten())
             columns |= {f"{side[0]}{i}": values for i, values in parts}
-        made = pa.RecordBatch.from_pydict({name: stored(one) for name, one in columns.items()})
+        made = pa.RecordBatch.from_pydict(
+            {name: stored(values) for name, values in columns.items()}
+        )
         self._pending.append(made)
         self.rows += made.num_rows
         self.pending_bytes += made.nbytes
@@ -134,7 +136,7 @@ class ChangeFiles:
         state = self._states.get(relation_id)
         newest = None if state is None else state.copies[-1]
         if newest is None or newest.state == "gone":
-            begin_empty = not any(one.copies[0].first for one in self._states.values())
+            begin_empty = not any(state.copies[0].first for state in self._states.values())
             return None if begin_empty else "the change log has no snapshot of it yet"
         if newest.state == "waiting" or self.position is None or newest.lsn > self.position.lsn:
             return f"it has been waiting for its snapshot since {format_lsn(newest.lsn)}"
@@ -181,17 +183,17 @@ class ChangeFiles:
         version.add(batch)
         self._pending_bytes += version.pending_bytes - before
         while self._pending_bytes > _PENDING:
-            self._flush(max(self._known.values(), key=lambda one: one.pending_bytes))
+            self._flush(max(self._known.values(), key=lambda version: version.pending_bytes))
 
     def _version(self, relation_id: int, schema: pa.Schema) -> ChangeVersion:
         """Return the version for changes of a schema, and make it the table's last one."""
         row, described = schema.field("after").type, schema.metadata[b"pgoutput.columns"]
         version = self._known.get((relation_id, row, described))
         if version is None:
-            key = frozenset(one["name"] for one in json.loads(described) if one["key"])
+            key = frozenset(column["name"] for column in json.loads(described) if column["key"])
             version = ChangeVersion(tuple(field.name for field in row), key)
             self._known[relation_id, row, described] = version
-        others = [one for one in self.versions.get(relation_id, []) if one is not version]
+        others = [other for other in self.versions.get(relation_id, []) if other is not version]
         self.versions[relation_id] = [*others, version]
         return version
 

@@ -136,10 +136,10 @@ class States:
         """Return an SQL source with the rows of a state table, at the position of `source`."""
         raise NotImplementedError
 
-    def _check_format(self, found: int) -> None:
-        if found != TARGET_FORMAT:
+    def _check_format(self, number: int) -> None:
+        if number != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self._path} has format {found}, and this version knows {TARGET_FORMAT}",
+                f"{self._path} has format {number}, and this version knows {TARGET_FORMAT}",
                 code="not_supported",
                 path=str(self._path),
                 hint="Use the version that wrote it",
@@ -172,7 +172,9 @@ class States:
     def wants(self, table: ServerTable) -> bool:
         """See `VerifiedTarget`."""
         name = shown_table(table.table)
-        return self._patterns is None or any(fnmatchcase(name, one) for one in self._patterns)
+        return self._patterns is None or any(
+            fnmatchcase(name, pattern) for pattern in self._patterns
+        )
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:  # noqa: ARG002
         """See `VerifiedTarget`."""
@@ -180,9 +182,9 @@ class States:
         if self._segments is not None:
             # Read the change log before the target, so that the target is not behind this state.
             self._states = Tables(self._segments).read()
-            found = contents(self._segments)
-            begin = found.segments[-1].end_lsn if found.segments else found.begin
-            end = max(found.end, confirmed)
+            listing = contents(self._segments)
+            begin = listing.segments[-1].end_lsn if listing.segments else listing.begin
+            end = max(listing.end, confirmed)
         with self._reading():
             source = self._source()
         self._lsn = self._position = source.lsn
@@ -203,10 +205,10 @@ class States:
             self._check(relation_id, kept, source)
             _check_name(table, kept, source)
             rows = None if kept is None else self._state(kept, source)
-            held = {} if rows is None else types_of(self._connection.sql(f"FROM {rows}"))
+            storages = {} if rows is None else types_of(self._connection.sql(f"FROM {rows}"))
             names = self._columns(table, kept)
-            _check_no_more({*held} - {*names.values(), source.soft_deletes, NO_COLUMN})
-            texts, left_out = _texts(table, kept, names, held, self.policies or source.policies)
+            _check_no_more({*storages} - {*names.values(), source.soft_deletes, NO_COLUMN})
+            texts, left_out = _texts(table, kept, names, storages, self.policies or source.policies)
             self._names[relation_id] = names = {name: names[name] for name in texts}
             copied = ", ".join(quoted(name) for name in names.values() if name is not None)
             wanted = f"{copied or 'NULL AS nothing'} FROM {rows}" if rows else "NULL WHERE false"
@@ -254,19 +256,19 @@ class States:
     def _columns(table: ServerTable, kept: Kept | None) -> dict[str, str | None]:
         """Return the stored name of each published column; None if the target lacks the column."""
         live = () if kept is None else kept.columns
-        by_number = {one.number: one.stored for one in live if one.number is not None}
-        by_name = {one.name: one.stored for one in live if one.number is None}
-        found: dict[str, str | None] = {}
+        by_number = {column.number: column.stored for column in live if column.number is not None}
+        by_name = {column.name: column.stored for column in live if column.number is None}
+        stored: dict[str, str | None] = {}
         for column in table.table.columns:
-            found[column.name] = by_number.get(column.number or 0) or by_name.get(column.name)
-        other = [name for name in table.columns if found[name] is None and name in
-                 {one.name for one in live}]  # fmt: skip
+            stored[column.name] = by_number.get(column.number or 0) or by_name.get(column.name)
+        other = [name for name in table.columns if stored[name] is None and name in
+                 {column.name for column in live}]  # fmt: skip
         if other:
             raise NotComparable(
                 f"the target has an older column {other[0]}: on the server, a column of this name "
                 "was created later"
             )
-        return {name: found[name] for name in table.columns}
+        return {name: stored[name] for name in table.columns}
 
     def rows(
         self,
@@ -324,7 +326,7 @@ class DuckdbStates(States):
             source["lsn"],
             source["soft_deletes"],
             None if source["tables"] is None else tuple(source["tables"]),
-            {one.relation_id: one for one, _ in held_tables(rows)},
+            {table_state.relation_id: table_state for table_state, _ in held_tables(rows)},
             policies_of(source["policies"]),
         )
 
@@ -367,9 +369,11 @@ class DeltaStates(States):
         self._check_format(described["format"])
         if described["keep"] == "changes":
             raise without_rows(self._place.uri)
-        found = [*held_tables(progress.to_pyarrow_dataset().to_table())]
-        self._moved = {one.relation_id: json.loads(row["moves"]) for one, row in found}
-        tables = {one.relation_id: one for one, _ in found}
+        pairs = [*held_tables(progress.to_pyarrow_dataset().to_table())]
+        self._moved = {
+            table_state.relation_id: json.loads(row["moves"]) for table_state, row in pairs
+        }
+        tables = {table_state.relation_id: table_state for table_state, _ in pairs}
         return TargetTables(
             described["system_identifier"],
             described["database"],
@@ -418,7 +422,9 @@ def _check_name(table: ServerTable, kept: Kept | None, source: TargetTables) -> 
     """Refuse a table whose name in the target belongs to another table."""
     relation_id = table.table.relation_id
     name = stored_table(table.table.namespace, table.table.name)
-    other = next((one for one in source.tables.values() if one.stored == name), None)
+    other = next(
+        (candidate for candidate in source.tables.values() if candidate.stored == name), None
+    )
     if other is not None and other.relation_id != relation_id:
         raise NotTheTable(
             f"the target has another table under {name}, of relation id {other.relation_id}; the "
@@ -443,21 +449,21 @@ def _copy_of(relation_id: int) -> str:
 
 def _by_name(tables: Iterable[Kept]) -> dict[tuple[str, str], int]:
     """Return relation ids by names; a replaced table has ``~`` and its relation id at the end."""
-    found: dict[tuple[str, str], int] = {}
+    relation_ids: dict[tuple[str, str], int] = {}
     for kept in tables:
         is_replaced = kept.stored.endswith(f"~{kept.relation_id}")
         name = (kept.namespace, kept.name)
         if is_replaced:
             name = (kept.namespace, f"{kept.name}~{kept.relation_id}")
-        found[name] = kept.relation_id
-    return found
+        relation_ids[name] = kept.relation_id
+    return relation_ids
 
 
 def _texts(
     table: ServerTable,
     kept: Kept | None,
     names: Mapping[str, str | None],
-    held: Mapping[str, ValueStorage],
+    storages: Mapping[str, ValueStorage],
     policies: Policies,
 ) -> tuple[dict[str, Texts], dict[str, str]]:
     """Return the canonical texts of columns, and the reasons why other columns have none."""
@@ -465,7 +471,7 @@ def _texts(
     left_out: dict[str, str] = {}
     followed = set(names.values())
     is_renamed = kept is not None and any(
-        one.number is None and one.stored not in followed for one in kept.columns
+        column.number is None and column.stored not in followed for column in kept.columns
     )
     for column, name in names.items():
         is_known = column in table.table.added_values and not is_renamed
@@ -477,7 +483,7 @@ def _texts(
             continue
         try:
             # Without a column in the target, the storage does not matter.
-            kind = ValueStorage("varchar") if name is None else held[name]
+            kind = ValueStorage("varchar") if name is None else storages[name]
             texts[column] = TextsOf(policies).column(
                 table.types[column], kind, quoted(column), quoted(name or column)
             )
@@ -521,7 +527,7 @@ class StateRows:
         self._database = database
         self._named_rows = dict(named_rows or {})
         every = _joined([*parts.values()]) or "''"
-        name = _joined([parts[one] for one in key]) or every
+        name = _joined([parts[column] for column in key]) or every
         self._digested = f"(SELECT md5({name}) AS n, md5({every}) AS d FROM {source})"  # noqa: S608
         self._with_parts = f"(SELECT md5({name}) AS n, {every} AS d FROM {source})"  # noqa: S608
 
@@ -533,8 +539,8 @@ class StateRows:
             for half in (f"('0x' || substr(d, {at}, 16))::UBIGINT::HUGEINT" for at in (1, 17))
         )
         query = f"SELECT substr(n, 1, {digits}), count(*), {halves} FROM {self._digested}"  # noqa: S608
-        found = self._run(f"{query}{_beginning(within)} GROUP BY 1", within)
-        return {row[0]: Sum(row[1], row[2], row[3]) for row in found}
+        rows = self._run(f"{query}{_beginning(within)} GROUP BY 1", within)
+        return {row[0]: Sum(row[1], row[2], row[3]) for row in rows}
 
     def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
@@ -560,8 +566,8 @@ class StateRows:
         with self._database.refusals(), self._database.connection.cursor() as cursor:
             for name, rows in self._named_rows.items():
                 cursor.register(name, rows)
-            found = cursor.execute(query, given)
-            while some := found.fetchmany(_AT_ONCE):
+            result = cursor.execute(query, given)
+            while some := result.fetchmany(_AT_ONCE):
                 yield from some
 
 

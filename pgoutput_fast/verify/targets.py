@@ -202,7 +202,7 @@ class DirectoryTarget:
 
     def refresh(self, confirmed: int, tell: Tell = ignored) -> int:
         """See `VerifiedTarget`."""
-        found = contents(self._path)
+        listing = contents(self._path)
         if self._files is None:
             metadata = metadata_of(self._path)
             if metadata is None:
@@ -219,7 +219,7 @@ class DirectoryTarget:
         position = self._files.position
         self._position = 0 if position is None else position.lsn
         self.tables = {name: relation_id for relation_id, name in self._files.names.items()}
-        self.furthest = max(self._position, found.end, confirmed)
+        self.furthest = max(self._position, listing.end, confirmed)
         return self.furthest
 
     def _versions(self, relation_id: int) -> list[ChangeVersion]:
@@ -240,11 +240,11 @@ class DirectoryTarget:
         if why is not None:
             raise NotComparable(why)
         versions = self._versions(table.table.relation_id)
-        held: dict[str, ValueStorage] = {}
+        storages: dict[str, ValueStorage] = {}
         names: dict[str, str] = {}
         if versions:
             with self._database.refusals():
-                held = self._types(self._database.connection, versions[-1])
+                storages = self._types(self._database.connection, versions[-1])
             names = _names(versions[-1], "after")
         texts: dict[str, Texts] = {}
         left_out: dict[str, str] = {}
@@ -252,7 +252,7 @@ class DirectoryTarget:
             name = names.get(column)
             try:
                 # Without a column in the target, the storage does not matter.
-                kind = ValueStorage("varchar") if name is None else held[name]
+                kind = ValueStorage("varchar") if name is None else storages[name]
                 texts[column] = TextsOf(_POLICIES).column(
                     table.types[column], kind, quoted(column), quoted(name or column)
                 )
@@ -289,10 +289,10 @@ class DirectoryTarget:
             rows.empty()
             raise NotComparable(str(error)) from error
         self._folded[relation_id] = compared, self._position, total
-        found = rows.incomplete()
-        if found is not None:
-            number, parts = found
-            lacking = [name for name, one in zip(columns, parts, strict=True) if one == UNKNOWN]
+        incomplete = rows.incomplete()
+        if incomplete is not None:
+            number, parts = incomplete
+            lacking = [name for name, part in zip(columns, parts, strict=True) if part == UNKNOWN]
             raise NotComparable(
                 f"the change log lacks values of {', '.join(lacking)} in "
                 f"{counted(number, 'row')}: they were written before its first change, or the "
@@ -333,8 +333,8 @@ class DirectoryTarget:
             counts = " UNION ALL ".join(
                 f"SELECT count(*) {self._range(version, done)}" for version in versions
             )
-            found = self._database.connection.execute(counts).fetchall()
-        return sum(count for (count,) in found)
+            rows = self._database.connection.execute(counts).fetchall()
+        return sum(count for (count,) in rows)
 
     def _changes(
         self,
@@ -354,9 +354,9 @@ class DirectoryTarget:
                 )
                 for version in versions
             ]
-            found = connection.execute(" UNION ALL ".join(selects) + order)
+            cursor = connection.execute(" UNION ALL ".join(selects) + order)
             latest = (0, 0)
-            while some := found.fetchmany(_AT_ONCE):
+            while some := cursor.fetchmany(_AT_ONCE):
                 for op, old_kind, commit_lsn, seq, *parts in some:
                     if (commit_lsn, seq) < latest:
                         raise _UnorderedError
@@ -368,12 +368,12 @@ class DirectoryTarget:
         table: ServerTable,
         compared: TargetTable,
         version: ChangeVersion,
-        held: dict[str, ValueStorage],
+        storages: dict[str, ValueStorage],
         done: int,
         part_of: Callable[[str, str | None], str],
     ) -> str:
         """Return the query for the changes of one version of a table, with the parts of columns."""
-        now = {one.name: one for one in table.table.columns}
+        now = {column.name: column for column in table.table.columns}
         after = _names(version, "after")
         # If this version lacks a column, its rows have the value with which the column was added.
         # But if any column was renamed since, the missing column may have had another name.
@@ -393,7 +393,7 @@ class DirectoryTarget:
                     continue
                 try:
                     own = TextsOf(_POLICIES).column(
-                        table.types[column], held[name], quoted(column), quoted(name)
+                        table.types[column], storages[name], quoted(column), quoted(name)
                     )
                 except NotComparable:
                     own = Texts("", "")

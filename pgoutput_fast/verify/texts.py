@@ -103,12 +103,12 @@ def _from_iso() -> str:
     """Return the expression for months/days/microseconds of an iso_8601 or postgres interval."""
 
     def whole(pattern: str) -> str:
-        found = f"regexp_extract({{c}}, '{pattern}', 1)"
-        return f"coalesce(try_cast({found} AS BIGINT), 0)"
+        matched = f"regexp_extract({{c}}, '{pattern}', 1)"
+        return f"coalesce(try_cast({matched} AS BIGINT), 0)"
 
     def micros(pattern: str) -> str:
-        found = f"regexp_extract({{c}}, '{pattern}', 1)"
-        return f"coalesce(try_cast({found} AS DECIMAL(30,6)), 0)"
+        matched = f"regexp_extract({{c}}, '{pattern}', 1)"
+        return f"coalesce(try_cast({matched} AS DECIMAL(30,6)), 0)"
 
     n, f = "(-?[0-9]+)", "(-?[0-9.]+)"
     iso = (
@@ -120,8 +120,8 @@ def _from_iso() -> str:
     clock = "([-+]?)([0-9]+):([0-9]+):([0-9.]+)$"
 
     def at(group: int) -> str:
-        found = f"regexp_extract({{c}}, '{clock}', {group})"
-        return f"coalesce(try_cast({found} AS DECIMAL(30,6)), 0)"
+        matched = f"regexp_extract({{c}}, '{clock}', {group})"
+        return f"coalesce(try_cast({matched} AS DECIMAL(30,6)), 0)"
 
     postgres = (
         f"({whole(f'{n} year')} * 12 + {whole(f'{n} mon')})::VARCHAR || '/' || "
@@ -234,14 +234,14 @@ class TextsOf:
     policies: Policies
     _depth: int = field(default=0)
 
-    def column(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
+    def column(self, type: ColumnType, storage: ValueStorage, server: str, target: str) -> Texts:
         """Return the canonical texts of a value.
 
         Parameters
         ----------
         type : ColumnType
             The type in the server's catalogue.
-        held : ValueStorage
+        storage : ValueStorage
             How the target stores the value.
         server, target : str
             The SQL expressions of the value itself.
@@ -255,24 +255,28 @@ class TextsOf:
             raise NotComparable(NOT_COMPARED[type.entry.codec])
         if type.kind == "array" and type.element is not None and has_codec(type, "reg"):
             raise NotComparable(NOT_COMPARED["reg"])
-        if type.kind in ("array", "vector") and held.kind in ("list", "array"):
-            return self._list(type, held, server, target)
-        if type.kind == "range" and held.kind == "struct":
-            return self._range(type, held, server, target)
-        if type.kind == "multirange" and held.kind == "list":
-            return self._multirange(type, held, server, target)
-        if type.kind == "composite" and held.kind == "struct":
-            return self._composite(type, held, server, target)
+        if type.kind in ("array", "vector") and storage.kind in ("list", "array"):
+            return self._list(type, storage, server, target)
+        if type.kind == "range" and storage.kind == "struct":
+            return self._range(type, storage, server, target)
+        if type.kind == "multirange" and storage.kind == "list":
+            return self._multirange(type, storage, server, target)
+        if type.kind == "composite" and storage.kind == "struct":
+            return self._composite(type, storage, server, target)
         codec = type.entry.codec if type.entry is not None else ""
-        if codec == "hstore" and held.kind == "map":
+        if codec == "hstore" and storage.kind == "map":
             return self._hstore(server, target)
         form = next(
-            (one for one in (*FORMS, RAW_TEXT) if codec in one.codecs and held.kind in one.kinds),
-            SERVERS_TEXT if held.kind == "varchar" else None,
+            (
+                form
+                for form in (*FORMS, RAW_TEXT)
+                if codec in form.codecs and storage.kind in form.kinds
+            ),
+            SERVERS_TEXT if storage.kind == "varchar" else None,
         )
         if form is None:
-            raise NotComparable(f"verify can't compare values stored as {held.kind}")
-        if codec == "numeric" and held.kind == "decimal":
+            raise NotComparable(f"verify can't compare values stored as {storage.kind}")
+        if codec == "numeric" and storage.kind == "decimal":
             return self._decimal(type, form, server, target)
         text = form.server.format(c=self._changed(codec, server))
         if codec == "interval" and self.policies.infinity == "clamp":
@@ -298,7 +302,7 @@ class TextsOf:
         if codec in _WITH_INFINITY:
             # First, because infinity is also out of range.
             cases.insert(0, ("infinity", "NOT isfinite({c})"))
-        choices = [(changed.get(getattr(self.policies, name), "{c}"), one) for name, one in cases]
+        choices = [(changed.get(getattr(self.policies, name), "{c}"), case) for name, case in cases]
         if all(result == "{c}" for result, _ in choices):
             return server
         whens = " ".join(f"WHEN {condition} THEN {result}" for result, condition in choices)
@@ -326,8 +330,8 @@ class TextsOf:
         )
         return Texts(f"trim_scale({server})::text", short)
 
-    def _list(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
-        element, of_element = _element(type), held.parts[0][1]
+    def _list(self, type: ColumnType, storage: ValueStorage, server: str, target: str) -> Texts:
+        element, of_element = _element(type), storage.parts[0][1]
         levels = 1
         flat = target
         lengths = [f"len({target})"]
@@ -357,15 +361,15 @@ class TextsOf:
                 f"coalesce(array_length({server}, {i + 1}), 0)" for i in range(levels)
             )
             joined = f"{shape} || ':' || {joined}"
-            made = "||','||".join(f"coalesce({one}, 0)" for one in lengths)
+            made = "||','||".join(f"coalesce({length}, 0)" for length in lengths)
             printed = f"{made} || ':' || {printed}"
         return Texts(
             f"CASE WHEN num_nulls({server}) = 0 THEN {joined} END",
             f"CASE WHEN {target} IS NOT NULL THEN {printed} END",
         )
 
-    def _range(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
-        fields = dict(held.parts)
+    def _range(self, type: ColumnType, storage: ValueStorage, server: str, target: str) -> Texts:
+        fields = dict(storage.parts)
         bounds = _element(type)
         own = self._deeper()
         ends = [
@@ -391,10 +395,12 @@ class TextsOf:
             f"{' || '.join(printed)} END",
         )
 
-    def _multirange(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
+    def _multirange(
+        self, type: ColumnType, storage: ValueStorage, server: str, target: str
+    ) -> Texts:
         n = self._depth
         item, at = f"e{n}", f"i{n}"
-        texts = self._deeper().column(_element(type), held.parts[0][1], item, item)
+        texts = self._deeper().column(_element(type), storage.parts[0][1], item, item)
         joined = (
             f"coalesce((SELECT string_agg({part(texts.server)}, '' ORDER BY {at}) "  # noqa: S608
             f"FROM unnest({server}) WITH ORDINALITY AS u{n}({item}, {at})), '')"
@@ -405,15 +411,17 @@ class TextsOf:
             f"list_transform({target}, lambda {item}: {part(texts.target)}), '') END",
         )
 
-    def _composite(self, type: ColumnType, held: ValueStorage, server: str, target: str) -> Texts:
-        if len(type.fields) != len(held.parts):
+    def _composite(
+        self, type: ColumnType, storage: ValueStorage, server: str, target: str
+    ) -> Texts:
+        if len(type.fields) != len(storage.parts):
             raise NotComparable("the composite has other fields in the target")
         own = self._deeper()
         texts = [
             own.column(
                 type_, part_, f"({server}).{quoted(name)}", f"({target}).{quoted(held_name)}"
             )
-            for (name, type_), (held_name, part_) in zip(type.fields, held.parts, strict=True)
+            for (name, type_), (held_name, part_) in zip(type.fields, storage.parts, strict=True)
         ]
         return Texts(
             f"CASE WHEN num_nulls({server}) = 0 THEN {joined(t.server for t in texts)} END",
@@ -463,9 +471,9 @@ def has_codec(type: ColumnType, *codecs: str) -> bool:
     """Return whether a type, or any type inside it, has one of some codecs."""
     if type.entry is not None and type.entry.codec in codecs:
         return True
-    inner = [one for _, one in type.fields]
+    inner = [part for _, part in type.fields]
     inner += [] if type.element is None else [type.element]
-    return any(has_codec(one, *codecs) for one in inner)
+    return any(has_codec(part, *codecs) for part in inner)
 
 
 def quoted(name: str) -> str:
@@ -502,9 +510,9 @@ def split(parts: str) -> list[str]:
     return _PART.findall(parts)
 
 
-def plain(one: str) -> str | None:
+def plain(part: str) -> str | None:
     """Return the text of a part; None for NULL and for an unknown value."""
-    return None if one in (_NULL, UNKNOWN) else _ESCAPE.sub(r"\1", one)
+    return None if part in (_NULL, UNKNOWN) else _ESCAPE.sub(r"\1", part)
 
 
 _FLOATS = {"float4": ("=i", "=f"), "float8": ("=q", "=d")}
@@ -537,4 +545,4 @@ def described(codec: str) -> str:
         return "not compared"
     if codec == "vector":
         return "its elements' texts"
-    return next((one.text for one in FORMS if codec in one.codecs), SERVERS_TEXT.text)
+    return next((form.text for form in FORMS if codec in form.codecs), SERVERS_TEXT.text)
