@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 
 from pgoutput_fast.cli import _COMMANDS, main
 
-_CALLS = [(name,) for name in sorted(_COMMANDS)]
+_CALLS: list[tuple[str, ...]] = [(name,) for name in sorted(_COMMANDS)]
 _CALLS += [("consumers", name) for name in ("add", "list", "remove")]
 _MOST_LINES = 100  # two screens
 
