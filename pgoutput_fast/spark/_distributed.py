@@ -30,7 +30,7 @@ from ._folds import Folded, FoldedFile, FoldedPart, FoldTask, FoldTasks, LeftMer
 from ._layouts import sections, table_layouts
 from ._merge_steps import Staging, opened_net, spark_steps
 from ._staged_files import staged, staging
-from ._window_files import FileRun, Output, TableWrite, WriteTask, delete_run, write_window
+from ._window_files import Destination, FileRun, TableWrite, WriteTask, delete_run, write_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -140,9 +140,9 @@ class TableOfFiles(TableWindow):
         changes: Any = self._writers[-1]
         rows = None
         if state is not None:
-            rows = Output(state.table.directory, state.loading, tuple(state.partition_by))
+            rows = Destination(state.table.directory, state.loading, tuple(state.partition_by))
         columns = changes.add_columns(form.schema)
-        write = TableWrite(schema, form, Output(changes.table.directory, columns), rows)
+        write = TableWrite(schema, form, Destination(changes.table.directory, columns), rows)
         return _Section(write, changes, state, folded)
 
     def _partly(self) -> UnplannedError:

@@ -35,7 +35,7 @@ _PENDING = 128 << 20
 """Bytes of changes of all tables that wait in memory."""
 
 
-class Output(NamedTuple):
+class Destination(NamedTuple):
     """Where files of one table go. Fields: directory, schema (their columns), partition_by."""
 
     directory: str
@@ -52,16 +52,16 @@ class TableWrite(NamedTuple):
         The schema of the decoded batches.
     form : Form
         Converts them to the target's batches.
-    changes : Output
-    state : Output or None
+    changes : Destination
+    state : Destination or None
         Where the rows of a snapshot go; None: these are no rows of a snapshot, or the target keeps
         no state tables.
     """
 
     schema: pa.Schema
     form: Form
-    changes: Output
-    state: Output | None
+    changes: Destination
+    state: Destination | None
 
 
 _Key = tuple[int, int]
@@ -131,7 +131,7 @@ class WriteTask(NamedTuple):
     def __repr__(self) -> str:
         return f"WriteTask({len(self.reads)} reads, {self.uri!r})"
 
-    def files(self, output: Output, table: type[LakeTable]) -> _OpenFiles:
+    def files(self, output: Destination, table: type[LakeTable]) -> _OpenFiles:
         """Return a writer of files of one table."""
         place = DeltaPlace(self.uri, self.storage_options)
         return _OpenFiles(table(place, output.directory, "", self.retention_hours), output)
@@ -206,7 +206,7 @@ def _unplanned(relation: Any) -> UnplannedError:
 class _OpenFiles:
     """Files of one table that are being written."""
 
-    def __init__(self, table: LakeTable, output: Output) -> None:
+    def __init__(self, table: LakeTable, output: Destination) -> None:
         self._table, self._output = table, output
         self._writer: DeltaFileWriter | None = None
 
