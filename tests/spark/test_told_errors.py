@@ -40,7 +40,8 @@ def test_an_error_of_a_file_has_its_path(spark, tmp_path, how):
     assert (error.code, error.offset, error.tag) == ("bad_value", 13, "I")
     assert (error.frame, error.path) == (3, path)
     text = str(error)
-    assert text.startswith(f"public.t: segment {path}, frame 3: 'I' frame")
+    assert "public.t" in text
+    assert path in text
     assert "\n" not in text
     assert _told_errors._MARK not in text
     assert text in str(exception)

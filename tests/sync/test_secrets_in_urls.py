@@ -76,7 +76,8 @@ def test_the_commands_refuse_it_alike(
 ) -> None:
     assert main([*command, URLS[0]]) == 2
     errors = capsys.readouterr().err
-    assert "the URL of the object storage has a user or password before an '@'" in errors
+    assert "[bad_option]" in errors
+    assert "AWS_ACCESS_KEY_ID" in errors
     assert "s3cret" not in errors
 
 
@@ -84,13 +85,14 @@ def test_the_commands_refuse_it_alike(
 def test_an_endpoint_with_secrets_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = "http://u:s3cret@127.0.0.1:1"
     text = told(lambda: apply.sync(target="s3://bucket/x", storage_options={name: endpoint}))
-    assert f"the endpoint {name} of the object storage has a user or password" in text
+    assert f" {name} " in text
+    assert "[bad_option]" in text
     monkeypatch.setenv(name.upper(), endpoint)
     for call in (
         lambda: DeltaPlace("s3://bucket/x"),
         lambda: refuse_secrets("s3://bucket/x", parameter="x"),
     ):
-        assert f"{name.upper()} of the object storage has a user or password" in told(call)
+        assert f" {name.upper()} " in told(call)
     assert DeltaPlace("/a").uri == "/a"  # which no endpoint concerns
 
 

@@ -326,7 +326,8 @@ def test_tables_end_in_the_rows_that_the_server_copied(
     with chosen(implementation), directory_of(capture, tmp_path) as made:
         windows = sync_in_windows(capture, made, tables, cut)
         values = compare(both[0], capture, tables, made.directory)
-    assert windows == 1 or cut != "whole"
+    # Windows for executors end before a layout change.
+    assert windows == 1 or cut != "whole" or kind.startswith("distributed")
     assert values > 0
 
 

@@ -537,7 +537,7 @@ def test_what_is_done_is_said_meanwhile(
 def test_errors_of_verify_as_a_command(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = command(made, capsys, "--target", "/nowhere")
     assert (code, out) == (2, "")
-    assert "there is no directory /nowhere" in err
+    assert "/nowhere [missing_path]" in err
     file = made.segments.with_name("plain")
     file.touch()
     for given in (str(file), f"file://{file}"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.expected_errors import expect_error
 
-from pgoutput_fast.connections import ConnectionParameters, server_error
+from pgoutput_fast.connections import IDENTIFY_ADVICE, ConnectionParameters, server_error
 from pgoutput_fast.errors import RetryableError
 from pgoutput_fast.replication import ReplicationConnection, ReplicationError, link
 
@@ -181,4 +181,4 @@ def test_a_pooler_in_between_is_named(database18: Any, monkeypatch: pytest.Monke
     assert (refused.value.sqlstate, unknown.value.sqlstate) == (None, "42601")
     for raised in (refused, unknown):
         assert not isinstance(raised.value, RetryableError)
-        assert "host and port of the server itself" in str(raised.value)
+        assert raised.value.hint == (IDENTIFY_ADVICE["42601"],)

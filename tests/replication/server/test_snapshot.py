@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from support.expected_errors import expect_error
+from support.expected_errors import check_fields, expect_error
 from support.postgres.snapshots import rows, taken
 from support.waiting import wait_until
 
@@ -224,21 +224,15 @@ def test_what_the_role_may_not_read(database: Any) -> None:
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)
     try:
         with made_slot(database) as slot:
-            with pytest.raises(pf.PgOutputError) as caught:
+            fields: dict[str, Any] = {"code": "no_rights", "sqlstate": "42501"}
+            with expect_error(table="public.secret", **fields) as caught:
                 open_snapshot(dsn, ["p"], exported=slot)
-            # Without the statement, which libpq quotes.
-            assert caught.value.message == (
-                "can't copy table public.secret: permission denied for table secret (SQLSTATE "
-                "42501)"
-            )
-            assert "SELECT" in str(caught.value.hint)
+            assert "COPY" not in str(caught.value)  # the statement, which libpq quotes
+            assert "SELECT" in str(caught.value)
             database.execute('CREATE SCHEMA "Hr"', 'ALTER TABLE secret SET SCHEMA "Hr"')
-            with pytest.raises(pf.PgOutputError) as caught:
+            with expect_error(table="Hr.secret", **fields) as caught:
                 open_snapshot(dsn, ["p"], exported=slot)
-            assert caught.value.message == (
-                "can't copy table Hr.secret: permission denied for schema Hr (SQLSTATE 42501)"
-            )
-            assert 'GRANT USAGE ON SCHEMA "Hr" TO' in str(caught.value.hint)
+            assert 'GRANT USAGE ON SCHEMA "Hr" TO' in str(caught.value)
             database.execute('ALTER TABLE "Hr".secret SET SCHEMA public')
             database.execute(
                 f"GRANT SELECT ON secret TO {role}", "ALTER TABLE secret ENABLE ROW LEVEL SECURITY"
@@ -499,7 +493,7 @@ def test_a_table_that_the_server_refuses_in_the_middle(database: Any, connection
         f"GRANT SELECT ON many, other, secret TO {role}",
     )
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user=role)
-    refused: dict[str, str] = {}
+    refused: dict[str, pf.PgOutputError] = {}
     finished: list[str] = []
     found: dict[str, int] = {}
 
@@ -509,7 +503,7 @@ def test_a_table_that_the_server_refuses_in_the_middle(database: Any, connection
 
     def refuse(table: Any, error: pf.PgOutputError) -> None:
         assert table.name not in refused
-        refused[table.name] = str(error)
+        refused[table.name] = error
 
     try:
         with (
@@ -527,7 +521,7 @@ def test_a_table_that_the_server_refuses_in_the_middle(database: Any, connection
         assert found.get("many", 0) < 2999
         assert "secret" not in found
         assert refused.keys() == {"many", "secret"}
-        assert "can't copy table public.many: division by zero (SQLSTATE 22012)" in refused["many"]
-        assert "can't copy table public.secret: permission denied" in refused["secret"]
+        check_fields(refused["many"], sqlstate="22012", table="public.many")
+        check_fields(refused["secret"], code="no_rights", sqlstate="42501", table="public.secret")
     finally:
         database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

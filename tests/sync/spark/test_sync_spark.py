@@ -249,7 +249,7 @@ NO_SPACE = "Could not reserve enough space for 1048576000000KB object heap"
 )  # fmt: skip
 def test_why_a_spark_does_not_start(raised: str, printed: str, reason: str, may_pass: bool) -> None:
     error = _spark_engine.not_started(RuntimeError(raised), printed)
-    assert str(error) == f"Spark does not start: {reason}"
+    assert str(error).endswith(f": {reason}")
     assert isinstance(error, RetryableError) == may_pass
 
 
