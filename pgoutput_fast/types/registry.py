@@ -284,9 +284,9 @@ class TypeRegistry:
                 return cls._of(map(_catalog_type, content["types"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise PgOutputError(
-                f"this is no catalogue of types ({type(error).__name__}: {error}); "
-                "write it anew with TypeRegistry.to_json",
+                f"this is not a catalogue of types ({type(error).__name__}: {error})",
                 code="damaged",
+                hint="Write it again with TypeRegistry.to_json",
             ) from error
         raise PgOutputError(
             f"the format version of the catalogue of types is {version!r}, this version of "

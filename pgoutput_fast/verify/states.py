@@ -139,7 +139,8 @@ class States:
     def _check_format(self, number: int) -> None:
         if number != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self._path} has format {number}, and this version knows {TARGET_FORMAT}",
+                f"{self._path} has format {number}, but this version of pgoutput_fast needs "
+                f"{TARGET_FORMAT}",
                 code="not_supported",
                 path=str(self._path),
                 hint="Use the version that wrote it",
