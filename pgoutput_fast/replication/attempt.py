@@ -53,10 +53,10 @@ class Attempt(Generic[_Made]):
         with self._lock:
             if self._error is not None:
                 raise self._error
-            made, self._made = self._made, None
-        if made is None:
+            result, self._made = self._made, None
+        if result is None:
             raise RetryableError("the stream was closed while it connected", code="stopped")
-        return made
+        return result
 
     def abandon(self) -> None:
         """Give up: close what `make` returned, now or when it returns."""
@@ -65,9 +65,9 @@ class Attempt(Generic[_Made]):
             self._discard()
 
     def _discard(self) -> None:
-        made, self._made = self._made, None
-        if made is not None:
-            self._close(made)
+        result, self._made = self._made, None
+        if result is not None:
+            self._close(result)
 
 
 def unless_stopped(

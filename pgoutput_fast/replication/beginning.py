@@ -66,14 +66,14 @@ class _Intention:
             ) from error
 
     def is_there(self) -> bool:
-        """Whether the file is there and names this slot."""
+        """Return whether the file is there and names this slot."""
         try:
-            found: object = json.loads(read_json_file(self._path))
+            fields: object = json.loads(read_json_file(self._path))
         except FileNotFoundError:
             return False
         except (OSError, *MALFORMED) as error:
             raise unreadable(self._path, error, "which names the slot to be made") from error
-        return found == self._fields
+        return fields == self._fields
 
     def give_up(self) -> None:
         """Remove the file, and a new directory: the slot was refused, or is dropped again."""
@@ -134,11 +134,11 @@ def begin_directory(
     PgOutputError
         See `capture`. If this function made the slot, it has dropped the slot again.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         connection = unless_stopped(
             lambda: ReplicationConnection(parameters), ReplicationConnection.close, stop
         )
-        held.enter_context(connection)
+        stack.enter_context(connection)
         connection.check_publications(publications)
         state = connection.slot(slot)
         marked = state is not None and state.two_phase
@@ -148,19 +148,19 @@ def begin_directory(
         if not is_own:
             check_beginning(state, slot, directory, adopt_slot=options.adopt_slot)
             state = _once_unused(connection, state, directory)
-        lock = made = opened = None
+        lock = created_slot = opened = None
         if state is not None:
             confirmed = state.confirmed_flush_lsn or 0
         elif options.create_slot:
             lock = claim_directory(directory, "capture", "segments")
-            held.callback(os.close, lock)
+            stack.callback(os.close, lock)
             check_beginning(None, slot, directory, adopt_slot=options.adopt_slot)
             two_phase = bool(options.two_phase)
-            made = _make_slot(
+            created_slot = _make_slot(
                 connection, slot, intention, stop, two_phase=two_phase,
                 snapshot=open_first is not None,
             )  # fmt: skip
-            confirmed = made.lsn
+            confirmed = created_slot.lsn
         else:
             raise missing_slot(slot)
         # Segments have frames in the form of protocol version 1, whichever version the stream has.
@@ -178,9 +178,9 @@ def begin_directory(
             timeline=connection.timeline,
         )
         try:
-            if made is not None and open_first is not None:
-                opened = open_first(made, metadata)
-                held.callback(opened.close)
+            if created_slot is not None and open_first is not None:
+                opened = open_first(created_slot, metadata)
+                stack.callback(opened.close)
             writer = SegmentWriter(
                 directory,
                 metadata,
@@ -198,7 +198,7 @@ def begin_directory(
         intention.remove()
         _adopt_download(directory)
         if opened is not None:
-            held.pop_all()
+            stack.pop_all()
             connection.close()
             if lock is not None:
                 os.close(lock)
@@ -255,12 +255,12 @@ def _check_empty(directory: Path) -> None:
         The directory has other files in it, or can't be read.
     """
     try:
-        found = others_in(SEGMENTS, directory)
+        names = others_in(SEGMENTS, directory)
     except OSError as error:
         raise PgOutputError(
             f"can't read {directory}: {error.strerror}", code="io_failed", path=str(directory)
         ) from error
-    others = [name for name in found if not name.startswith(".")]
+    others = [name for name in names if not name.startswith(".")]
     if others:
         shown = ", ".join(others[:3]) + (", …" if len(others) > 3 else "")
         raise PgOutputError(

@@ -122,8 +122,8 @@ def capture(
             parameters, metadata, Path(directory), options.connections, options.compression
         )
 
-    def open_first(made: CreatedSlot, metadata: SegmentMetadata) -> ServerSnapshot:
-        opened = target(metadata).open(None, stop, made)
+    def open_first(created_slot: CreatedSlot, metadata: SegmentMetadata) -> ServerSnapshot:
+        opened = target(metadata).open(None, stop, created_slot)
         order_first(Path(directory), opened)
         return opened
 
@@ -142,25 +142,25 @@ def capture(
 
     report_others(Path(directory))
     members, types, begun = first_connection(begin, options.retry_for, stop)
-    with contextlib.ExitStack() as held:
-        writer = held.enter_context(begun.writer)
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(begun.writer)
         if begun.opened is not None:
-            held.callback(begun.opened.close)
+            stack.callback(begun.opened.close)
         watch = None
         if options.schema_history:
             watch = HistoryWatch(
                 parameters, publications, writer.directory, writer.position,
                 messages=options.messages, first=types,
             )  # fmt: skip
-            held.callback(watch.close)
+            stack.callback(watch.close)
         if uploader is not None:
-            held.callback(uploader.close)
+            stack.callback(uploader.close)
             uploader.start()
         upkeep = Upkeep(
             writer, target(begun.metadata), options, members, begun.opened, watch,
             types and types.types, uploader,
         )  # fmt: skip
-        held.callback(upkeep.close)
+        stack.callback(upkeep.close)
         source = Source(
             parameters, slot, publications, options,
             compare=lambda connection, position: check_resent(
@@ -172,7 +172,7 @@ def capture(
                 first_connection(lambda: _check(source, writer, stop), options.retry_for, stop)
             return _copy_only(writer, upkeep, stop, progress)
         link = _link(source, writer, options, stop)
-        held.callback(link.close)
+        stack.callback(link.close)
         unknown = options.unknown_prepared or ("empty" if writer.made_slot else "error")
         landing = Landing(
             link, writer, upkeep, options.max_memory, options.max_delay, unknown, progress
@@ -199,7 +199,7 @@ def _start(source: Source, writer: SegmentWriter, stop: threading.Event | None) 
     """Begin the stream at the end of the change log; give up if `stop` is set."""
     return unless_stopped(
         lambda: source.start(writer.position, writer.timeline or None),
-        lambda made: made.connection.close(),
+        lambda started: started.connection.close(),
         stop,
     )
 
@@ -270,8 +270,8 @@ def check_local(directory: str) -> None:
             parameter="directory",
             hint="Give '.' for the current directory",
         )
-    if found := _URL.match(directory):
-        scheme = found[0].partition(":")[0]
+    if match := _URL.match(directory):
+        scheme = match[0].partition(":")[0]
         raise PgOutputError(
             f"it is a URL of {scheme}, but a capture writes to a local disk", code="bad_option",
             parameter="directory",

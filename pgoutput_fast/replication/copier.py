@@ -234,7 +234,7 @@ class Copier:
                 if time.monotonic() >= self._refused_until:
                     self.refused = {}
                 orders = self._tables.waiting
-                allowed = {oid: one for oid, one in orders.items() if oid not in self.refused}
+                allowed = {oid: order for oid, order in orders.items() if oid not in self.refused}
                 self._is_stuck = bool(orders) and not allowed
                 if allowed:
                     self._try(allowed)
@@ -336,13 +336,15 @@ class _Round:
         self._note = note
         self._lock = threading.Lock()
         self._unconfirmed: list[SnapshotTable] = []
-        self._tables = [one for one in opened.tables if one.relation_id in orders]
-        self._orders = {one.relation_id: orders[one.relation_id] for one in self._tables}
+        self._tables = [table for table in opened.tables if table.relation_id in orders]
+        self._orders = {table.relation_id: orders[table.relation_id] for table in self._tables}
         self._files = {
-            one.relation_id: target.files(self._orders[one.relation_id], opened, one.announced)
-            for one in self._tables
+            table.relation_id: target.files(
+                self._orders[table.relation_id], opened, table.announced
+            )
+            for table in self._tables
         }
-        self._bytes = sum(one.bytes for one in self._tables)
+        self._bytes = sum(table.bytes for table in self._tables)
         self._done = self._rows_done = self._bytes_done = 0
         self._began = self._told = time.monotonic()
         self._confirm_at = self._began + _CONFIRM_INTERVAL
@@ -433,7 +435,7 @@ class _Round:
             The types, read after the table was copied.
         """
         relation_id = table.relation_id
-        member, now = (one.tables.get(relation_id) for one in (self._members, members))
+        member, now = (published.tables.get(relation_id) for published in (self._members, members))
         # Changes while the table was not published are neither in the snapshot nor in the stream.
         why: str | None = "it has left the publications"
         if member is not None and now is not None:
@@ -468,13 +470,16 @@ class _Round:
         )  # fmt: skip
 
     def _is_altered(self, table: SnapshotTable, types: TypeRegistry | None) -> bool:
-        """Whether a type was altered: COPY uses the types of now, not those of the snapshot."""
+        """Return whether a type was altered.
+
+        COPY uses the types of now, not those of the snapshot.
+        """
         if self._types is None or types is None:
             return False
         oids = _type_ids(table)
         # Ignore enums: a value is its label, so a new label changes no copied value.
         before, now = (
-            {oid: one for oid, one in types.within(oids).catalog.items() if one.kind != "e"}
+            {oid: type_ for oid, type_ in types.within(oids).catalog.items() if type_.kind != "e"}
             for types in (self._types, types)
         )
         return before != now
@@ -484,16 +489,17 @@ class _Round:
         left = None
         if self._bytes_done:
             left = (now - self._began) * (self._bytes - self._bytes_done) / self._bytes_done
-        found = CopyProgress(
+        progress = CopyProgress(
             len(self._tables), self._done, self._rows_done, self._bytes, self._bytes_done, left
         )
-        self._note(found)
+        self._note(progress)
         if now - self._told >= _TELL_INTERVAL:
             self._told = now
             _log.info(
                 "copied %d of %s, %s, %s of %s%s",
-                found.tables_done, counted(found.tables, "table"), counted(found.rows, "row"),
-                f"{found.bytes_done:,}", counted(found.bytes, "byte"),
+                progress.tables_done, counted(progress.tables, "table"),
+                counted(progress.rows, "row"),
+                f"{progress.bytes_done:,}", counted(progress.bytes, "byte"),
                 "" if left is None else f", about {left:.0f} s left",
             )  # fmt: skip
 

@@ -19,7 +19,7 @@ from .link import Link
 from .receiver import PackedTaken
 from .waiter import IDLE_POLL
 
-_Found = TypeVar("_Found", Transaction, Transaction | TransactionGroup)
+_Arrival = TypeVar("_Arrival", Transaction, Transaction | TransactionGroup)
 
 
 class Until(NamedTuple):
@@ -90,15 +90,15 @@ class Delivery:
         return self._given(until, self._next)
 
     def _given(
-        self, until: Until, next_: Callable[[int | None], _Found | None]
-    ) -> Iterator[_Found]:
+        self, until: Until, next_: Callable[[int | None], _Arrival | None]
+    ) -> Iterator[_Arrival]:
         """Yield what `next_` returns, until `until` ends the iteration."""
         last = time.monotonic()
         try:
             while not self._is_ended(until):
-                while (found := next_(until.stop_at)) is not None:
-                    self.delivered = max(self.delivered, found.end_lsn)
-                    yield found
+                while (arrival := next_(until.stop_at)) is not None:
+                    self.delivered = max(self.delivered, arrival.end_lsn)
+                    yield arrival
                     last = time.monotonic()
                     if self._is_ended(until):
                         return
@@ -132,12 +132,12 @@ class Delivery:
 
     def _next_transaction(self, stop_at: int | None) -> Transaction | None:
         """Return the first transaction of what `_next` returns; the others of a group wait."""
-        found = self._next(stop_at)
-        if isinstance(found, TransactionGroup):
-            first, *others = found.transactions()
+        arrival = self._next(stop_at)
+        if isinstance(arrival, TransactionGroup):
+            first, *others = arrival.transactions()
             self._waiting.extendleft(reversed(others))
             return first
-        return found
+        return arrival
 
     def arrivals(
         self, until: Until, patience: Callable[[], float]
@@ -148,9 +148,9 @@ class Delivery:
         then returns the longest time to wait, in seconds.
         """
         while not self._is_ended(until):
-            while (found := self._next(until.stop_at)) is not None:
-                self.delivered = max(self.delivered, found.end_lsn)
-                yield found
+            while (arrival := self._next(until.stop_at)) is not None:
+                self.delivered = max(self.delivered, arrival.end_lsn)
+                yield arrival
                 if self._is_ended(until):
                     return
             self._acknowledge_idle()
@@ -167,20 +167,20 @@ class Delivery:
         """
         if not self._waiting:
             return None
-        found = self._waiting[0]
+        arrival = self._waiting[0]
         if stop_at is None:
             return self._waiting.popleft()
-        if isinstance(found, TransactionGroup):
-            before = found.before(stop_at)
-            if before is found:
+        if isinstance(arrival, TransactionGroup):
+            before = arrival.before(stop_at)
+            if before is arrival:
                 return self._waiting.popleft()
             if before is not None:
-                self._waiting[0] = cast("TransactionGroup", found.beyond(before.end_lsn))
+                self._waiting[0] = cast("TransactionGroup", arrival.beyond(before.end_lsn))
             return before
-        if found.kind == "message":
-            is_beyond = found.end_lsn > stop_at
+        if arrival.kind == "message":
+            is_beyond = arrival.end_lsn > stop_at
         else:
-            is_beyond = found.commit_lsn >= stop_at
+            is_beyond = arrival.commit_lsn >= stop_at
         return None if is_beyond else self._waiting.popleft()
 
     def _advance(self, timeout: float, until: Until) -> bool:
@@ -203,7 +203,7 @@ class Delivery:
         return self._link.is_closed or (until.stop is not None and until.stop.is_set())
 
     def _has_reached(self, stop_at: int | None) -> bool:
-        """Whether everything that was committed before an LSN has come."""
+        """Return whether everything that was committed before an LSN has come."""
         return stop_at is not None and max(self._came, self.server_lsn) >= stop_at
 
     @property
@@ -255,9 +255,9 @@ class Delivery:
             run = Run(taken.data, ends, lsns)
             self._assembler.known_lsn = self._came
             try:
-                for found in self._assembler.feed_groups([run]):
-                    self._came = max(self._came, found.end_lsn)
-                    self._waiting.append(found)
+                for arrival in self._assembler.feed_groups([run]):
+                    self._came = max(self._came, arrival.end_lsn)
+                    self._waiting.append(arrival)
             except PgOutputError as error:
                 self._error = error  # `_advance` raises it, after what came before is delivered
         # After an error, frames before the keepalive are missing, so its LSN does not count.

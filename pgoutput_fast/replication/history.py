@@ -323,7 +323,7 @@ class HistoryWatch:
         """Read the catalogue, and write what is new; log the same refusal only once."""
         self._read_at = time.monotonic()
         try:
-            found = read_state(
+            state = read_state(
                 self._parameters, self._publications, self._writer.type_ids, messages=self._messages
             )
         except PgOutputError as error:
@@ -333,5 +333,5 @@ class HistoryWatch:
             self._failed = str(error)
             return
         self._failed = ""
-        if not self._stop.is_set() and self._writer.note(found):
+        if not self._stop.is_set() and self._writer.note(state):
             _log.info("the schema history has new types or tables")

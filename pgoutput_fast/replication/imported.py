@@ -260,12 +260,14 @@ class Reader:
                     self._waiter.wait(None, collects=bool(data), came=len(data) > came)
                     came = len(data)
                     continue
-                made = inserts_of_copy(data, part.table.relation_id, source.formats, header=header)
-                del data[: made.consumed]
-                came, ended = len(data), made.ended
-                header = header and made.consumed == 0
-                if len(made.offsets) > 1:
-                    rows += len(made.offsets) - 1
+                inserts = inserts_of_copy(
+                    data, part.table.relation_id, source.formats, header=header
+                )
+                del data[: inserts.consumed]
+                came, ended = len(data), inserts.ended
+                header = header and inserts.consumed == 0
+                if len(inserts.offsets) > 1:
+                    rows += len(inserts.offsets) - 1
                     if rows > _MOST_ROWS:
                         raise PgOutputError(
                             f"{doing}: range {part.number} has over {_MOST_ROWS} rows",
@@ -273,7 +275,7 @@ class Reader:
                             table=table,
                             hint="Give a smaller range_bytes",
                         )
-                    yield made
+                    yield inserts
             self._waiter.rest()
             sent = self._expect(pq.ExecStatus.COMMAND_OK, table, check).command_tuples
             if not ended or data or rows != sent:

@@ -162,16 +162,16 @@ class Landing:
 
         told, self._until = 0, until_lsn
         try:
-            for found in self._delivery.arrivals(Until(until_lsn, None, stop), self._patience):
-                if found is None:
+            for arrival in self._delivery.arrivals(Until(until_lsn, None, stop), self._patience):
+                if arrival is None:
                     if self._frames > told or time.monotonic() - self._told >= _IDLE_PROGRESS:
                         told = self._frames
                         self._report()
                 else:
-                    self._land(found)
+                    self._land(arrival)
                 self._upkeep.tick()
                 opened = self._writer.opened
-                if opened is not None and time.monotonic() - opened >= self._delay(found):
+                if opened is not None and time.monotonic() - opened >= self._delay(arrival):
                     self._flush()
         except RetryableError as error:
             _log.warning("the capture ends: %s", error)
@@ -190,27 +190,27 @@ class Landing:
             return IDLE_POLL
         return min(IDLE_POLL, max(0.0, opened + self._max_delay - time.monotonic()))
 
-    def _land(self, found: Transaction | TransactionGroup) -> None:
+    def _land(self, arrival: Transaction | TransactionGroup) -> None:
         """Write transactions, after the snapshots that they need were requested."""
         self._follow_timeline()
-        self._upkeep.order_copies(found.end_lsn)
-        self._transactions += found.commits
-        for run in found.runs():
+        self._upkeep.order_copies(arrival.end_lsn)
+        self._transactions += arrival.commits
+        for run in arrival.runs():
             self._frames += len(run)
             self._bytes += run.size
             self._upkeep.record(run)
             self._acknowledge(self._writer.write_run(run))
             if time.monotonic() - self._told >= _IDLE_PROGRESS:
                 self._report()
-        if found.commit_time is not None:
-            self._written = found.end_lsn, found.commit_time
+        if arrival.commit_time is not None:
+            self._written = arrival.end_lsn, arrival.commit_time
 
-    def _delay(self, found: Transaction | TransactionGroup | None) -> float:
+    def _delay(self, arrival: Transaction | TransactionGroup | None) -> float:
         """Return how many seconds a commit may wait until its segment is completed.
 
-        `found` is what was delivered last; None if nothing more is there at the moment.
+        `arrival` is the last delivery; None if nothing more is there at the moment.
         """
-        if found is None and self._delivery.is_asked:
+        if arrival is None and self._delivery.is_asked:
             return min(self._max_delay, _ASKED_INTERVAL)
         return self._max_delay
 

@@ -112,14 +112,16 @@ class Locking:
         # Lock a root before its partitions, as ALTER TABLE does. Another order could deadlock.
         wanted = [
             oid
-            for one in published
-            for oid in dict.fromkeys([one.relation_id, *(leaf.relation_id for leaf in one.leaves)])
+            for table in published
+            for oid in dict.fromkeys(
+                [table.relation_id, *(leaf.relation_id for leaf in table.leaves)]
+            )
         ]
         now, reasons = self._locked(wanted)
         with asking("can't read the catalogue", self._beside):
             columns = {
-                oid: {one.number: one for one in found}
-                for oid, found in read_attributes(self._beside, list(now)).items()
+                oid: {attribute.number: attribute for attribute in attributes}
+                for oid, attributes in read_attributes(self._beside, list(now)).items()
             }
         with asking("can't read the catalogue", self._reader.connection):
             sizes = {oid: sizes for oid, *sizes in ask(self._reader.connection, _SIZES, list(now))}
@@ -140,7 +142,10 @@ class Locking:
                     leaf.relation_id: CopySource(
                         sql.Identifier(now[leaf.relation_id].namespace, now[leaf.relation_id].name),
                         _selected(
-                            [columns[leaf.relation_id][one.number].name for one in leaf.columns],
+                            [
+                                columns[leaf.relation_id][column.number].name
+                                for column in leaf.columns
+                            ],
                             table.formats,
                         ),
                         filter_,
@@ -152,7 +157,7 @@ class Locking:
 
     def _locked(self, wanted: Sequence[int]) -> tuple[dict[int, Now], dict[int, str]]:
         """Lock tables; return the locked ones as they are now, and why others are not locked."""
-        found: dict[int, Now] = {}
+        tables: dict[int, Now] = {}
         reasons: dict[int, str] = {}
         waiting = list(wanted)
         for _ in range(_RENAMES):
@@ -161,12 +166,12 @@ class Locking:
                 if oid not in before:
                     reasons[oid] = "it was dropped"
             waiting = [oid for oid in waiting if oid in before]
-            held = set()
+            locked = set()
             for oid in waiting:
                 self._check()
                 try:
                     if self._lock(oid, before[oid]):
-                        held.add(oid)
+                        locked.add(oid)
                 except psycopg.errors.LockNotAvailable:
                     reasons[oid] = f"other sessions kept it locked for {self._timeout} s"
                 except PgOutputError as error:
@@ -176,12 +181,14 @@ class Locking:
                     reasons[oid] = str(error)
             # A lock names a table. If the table still has the name, the lock is on this table, and
             # prevents a later rename.
-            found |= {
-                oid: now for oid, now in self._now(list(held)).items() if now[:2] == before[oid][:2]
+            tables |= {
+                oid: now
+                for oid, now in self._now(list(locked)).items()
+                if now[:2] == before[oid][:2]
             }
-            waiting = [oid for oid in waiting if oid not in found and oid not in reasons]
+            waiting = [oid for oid in waiting if oid not in tables and oid not in reasons]
         reasons |= dict.fromkeys(waiting, "it was renamed too often")
-        return {oid: one for oid, one in found.items() if oid not in reasons}, reasons
+        return {oid: now for oid, now in tables.items() if oid not in reasons}, reasons
 
     def _now(self, oids: Sequence[int]) -> dict[int, Now]:
         with asking("can't read the catalogue", self._beside):
@@ -216,10 +223,10 @@ class Locking:
     def _lacking(self, oid: int, now: Now) -> str | None:
         """Return the advice if the role lacks something other than SELECT on the table."""
         with asking("can't read the catalogue", self._beside):
-            found = ask(self._beside, _RIGHTS, [oid])
-        if not found:  # the table was dropped just now
+            rights = ask(self._beside, _RIGHTS, [oid])
+        if not rights:  # the table was dropped just now
             return None
-        ((uses_schema, has_row_security),) = found
+        ((uses_schema, has_row_security),) = rights
         if not uses_schema:
             return (
                 f"Give the role USAGE on the schema: GRANT USAGE ON SCHEMA "
@@ -232,8 +239,8 @@ class Locking:
         if not table.filters:
             return None
         self._reader.use_path(of_stream="t" in table.formats)
-        found = row_filters(self._reader.connection, table.relation_id, table.filters)
-        return sql.SQL(" OR ").join(sql.SQL(f"({one})") for one in found)
+        filters = row_filters(self._reader.connection, table.relation_id, table.filters)
+        return sql.SQL(" OR ").join(sql.SQL(f"({filter_})") for filter_ in filters)
 
 
 def _change(
@@ -241,9 +248,9 @@ def _change(
 ) -> str | None:
     """Return why a table's rows can't be copied any more; None if they can."""
     for leaf in table.leaves:
-        found = now[leaf.relation_id]
-        name = f"{found.namespace}.{found.name}"
-        if found.filenode != leaf.filenode:
+        current = now[leaf.relation_id]
+        name = f"{current.namespace}.{current.name}"
+        if current.filenode != leaf.filenode:
             return (
                 f"{name} was truncated or rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL or "
                 f"CLUSTER) after the snapshot began: its rows are gone"
@@ -301,14 +308,14 @@ def _planned(
             hint="Give a larger range_bytes",
         )
     rows = [now[oid].rows for oid in sources]
-    made = SnapshotTable(
+    snapshot_table = SnapshotTable(
         relation_id=table.relation_id,
         namespace=table.namespace,
         name=table.name,
         announced=table.announced,
-        rows=None if any(one < 0 for one in rows) else round(sum(rows)),
+        rows=None if any(row_count < 0 for row_count in rows) else round(sum(rows)),
         bytes=sum(sizes[oid][1] for oid in sources),
         ranges=len(parts),
     )
-    ranges = [SnapshotRange(made, number, *part) for number, part in enumerate(parts, 1)]
-    return CopyPlan(made, sources, ranges)
+    ranges = [SnapshotRange(snapshot_table, number, *part) for number, part in enumerate(parts, 1)]
+    return CopyPlan(snapshot_table, sources, ranges)

@@ -72,14 +72,14 @@ def read_members(parameters: ConnectionParameters, publications: Sequence[str]) 
         try:
             with answered(connection.pgconn):
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                found, existing = published.read_members(connection, publications)
+                members, existing = published.read_members(connection, publications)
                 ((lsn,),) = cast("list[tuple[str]]", connection.execute(_LSN).fetchall())
                 # Commit inside this block, so that an error becomes a PgOutputError.
                 connection.execute("COMMIT")
         except psycopg.Error as error:
             doing = "can't ask which tables are published"
             raise server_error(doing, str(error), error.sqlstate) from error
-    return Members({one.relation_id: one for one in found}, parse_lsn(lsn), existing)
+    return Members({member.relation_id: member for member in members}, parse_lsn(lsn), existing)
 
 
 def warn_of_publications(parameters: ConnectionParameters, names: Sequence[str]) -> int:
@@ -159,8 +159,8 @@ class Watch:
 
     def take(self) -> Members | None:
         """Return the newest answer; None if none came since the last call."""
-        found, self._latest = self._latest, None
-        return found
+        members, self._latest = self._latest, None
+        return members
 
     def close(self) -> None:
         """Tell the thread to end, and do not wait for a running `read`."""

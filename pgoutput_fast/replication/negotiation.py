@@ -125,9 +125,9 @@ def publication_names(publications: Iterable[str]) -> str:
 
 
 def _too_old(name: str, value: object, needed: int, server_version: int) -> PgOutputError:
-    found = f"{server_version // 10000}.{server_version % 10000}"
+    version = f"{server_version // 10000}.{server_version % 10000}"
     return PgOutputError(
-        f"{value!r} needs PostgreSQL {needed} or newer, and the server is {found}",
+        f"{value!r} needs PostgreSQL {needed} or newer, and the server is {version}",
         code="not_supported",
         parameter=name,
     )

@@ -121,21 +121,26 @@ class Member(NamedTuple):
         if not isinstance(before, dict) or not isinstance(generated, dict):
             return "its snapshot does not say what was published"
         # A new column or partition is no reason: the stream or the catalogue shows its values.
-        if any(generated.get(key, one) != one for key, one in self.generated.items()):
+        if any(
+            generated.get(key, expression) != expression
+            for key, expression in self.generated.items()
+        ):
             return "a generated column got another expression, and the server rewrote its rows"
-        if lost := [one for one in ACTIONS if before.get(one) and not self.actions[one]]:
-            names = " and ".join(f"{one}s" for one in lost)
+        if lost := [
+            action for action in ACTIONS if before.get(action) and not self.actions[action]
+        ]:
+            names = " and ".join(f"{action}s" for action in lost)
             return f"its publications no longer publish its {names}"
-        if all(_goes_on(before.get(one), self.actions[one]) for one in ACTIONS):
+        if all(_goes_on(before.get(action), self.actions[action]) for action in ACTIONS):
             return None
         return "its publications were altered, so some of its changes may be missing"
 
 
 def _goes_on(before: object, now: list[str]) -> bool:
-    """Whether an action was published without a gap, or never."""
+    """Return whether an action was published without a gap, or never."""
     if not now or not isinstance(before, list):
         return before == now
-    return any(one in before for one in now)
+    return any(text in before for text in now)
 
 
 class _TypeRow(NamedTuple):
@@ -206,10 +211,10 @@ def read_published(
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    found = Publications(connection, publications)
-    published = found.published()
-    catalog = _CatalogRows(connection, found, published)
-    return [catalog.table(one, binary=binary) for one in published]
+    publication_set = Publications(connection, publications)
+    published = publication_set.published()
+    catalog = _CatalogRows(connection, publication_set, published)
+    return [catalog.table(relation, binary=binary) for relation in published]
 
 
 def read_members(
@@ -233,21 +238,21 @@ def read_members(
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    found = Publications(connection, publications)
+    publication_set = Publications(connection, publications)
     generated = read_generated(connection)
     members = [
         Member(
-            one.table.oid,
-            one.table.namespace,
-            one.table.name,
-            found.rows(one.table),
-            found.sources(one),
-            found.expressions(one, generated),
-            tuple(leaf.oid for leaf in one.leaves if leaf is not one.table),
+            relation.table.oid,
+            relation.table.namespace,
+            relation.table.name,
+            publication_set.rows(relation.table),
+            publication_set.sources(relation),
+            publication_set.expressions(relation, generated),
+            tuple(leaf.oid for leaf in relation.leaves if leaf is not relation.table),
         )
-        for one in found.published()
+        for relation in publication_set.published()
     ]
-    return members, frozenset(found.tables)
+    return members, frozenset(publication_set.tables)
 
 
 class _CatalogRows:
@@ -260,13 +265,13 @@ class _CatalogRows:
         published: Sequence[PublishedRelation],
     ) -> None:
         self._connection, self._publications = connection, publications
-        roots = [one.table.oid for one in published]
-        relation_ids = [*roots, *(leaf.oid for one in published for leaf in one.leaves)]
+        roots = [relation.table.oid for relation in published]
+        relation_ids = [*roots, *(leaf.oid for relation in published for leaf in relation.leaves)]
         self._columns = read_attributes(connection, relation_ids)
         version = connection.info.server_version
         invalid = "i.indisprimary AND c.relkind = 'p'" if version >= 170000 else "false"
         self._identities = dict(self._ask(_IDENTITIES, roots, invalid=invalid))
-        types = {one.type_id for columns in self._columns.values() for one in columns}
+        types = {column.type_id for columns in self._columns.values() for column in columns}
         multirange = "r.rngmultitypid" if version >= 140000 else "0"
         self._types = {
             oid: _TypeRow(*row)
@@ -279,30 +284,30 @@ class _CatalogRows:
     def table(self, published: PublishedRelation, *, binary: bool) -> PublishedTable:
         table = published.table
         columns = self._publications.columns(published, self._columns[table.oid])
-        made = []
+        leaves = []
         for leaf in published.leaves:
-            by_name = {one.name: one for one in self._columns[leaf.oid]}
-            own = tuple(by_name[one.name] for one in columns)
-            made.append(Leaf(leaf.oid, leaf.filenode, own))
+            by_name = {column.name: column for column in self._columns[leaf.oid]}
+            own = tuple(by_name[column.name] for column in columns)
+            leaves.append(Leaf(leaf.oid, leaf.filenode, own))
         return PublishedTable(
             table.oid,
             table.namespace,
             table.name,
             self._announced(table, columns),
-            "".join(self._format(one, binary=binary) for one in columns),
+            "".join(self._format(column, binary=binary) for column in columns),
             self._publications.filters(published),
-            tuple(made),
+            tuple(leaves),
         )
 
     def _announced(self, table: CatalogRelation, columns: Sequence[Attribute]) -> tuple[bytes, ...]:
         key: Collection[int] = self._identities.get(table.oid, ())
         whole = table.replica_identity == "f"
         frames = []
-        for one in columns:
-            if one.type_id >= _FIRST_ANNOUNCED:
-                namespace, name = self._base_name(one.type_id)
+        for column in columns:
+            if column.type_id >= _FIRST_ANNOUNCED:
+                namespace, name = self._base_name(column.type_id)
                 frames.append(
-                    encode_fields("Y", type_id=one.type_id, namespace=namespace, name=name)
+                    encode_fields("Y", type_id=column.type_id, namespace=namespace, name=name)
                 )
         relation = encode_fields(
             "R",
@@ -311,18 +316,18 @@ class _CatalogRows:
             name=table.name,
             replica_identity=table.replica_identity,
             columns=[
-                (int(whole or one.number in key), one.name, one.type_id, one.modifier)
-                for one in columns
+                (int(whole or column.number in key), column.name, column.type_id, column.modifier)
+                for column in columns
             ],
         )
         return (*frames, relation)
 
     def _base_name(self, type_id: int) -> tuple[str, str]:
         """Return namespace and name for a Type message; for a domain, of its base type."""
-        found = self._types[type_id]
-        while found.kind == "d":
-            found = self._types[found.base]
-        return _sent_namespace(found.namespace), found.name
+        type_ = self._types[type_id]
+        while type_.kind == "d":
+            type_ = self._types[type_.base]
+        return _sent_namespace(type_.namespace), type_.name
 
     def _format(self, column: Attribute, *, binary: bool) -> str:
         if not _has_send(self._types, column.type_id, set()):
@@ -332,10 +337,10 @@ class _CatalogRows:
         announced = None
         if column.type_id >= _FIRST_ANNOUNCED:
             announced = self._base_name(column.type_id)
-        found = column_type(column.type_id, column.modifier, announced=announced)
+        type_ = column_type(column.type_id, column.modifier, announced=announced)
         # Types of users and extensions come as text: a decoder knows them at most by name, and an
         # unknown type's binary values would become another kind of column.
-        return "b" if found.namespace == _PG_CATALOG and has_text(found) else "t"
+        return "b" if type_.namespace == _PG_CATALOG and has_text(type_) else "t"
 
 
 def _sent_namespace(namespace: str) -> str:
@@ -343,13 +348,13 @@ def _sent_namespace(namespace: str) -> str:
 
 
 def _has_send(types: Mapping[int, _TypeRow], oid: int, seen: set[int]) -> bool:
-    """Whether a type, and each type in its values, has a send function."""
+    """Return whether a type, and each type in its values, has a send function."""
     if oid in seen:
         return True
     seen.add(oid)
-    found = types.get(oid)
+    type_ = types.get(oid)
     return (
-        found is not None
-        and found.has_send
-        and all(_has_send(types, part, seen) for part in found.parts)
+        type_ is not None
+        and type_.has_send
+        and all(_has_send(types, part, seen) for part in type_.parts)
     )

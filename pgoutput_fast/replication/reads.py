@@ -130,8 +130,8 @@ class _Copying:
         decoder = self._make_decoder()
         for _ in decoder.decode(list(part.table.announced)):
             pass
-        for made in frames:
-            for batch in decoder.decode(made.data, made.offsets):
+        for inserts in frames:
+            for batch in decoder.decode(inserts.data, inserts.offsets):
                 self._put(batch.as_read(lsn, time, seq))
                 seq += batch.num_rows
 

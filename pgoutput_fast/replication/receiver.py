@@ -356,7 +356,7 @@ class Receiver:
     def _is_time(
         self, taken: Taken, deadline: float | None, *, is_full: bool, waited: bool
     ) -> bool:
-        """Whether to return to the consumer now, even without data, and not to wait for more."""
+        """Return whether to go back to the consumer now, even without data."""
         now = time.monotonic()
         is_late = deadline is not None and now >= deadline
         if not taken:

@@ -132,13 +132,13 @@ def check_resent(
         slot, format_lsn(confirmed), format_lsn(position),
     )  # fmt: skip
     while True:
-        found = contents(directory)
-        begin = max(confirmed, found.begin)  # earlier segments were deleted
-        segments = [one for one in found.segments if one.end_lsn > begin]
+        listing = contents(directory)
+        begin = max(confirmed, listing.begin)  # earlier segments were deleted
+        segments = [segment for segment in listing.segments if segment.end_lsn > begin]
         try:
             _compare(resending, _stretches(directory, segments, begin, position))
         except PgOutputError:
-            if all(os.path.lexists(one.path) for one in segments):
+            if all(os.path.lexists(segment.path) for segment in segments):
                 raise
         else:
             return
@@ -178,16 +178,16 @@ def _stretches(
     if last < position and stored is not None:
         yield _CapturedStretch(max(last, asked_since(directory)), position, stored, [])
     end, before = last, None
-    found: list[Segment] = []
+    stretch_segments: list[Segment] = []
     for segment in reversed(segments):
         with SegmentReader(segment.path) as reader:
             metadata = reader.metadata
         if before is not None and metadata.asked != before.asked:
-            yield _CapturedStretch(segment.end_lsn, end, before, found)
-            end, found = segment.end_lsn, []
-        found, before = [segment, *found], metadata
+            yield _CapturedStretch(segment.end_lsn, end, before, stretch_segments)
+            end, stretch_segments = segment.end_lsn, []
+        stretch_segments, before = [segment, *stretch_segments], metadata
     if before is not None:
-        yield _CapturedStretch(begin, end, before, found)
+        yield _CapturedStretch(begin, end, before, stretch_segments)
 
 
 def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
@@ -204,13 +204,13 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
     """
     same, other = False, None
     with _resent(resending, stretch) as resent:
-        both = heapq.merge(_held(stretch), resent, key=lambda found: found.commit.lsn)
-        for _, found in itertools.groupby(both, key=lambda found: found.commit.lsn):
-            one, *more = found
-            if more and more[0].commit == one.commit:
+        both = heapq.merge(_held(stretch), resent, key=lambda transaction: transaction.commit.lsn)
+        for _, group in itertools.groupby(both, key=lambda transaction: transaction.commit.lsn):
+            first, *more = group
+            if more and more[0].commit == first.commit:
                 same, other = True, None
-            elif other is None and (more or one.has_changes):
-                other = one
+            elif other is None and (more or first.has_changes):
+                other = first
     if other is None:
         return same
     at = f"transaction {other.commit.xid} at {format_lsn(other.commit.lsn)}"
@@ -294,8 +294,8 @@ def _fetched(
     connection: ReplicationConnection, stretch: _CapturedStretch
 ) -> Iterator[_FoundTransaction]:
     while rows := connection.query(f"FETCH {_FETCHED} FROM resent", waits=True):
-        for xid, found, has_changes in rows:
-            lsn, time = struct.unpack(">Qq", bytes.fromhex(str(found)))
+        for xid, commit, has_changes in rows:
+            lsn, time = struct.unpack(">Qq", bytes.fromhex(str(commit)))
             if stretch.begin <= lsn < stretch.end:
                 yield _FoundTransaction(
                     _ResentCommit(lsn, time, int(str(xid))), False, has_changes is True

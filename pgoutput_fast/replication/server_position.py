@@ -64,12 +64,12 @@ def _ask(connection: _Connection, query: str) -> tuple[object, ...]:
     return row
 
 
-def _lsn(found: object) -> int:
-    if found is None:
+def _lsn(lsn: object) -> int:
+    if lsn is None:
         raise RetryableError(
             "the server is in recovery, and has replayed nothing of its log yet", code="standby"
         )
-    return parse_lsn(str(found))
+    return parse_lsn(str(lsn))
 
 
 def ask_position(connection: _Connection) -> ServerPosition:

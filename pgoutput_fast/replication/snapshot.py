@@ -107,7 +107,7 @@ class ServerSnapshot:
         self.settings["client_encoding"] = self.encoding
         self.lost = lost
         self.tables = tuple(table for table, _, _ in plans)
-        self._sources = {oid: one for _, sources, _ in plans for oid, one in sources.items()}
+        self._sources = {oid: source for _, sources, _ in plans for oid, source in sources.items()}
         self._work = _Work([part for _, _, parts in plans for part in parts])
         self._copied = False
         self._closed = threading.Event()
@@ -421,7 +421,7 @@ def open_snapshot(
         if stop is not None and stop.is_set():
             raise RetryableError("stopped before the snapshot was opened", code="stopped")
 
-    with contextlib.ExitStack() as exporting, contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as exporting, contextlib.ExitStack() as stack:
         if exported is None:
             slot = unless_stopped(
                 lambda: ReplicationConnection(parameters), ReplicationConnection.close, stop
@@ -445,22 +445,22 @@ def open_snapshot(
         readers = []
         for _ in range(connections):
             reader = unless_stopped(lambda: Reader(parameters, name), Reader.close, stop)
-            held.callback(reader.close)
+            stack.callback(reader.close)
             readers.append(reader)
         exporting.close()
         with asking("can't read the catalogue", readers[0].connection):
             published = read_published(readers[0].connection, publications, binary=binary)
             about: Any = readers[0].run(sql.SQL(_ABOUT))[0]
-        published = [one for one in published if selection.wants(one)]
+        published = [table for table in published if selection.wants(table)]
         lost = {}
         if relation_ids is not None:
             wanted = set(relation_ids)
-            missing = wanted.difference(one.relation_id for one in published)
+            missing = wanted.difference(table.relation_id for table in published)
             lost = dict.fromkeys(missing, "it is not published, or not selected")
-            published = [one for one in published if one.relation_id in wanted]
+            published = [table for table in published if table.relation_id in wanted]
         with parameters.open(replication=False) as beside:
             locking = Locking(readers[0], beside, lock_timeout, check_stop, refused)
             plans = list(locking.plans(published, lost, max(range_bytes // about[3], 1)))
         snapshot = ServerSnapshot(readers, exported.lsn, about, lost, plans)
-        held.pop_all()
+        stack.pop_all()
         return snapshot

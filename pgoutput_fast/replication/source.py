@@ -156,7 +156,7 @@ class Source:
         (Started, int, dict)
             The stream as it would begin now, the LSN for START_REPLICATION, and its options.
         """
-        confirmed, marked, made = self._take_slot(connection)
+        confirmed, marked, is_new_slot = self._take_slot(connection)
         negotiated = negotiate(
             self._options, self._publications, connection.server_version, marked=marked
         )
@@ -172,7 +172,7 @@ class Source:
         # the position and be committed after it. The assembler drops transactions that were
         # committed before the position.
         begin, durable = (0, confirmed) if negotiated.two_phase else (position, position)
-        started = Started(connection, position, durable, negotiated.protocol, made)
+        started = Started(connection, position, durable, negotiated.protocol, is_new_slot)
         return started, begin, negotiated.options
 
     def again(self, position: int, timeline: int, received: int) -> Started:
@@ -218,8 +218,8 @@ class Source:
             return state.confirmed_flush_lsn or 0, state.two_phase, False
         if not self._temporary and not self._create_slot:
             raise missing_slot(name)
-        made = connection.make_slot(name, temporary=self._temporary, two_phase=two_phase)
-        return made.lsn, two_phase, True
+        created_slot = connection.make_slot(name, temporary=self._temporary, two_phase=two_phase)
+        return created_slot.lsn, two_phase, True
 
 
 def missing_slot(name: str) -> PgOutputError:

@@ -55,7 +55,7 @@ def order_first(directory: Path, opened: ServerSnapshot) -> None:
     Call this before the capture begins in the directory: so no consumer takes a table as complete
     whose rows are still missing.
     """
-    names = {one.relation_id: [one.namespace, one.name] for one in opened.tables}
+    names = {table.relation_id: [table.namespace, table.name] for table in opened.tables}
     tables = Tables(directory)
     tables.clear()  # an earlier try may have left states, whose slot was dropped again
     for relation_id in [*names, *opened.lost]:
@@ -137,7 +137,9 @@ class Upkeep:
 
     def _tell_that_none_joins(self) -> None:
         """Warn if this capture makes no snapshots, but an earlier one made some here."""
-        copied = sum(one.copies[-1].state != "gone" for one in self._tables.states.values())
+        copied = sum(
+            table_state.copies[-1].state != "gone" for table_state in self._tables.states.values()
+        )
         if copied and not self._copies:
             _log.warning(
                 "earlier captures took snapshots of %s, but this one takes none: a table that "
@@ -386,9 +388,9 @@ class Upkeep:
                 first.append(self._copier.error)
             if first:
                 raise first[0]
-        for one in (self._merger, self._uploader):
-            if one is not None and one.error is not None:
-                raise one.error
+        for worker in (self._merger, self._uploader):
+            if worker is not None and worker.error is not None:
+                raise worker.error
 
     def _check_space(self) -> None:
         try:
@@ -505,9 +507,9 @@ class Upkeep:
 
     def close(self) -> None:
         """End all threads."""
-        for one in (self._watch, self._copier, self._merger, self._uploader):
-            if one is not None:
-                one.close()
+        for worker in (self._watch, self._copier, self._merger, self._uploader):
+            if worker is not None:
+                worker.close()
 
 
 class _MergeThread:
@@ -539,10 +541,10 @@ class _MergeThread:
         try:
             while not self._stop.wait(_MERGE_INTERVAL):
                 steps = merges(self._directory, self._most, self._options)
-                found = True
-                while found and not self._stop.is_set():
+                has_more = True
+                while has_more and not self._stop.is_set():
                     with self.lock:
-                        found = next(steps, None) is not None
+                        has_more = next(steps, None) is not None
         except Exception as error:  # noqa: BLE001 - raised in the capture's thread
             why = getattr(error, "strerror", None) or printable(str(error))
             code = "io_failed" if isinstance(error, OSError) else "internal"

@@ -276,9 +276,9 @@ class ReplicationConnection:
                 cursor = self._connection.execute(text.encode())
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
-            what = " ".join(text.split()[:2])
+            words = " ".join(text.split()[:2])
             raise server_error(
-                f"{what} failed", str(error), error.sqlstate, advice or ADVICE, SLOT_CODES
+                f"{words} failed", str(error), error.sqlstate, advice or ADVICE, SLOT_CODES
             ) from error
 
     def _one(self, command: str) -> str:
@@ -352,16 +352,16 @@ class ReplicationConnection:
             columns[-1] = "NULL"
         query = f"SELECT {', '.join(columns)} FROM pg_catalog.pg_replication_slots"  # noqa: S608
         which = sql.SQL("") if name is None else sql.SQL(" WHERE slot_name = {}").format(name)
-        found = []
+        slots = []
         for row in self.query(sql.SQL(query) + which + sql.SQL(" ORDER BY slot_name")):
             state = SlotState._make(row)
-            found.append(
+            slots.append(
                 state._replace(
                     confirmed_flush_lsn=_lsn(state.confirmed_flush_lsn),
                     restart_lsn=_lsn(state.restart_lsn),
                 )
             )
-        return found if name is not None else [one for one in found if one.plugin is not None]
+        return slots if name is not None else [slot for slot in slots if slot.plugin is not None]
 
     def slot(self, name: str) -> SlotState | None:
         """Return the state of a slot; None if it does not exist.
@@ -498,14 +498,14 @@ class ReplicationConnection:
                     f"it needs PostgreSQL {since} or newer", code="not_supported", parameter=option
                 )
         if self.server_version < 150000:
-            given = "EXPORT_SNAPSHOT" if snapshot else "NOEXPORT_SNAPSHOT"
+            option_list = "EXPORT_SNAPSHOT" if snapshot else "NOEXPORT_SNAPSHOT"
         else:
-            given = f"(SNAPSHOT '{'export' if snapshot else 'nothing'}'"
-            given += ", TWO_PHASE true" if two_phase else ""
-            given += ", FAILOVER true)" if failover else ")"
+            option_list = f"(SNAPSHOT '{'export' if snapshot else 'nothing'}'"
+            option_list += ", TWO_PHASE true" if two_phase else ""
+            option_list += ", FAILOVER true)" if failover else ")"
         kind = "TEMPORARY LOGICAL pgoutput" if temporary else "LOGICAL pgoutput"
         result = self._make_slot(
-            name, f'CREATE_REPLICATION_SLOT "{name}" {kind} {given}'.encode(), stop, timeout
+            name, f'CREATE_REPLICATION_SLOT "{name}" {kind} {option_list}'.encode(), stop, timeout
         )
         lsn, exported = (result.get_value(0, column) for column in (1, 2))
         begin = (lsn or b"").decode()
@@ -566,12 +566,12 @@ class ReplicationConnection:
         same = self._parameters.of_server(used.host, used.hostaddr, used.port)
         try:
             with same.open(replication=False) as beside, answered(beside.pgconn):
-                found = beside.execute(_WAITED_FOR, [used.backend_pid]).fetchall()
+                transactions = beside.execute(_WAITED_FOR, [used.backend_pid]).fetchall()
         except (psycopg.Error, PgOutputError) as error:
             _log.info("can't ask what the slot waits for: %s", error)
-            found = []
+            transactions = []
         waits_for = []
-        for xid, pid, user, gid in found:
+        for xid, pid, user, gid in transactions:
             if gid is not None:
                 waits_for.append(f"prepared transaction {gid!r} (xid {xid})")
             elif pid is not None:
@@ -692,7 +692,9 @@ class ReplicationConnection:
             `slot` is no str.
         """
         check_slot_name(slot)
-        given = ", ".join(f'"{name}" {_literal(name, value)}' for name, value in options.items())
+        option_list = ", ".join(
+            f'"{name}" {_literal(name, value)}' for name, value in options.items()
+        )
         pgconn = self.pgconn
         # The configuration of the server, role or database may suppress warnings, and `_on_notice`
         # needs them.
@@ -702,7 +704,7 @@ class ReplicationConnection:
         pgconn.notice_handler = self._on_notice
         told = ""
         for wait in (*_BUSY_WAITS, None):
-            command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({given})'
+            command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({option_list})'
             try:
                 with answered(pgconn):
                     pgconn.send_query(command.encode())
@@ -743,9 +745,9 @@ def left_out_error(notice: pq.abc.PGresult) -> PgOutputError | None:
     sends a warning, and continues without the publication's changes.
     """
     if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"LoadPublications":
-        what = "the server leaves out the changes of a publication"
+        doing = "the server leaves out the changes of a publication"
         return result_error(
-            what, notice, {"55000": PUBLICATION_ADVICE}, codes={"55000": "no_publication"}
+            doing, notice, {"55000": PUBLICATION_ADVICE}, codes={"55000": "no_publication"}
         )
     _notices.tell(notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"")
     return None
