@@ -34,7 +34,7 @@ class Announced:
             # Put it last: for readers, the last Relation with a name is the table of that name.
             self._relations.pop(message.relation_id, None)
             self._relations[message.relation_id] = message
-            gone = [self._relations.pop(one) for one in self._names.give(message)]
+            gone = [self._relations.pop(relation_id) for relation_id in self._names.give(message)]
             if gone:
                 for type_id in _types_of(gone) - _types_of(self._relations.values()):
                     self._types.pop(type_id, None)

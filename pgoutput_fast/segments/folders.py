@@ -61,7 +61,10 @@ _NAMED = 3  # the most names in a warning
 def owner_of(path: str) -> Folder | None:
     """Return the folder of a file, by its path in the change log; None for a foreign file."""
     folder, _, name = path.rpartition("/")
-    return next((one for one in FOLDERS if one.name == folder and one.match(name)), None)
+    return next(
+        (subfolder for subfolder in FOLDERS if subfolder.name == folder and subfolder.match(name)),
+        None,
+    )
 
 
 def delete_unfinished(directory: Path) -> None:
@@ -91,7 +94,7 @@ def others_in(folder: Folder, directory: Path) -> list[str]:
     OSError
         The folder can't be read.
     """
-    folders = {one.name for one in FOLDERS} if folder is SEGMENTS else {""}
+    folders = {subfolder.name for subfolder in FOLDERS} if folder is SEGMENTS else {""}
     return [
         name
         for name in folder.listed(directory)

@@ -132,9 +132,13 @@ def newest_forms(segments: list[Segment]) -> Iterator[SegmentGroup]:
 
     A capture merges small consecutive segments into one segment, and deletes the small ones later.
     """
-    ordered = sorted(segments, key=lambda one: (one.start_lsn, -one.end_lsn, one.part))
+    ordered = sorted(
+        segments, key=lambda segment: (segment.start_lsn, -segment.end_lsn, segment.part)
+    )
     covered: Segment | None = None
-    for _, grouped in itertools.groupby(ordered, lambda one: (one.start_lsn, one.end_lsn)):
+    for _, grouped in itertools.groupby(
+        ordered, lambda segment: (segment.start_lsn, segment.end_lsn)
+    ):
         parts = list(grouped)
         if covered is None or parts[0].end_lsn > covered.end_lsn:
             covered = parts[0]
@@ -147,9 +151,9 @@ def covered(segments: list[Segment]) -> Iterator[tuple[Segment, Segment]]:
     names = {segment.path for segment in kept}
     for segment in segments:
         if segment.path not in names:
-            for one in kept:
-                if one.start_lsn <= segment.start_lsn and segment.end_lsn <= one.end_lsn:
-                    yield segment, one
+            for merged in kept:
+                if merged.start_lsn <= segment.start_lsn and segment.end_lsn <= merged.end_lsn:
+                    yield segment, merged
                     break
 
 
@@ -206,9 +210,9 @@ def _incomplete(group: SegmentGroup) -> PgOutputError:
 
 def _is_last_part_unnamed(group: SegmentGroup) -> bool:
     """Return whether the last part still has its temporary name: a capture renames it last."""
-    found = map(SEGMENTS.unfinished, _names(group.parts[0].directory))
+    matches = map(SEGMENTS.unfinished, _names(group.parts[0].directory))
     return any(
-        match and match["part"] and int(match["part"]) > group.parts[-1].part for match in found
+        match and match["part"] and int(match["part"]) > group.parts[-1].part for match in matches
     )
 
 
@@ -237,8 +241,8 @@ def contents(directory: Path) -> Contents:
         As `list_segments`.
     """
     while True:
-        found = _contents(directory)
-        ends = [*found.segments[:1], *found.segments[1:][-1:]]
+        listing = _contents(directory)
+        ends = [*listing.segments[:1], *listing.segments[1:][-1:]]
         try:
             _check_files(ends)
         except PgOutputError:
@@ -246,7 +250,7 @@ def contents(directory: Path) -> Contents:
             if all(os.path.lexists(segment.path) for segment in ends):
                 raise
         else:
-            return found
+            return listing
 
 
 def _contents(directory: Path) -> Contents:
@@ -372,7 +376,7 @@ def list_segments(
         several paths is given twice, or is a directory. pyarrow is not installed.
     """
     if not isinstance(path, (str, os.PathLike)):
-        return _list_files([Path(one) for one in path])
+        return _list_files([Path(file) for file in path])
     directory = Path(path)
     if directory.is_file():
         return _list_files([directory])

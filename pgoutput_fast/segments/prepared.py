@@ -182,7 +182,7 @@ class PreparedTransactions:
                     PREPARED.delete(self._of, path.name, missing_ok=True)
         except OSError as error:
             raise self._refused(error) from error
-        self._ended = [one for one in self._ended if one[0] > position]
+        self._ended = [entry for entry in self._ended if entry[0] > position]
 
 
 def _schema(header: bytes) -> Any:

@@ -88,8 +88,8 @@ class SegmentReader:
             with self._errors():
                 self._reader = pa.ipc.open_file(self._file)
                 schema = self._reader.schema
-                found = (schema.metadata or {}).get(METADATA_KEY)
-            if found is None or not schema.remove_metadata().equals(segment_schema()):
+                metadata = (schema.metadata or {}).get(METADATA_KEY)
+            if metadata is None or not schema.remove_metadata().equals(segment_schema()):
                 raise PgOutputError(
                     f"{self.path} is an Arrow file, but not a segment, or a damaged one: its "
                     "schema or metadata differ",
@@ -98,14 +98,14 @@ class SegmentReader:
                     hint="Give a file that a capture wrote",
                 )
             try:
-                self.metadata = SegmentMetadata.from_json(found)
+                self.metadata = SegmentMetadata.from_json(metadata)
             except PgOutputError as error:
                 raise PgOutputError(
                     f"can't read segment {self.path}: {error.message}",
                     code=error.code,
                     path=str(self.path),
                 ) from error
-            self._batches, self.is_last_part, self._index = self._check_end(found)
+            self._batches, self.is_last_part, self._index = self._check_end(metadata)
             named = Segment.named(self.path.parent, self.path.name)
             self._part = None if named is None else named.part
             if named is not None and named.start_lsn != self.metadata.start_lsn:
@@ -133,9 +133,9 @@ class SegmentReader:
                 path=str(self.path),
             ) from error
 
-    def _damaged(self, what: str) -> PgOutputError:
+    def _damaged(self, detail: str) -> PgOutputError:
         return PgOutputError(
-            f"{self.path} is damaged: {what}; {RESTORE}", code="damaged", path=str(self.path)
+            f"{self.path} is damaged: {detail}; {RESTORE}", code="damaged", path=str(self.path)
         )
 
     def _batch(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
@@ -146,13 +146,13 @@ class SegmentReader:
     def _check(
         self, index: int, batch: pa.RecordBatch, custom: dict[bytes, bytes], more: bytes = b""
     ) -> None:
-        found = checksum(index, batch, more)
+        actual = checksum(index, batch, more)
         expected = custom.get(CRC_KEY, b"").decode("ascii", "replace")
-        if found != expected:
-            what = "the end mark with the metadata" if more else f"record batch {index}"
+        if actual != expected:
+            part = "the end mark with the metadata" if more else f"record batch {index}"
             # In a damaged file, this may be any bytes of any length.
             shown = printable(expected[:16]) or "one"
-            raise self._damaged(f"{what} has checksum {found}, expected {shown}")
+            raise self._damaged(f"{part} has checksum {actual}, expected {shown}")
 
     def _check_end(self, metadata: bytes) -> tuple[int, bool, bytes]:
         """Check the end mark of the file.

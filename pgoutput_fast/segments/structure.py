@@ -106,9 +106,9 @@ class Structure:
         """Return the spans of all checked frames; raise the errors of `LayoutCounter.spans`."""
         return self._counter.spans()
 
-    def _error(self, what: str) -> PgOutputError:
+    def _error(self, detail: str) -> PgOutputError:
         return PgOutputError(
-            f"{self._path} can't be read as a segment: {what}; {self._advice}",
+            f"{self._path} can't be read as a segment: {detail}; {self._advice}",
             code="damaged",
             path=str(self._path),
         )
@@ -127,7 +127,7 @@ def tags_of(data: Any) -> Any:
     """
     import numpy as np
 
-    found = [np.zeros(0, np.uint8)]
+    tag_arrays = [np.zeros(0, np.uint8)]
     for chunk in getattr(data, "chunks", [data]):
         if not len(chunk):
             continue
@@ -137,5 +137,5 @@ def tags_of(data: Any) -> Any:
         tags = np.zeros(len(chunk), np.uint8)
         has_any = ends[1:] > ends[:-1]
         tags[has_any] = content[ends[:-1][has_any]]
-        found.append(tags)
-    return np.concatenate(found)
+        tag_arrays.append(tags)
+    return np.concatenate(tag_arrays)

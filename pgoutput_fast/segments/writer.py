@@ -124,8 +124,8 @@ class _Piece(NamedTuple):
         for commit in self.commits[first : self.commits.searchsorted(stop)].tolist():
             size = int(run.offsets[commit + 1] - run.offsets[start])
             if size + _BESIDE_FRAME * (commit + 1 - start) >= room:
-                found: int = commit + 1
-                return found
+                after: int = commit + 1
+                return after
         return None
 
     def first_beyond(self, start: int, stop: int, room: int) -> int:
@@ -377,13 +377,13 @@ class SegmentWriter:
         path = self.directory / POSITION_NAME
         try:
             fields = json.loads(read_json_file(path))
-            found = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
+            metadata = SegmentMetadata.from_json(json.dumps(fields["metadata"]))
             position = parse_lsn(fields["position"])
             self._stored_end = parse_lsn(fields["segments_end"])
-            if found.asked == self._metadata.asked:
+            if metadata.asked == self._metadata.asked:
                 self._asked_since = parse_lsn(fields["asked_since"])
             self.made_slot = fields["made_slot"] is True
-            self._timeline = max(self._timeline, found.timeline)
+            self._timeline = max(self._timeline, metadata.timeline)
         except FileNotFoundError:
             return None
         except (OSError, *MALFORMED) as error:
@@ -393,15 +393,17 @@ class SegmentWriter:
                 "which says how far the slot was acknowledged",
                 "Restore it, or start over with a new slot and directory",
             ) from error
-        self._check_origin(found, path)
+        self._check_origin(metadata, path)
         return position
 
-    def _check_origin(self, found: SegmentMetadata, path: Path) -> None:
+    def _check_origin(self, metadata: SegmentMetadata, path: Path) -> None:
         """Raise an error if a file comes from another slot."""
-        differences = self._metadata.differences(found)
+        differences = self._metadata.differences(metadata)
         if differences:
-            is_other = found.slot != self._metadata.slot
-            go_on = (", or continue here with ", Argument("slot", found.slot)) if is_other else ()
+            is_other = metadata.slot != self._metadata.slot
+            go_on = (
+                (", or continue here with ", Argument("slot", metadata.slot)) if is_other else ()
+            )
             raise PgOutputError(
                 f"{path} belongs to another slot or server: {'; '.join(differences)}",
                 code="another_history",
