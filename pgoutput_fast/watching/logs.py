@@ -41,10 +41,10 @@ class RecordFormatter(logging.Formatter):
         return without_passwords(self.change(text))
 
     def _message(self, record: logging.LogRecord) -> str:
-        given = record.args
-        if not isinstance(given, tuple) or not given:
+        arguments = record.args
+        if not isinstance(arguments, tuple) or not arguments:
             return record.getMessage()
-        return str(record.msg) % tuple(map(self._named, given))
+        return str(record.msg) % tuple(map(self._named, arguments))
 
     def _named(self, value: object) -> object:
         if isinstance(value, Argument):

@@ -48,37 +48,37 @@ PREFIX = "pgoutput_fast_capture_"
 
 METRICS = (
     MetricKind("up", "gauge", "1 while the stream has a connection, else 0",
-               lambda found: found.progress.connected),
+               lambda figures: figures.progress.connected),
     MetricKind("lag_bytes", "gauge", "Bytes of the server's log that are not captured yet",
-               lambda found: found.lag_bytes),
+               lambda figures: figures.lag_bytes),
     MetricKind("lag_seconds", "gauge",
                "Lag in seconds: all older commits are captured; 0 if all commits are",
-               lambda found: found.lag_seconds),
+               lambda figures: figures.lag_seconds),
     MetricKind("durable_lsn", "gauge", "LSN up to which everything is durable and acknowledged",
-               lambda found: found.progress.durable_lsn),
+               lambda figures: figures.progress.durable_lsn),
     MetricKind("received_lsn", "gauge", "LSN up to which everything was received",
-               lambda found: found.progress.received_lsn),
+               lambda figures: figures.progress.received_lsn),
     MetricKind("last_commit_timestamp_seconds", "gauge",
                "Commit time of the newest durable transaction, in seconds since 1970",
-               lambda found: found.commit_timestamp),
+               lambda figures: figures.commit_timestamp),
     MetricKind("changes_total", "counter", "Insert, Update, Delete and Truncate messages received",
-               lambda found: found.progress.changes),
+               lambda figures: figures.progress.changes),
     MetricKind("transactions_total", "counter", "Whole transactions received",
-               lambda found: found.progress.transactions),
+               lambda figures: figures.progress.transactions),
     MetricKind("bytes_total", "counter", "Bytes of the frames received",
-               lambda found: found.progress.bytes),
+               lambda figures: figures.progress.bytes),
     MetricKind("segments_total", "counter", "Segments completed",
-               lambda found: found.progress.segments),
+               lambda figures: figures.progress.segments),
     MetricKind("reconnects_total", "counter", "Connections made after one was lost",
-               lambda found: found.progress.reconnects),
+               lambda figures: figures.progress.reconnects),
     MetricKind("open_transactions", "gauge", "Transactions that have not ended, also prepared ones",
-               lambda found: found.progress.open_transactions),
+               lambda figures: figures.progress.open_transactions),
     MetricKind("spilled_bytes", "gauge", "Bytes in files, of transactions that have not ended",
-               lambda found: found.progress.spilled_bytes),
+               lambda figures: figures.progress.spilled_bytes),
     MetricKind("waiting_tables", "gauge", "Tables that wait for their snapshot",
-               lambda found: found.progress.waiting_tables),
+               lambda figures: figures.progress.waiting_tables),
     MetricKind("upload_lag_bytes", "gauge", "Bytes of the server's log not yet in object storage",
-               lambda found: found.upload_lag_bytes),
+               lambda figures: figures.upload_lag_bytes),
 )  # fmt: skip
 
 
@@ -87,34 +87,34 @@ SYNC_PREFIX = "pgoutput_fast_sync_"
 SYNC_METRICS = (
     MetricKind("up", "gauge", "1 while tables are kept up to date, else 0", lambda _: 1),
     MetricKind("lag_bytes", "gauge", "Bytes of the server's log that the tables lack",
-               lambda found: found.lag_bytes),
+               lambda figures: figures.lag_bytes),
     MetricKind("lag_seconds", "gauge",
                "Lag in seconds: the tables have all older commits; 0 if they have all",
-               lambda found: found.lag_seconds),
+               lambda figures: figures.lag_seconds),
     MetricKind("lsn", "gauge", "LSN up to which the tables have everything",
-               lambda found: found.progress.lsn),
+               lambda figures: figures.progress.lsn),
     MetricKind("last_commit_timestamp_seconds", "gauge",
                "Commit time of the newest change in the tables, in seconds since 1970",
-               lambda found: found.commit_timestamp),
+               lambda figures: figures.commit_timestamp),
     MetricKind("windows_total", "counter", "Windows committed",
-               lambda found: found.progress.windows),
+               lambda figures: figures.progress.windows),
     MetricKind("window_seconds", "gauge", "Seconds that the last window took",
-               lambda found: found.progress.write_seconds),
+               lambda figures: figures.progress.write_seconds),
     MetricKind("changes_total", "counter", "Changes written to all tables",
-               lambda found: found.progress.changes),
+               lambda figures: figures.progress.changes),
     MetricKind("table_changes_total", "counter", "Changes written to a table",
-               lambda found: found.progress.tables),
+               lambda figures: figures.progress.tables),
     MetricKind("table_write_seconds_total", "counter",
                "Seconds spent on writing rows of a table",
-               lambda found: found.progress.seconds),
+               lambda figures: figures.progress.seconds),
     MetricKind("waiting_tables", "gauge", "Tables that wait for their snapshot",
-               lambda found: len(found.progress.waiting)),
+               lambda figures: len(figures.progress.waiting)),
     MetricKind("stale_tables", "gauge", "Tables whose rows are not known any more",
-               lambda found: len(found.progress.stale)),
+               lambda figures: len(figures.progress.stale)),
     MetricKind("paused_tables", "gauge", "Tables whose changes wait until somebody acts",
-               lambda found: len(found.progress.paused)),
+               lambda figures: len(figures.progress.paused)),
     MetricKind("table_paused", "gauge", "1 for each table that is paused",
-               lambda found: dict.fromkeys(found.progress.paused, 1.0)),
+               lambda figures: dict.fromkeys(figures.progress.paused, 1.0)),
 )  # fmt: skip
 
 
@@ -151,20 +151,20 @@ class Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics whose values are known."""
-        found, info = self._figures(), self._info()
+        figures, info = self._figures(), self._info()
         if info is not None:
             text, labels = info
             labels = {**labels, "version": __version__}
             yield InfoMetricFamily(self._prefix.rstrip("_"), text, labels)
         for kind in self._kinds:
-            value = kind.value(found) if found is not None else 0 if kind.name == "up" else None
+            value = kind.value(figures) if figures is not None else 0 if kind.name == "up" else None
             if value is not None:
                 yield self._metric(kind, value)
 
     def _metric(self, kind: MetricKind, value: float | dict[str, float]) -> Metric:
         name = self._prefix + kind.name
         if isinstance(value, dict):
-            samples = [([table], one) for table, one in value.items()]
+            samples = [([table], number) for table, number in value.items()]
             return _family(name, kind, ["table"], samples, self._begun)
         return _family(name, kind, [], [([], value)], self._begun)
 
@@ -217,13 +217,13 @@ class QueryCollector:
         info = InfoMetricFamily(
             SYNC_PREFIX.rstrip("_"), "What is kept up to date", labels=["query"]
         )
-        for name, one in queries.items():
-            info.add_metric([printable(name)], {**one.labels, "version": __version__})
+        for name, query in queries.items():
+            info.add_metric([printable(name)], {**query.labels, "version": __version__})
         yield info
         for kind in QUERY_METRICS:
             names, samples = ["query"], []
-            for name, one in queries.items():
-                value = float(one.is_running) if kind.name == "up" else kind.value(one.figures)
+            for name, query in queries.items():
+                value = float(query.is_running) if kind.name == "up" else kind.value(query.figures)
                 if isinstance(value, dict):
                     names = ["query", "table"]
                     samples += [([name, table], number) for table, number in value.items()]
@@ -248,10 +248,10 @@ def capture_collector(
     """
 
     def info() -> tuple[str, dict[str, str]] | None:
-        found = position()
-        if found is None:
+        server_position = position()
+        if server_position is None:
             return None
-        return "What is captured", {"slot": slot, "database": found.database}
+        return "What is captured", {"slot": slot, "database": server_position.database}
 
     return Collector(PREFIX, METRICS, figures, info)
 

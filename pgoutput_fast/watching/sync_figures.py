@@ -51,7 +51,7 @@ class SyncFigures(NamedTuple):
             "lsn": format_lsn(progress.lsn),
             "tables": _busiest(progress.tables),
             "table_seconds": {
-                name: round(one, 3) for name, one in _busiest(progress.seconds).items()
+                name: round(seconds, 3) for name, seconds in _busiest(progress.seconds).items()
             },
             "stale": dict(progress.stale),
             "paused": dict(progress.paused),
@@ -65,7 +65,7 @@ class SyncFigures(NamedTuple):
 
 def _busiest(tables: Mapping[str, _Number]) -> dict[str, _Number]:
     """Return the tables with the largest numbers, so that a log line stays short."""
-    return dict(heapq.nlargest(_SHOWN, tables.items(), key=lambda one: one[1]))
+    return dict(heapq.nlargest(_SHOWN, tables.items(), key=lambda pair: pair[1]))
 
 
 def _rounded(seconds: float | None) -> float | None:
@@ -87,14 +87,14 @@ class SyncLag:
 
     def figures(self, progress: SyncProgress, position: ServerPosition | None) -> SyncFigures:
         """Return the numbers of this moment."""
-        found = SyncFigures(progress, None, None, None)
-        committed, captured = found.commit_timestamp, progress.capture
+        figures = SyncFigures(progress, None, None, None)
+        committed, captured = figures.commit_timestamp, progress.capture
         if not self._asks_server:
             behind = max(0, progress.end_lsn - progress.lsn)
             seconds: float | None = 0.0
             if behind:
                 seconds = None if committed is None else max(0.0, time.time() - committed)
-            return found._replace(lag_bytes=behind, lag_seconds=seconds)
+            return figures._replace(lag_bytes=behind, lag_seconds=seconds)
         lsn, capture = progress.lsn, None
         if captured is not None:
             capture = self._capture.figures(captured, position)
