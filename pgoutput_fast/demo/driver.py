@@ -94,24 +94,24 @@ class Driver:
                 log.write(line)
                 log.flush()
                 try:
-                    found = json.loads(line)
+                    record = json.loads(line)
                 except ValueError:
                     continue
-                if isinstance(found, dict):
-                    self._take(found)
+                if isinstance(record, dict):
+                    self._take(record)
 
-    def _take(self, found: dict[str, Any]) -> None:
-        if found.get("event") == "error":
-            self._error = str(found.get("message", ""))
-        if isinstance(lsn := found.get("lsn"), str):
+    def _take(self, record: dict[str, Any]) -> None:
+        if record.get("event") == "error":
+            self._error = str(record.get("message", ""))
+        if isinstance(lsn := record.get("lsn"), str):
             self.lsn = parse_lsn(lsn)
-        if isinstance(waiting := found.get("waiting"), list):
+        if isinstance(waiting := record.get("waiting"), list):
             self.waiting = waiting
-        if isinstance(stale := found.get("stale"), dict):
+        if isinstance(stale := record.get("stale"), dict):
             self.stale = stale
-        if found.get("event") == "table":
-            self.tables.add(str(found.get("table")))
-        self._on_line(found)
+        if record.get("event") == "table":
+            self.tables.add(str(record.get("table")))
+        self._on_line(record)
 
     def has(self, lsn: int) -> bool:
         """Return whether all tables have the commits before an LSN."""
@@ -134,7 +134,7 @@ class Driver:
                 path=str(self._log),
             )
 
-    def wait_until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
+    def wait_until(self, is_so: Callable[[], bool], seconds: float, problem: str) -> None:
         """Wait until a condition holds.
 
         Raises
@@ -147,7 +147,7 @@ class Driver:
             self.check()
             if time.monotonic() > end:
                 raise PgOutputError(
-                    f"{what} within {seconds:.0f} seconds; the sync's log is {self._log}",
+                    f"{problem} within {seconds:.0f} seconds; the sync's log is {self._log}",
                     code="timed_out",
                     path=str(self._log),
                 )

@@ -16,8 +16,8 @@ def make_report(result: Result) -> str:
     """Return the report of a run as HTML."""
     kind = "good" if result.is_right else "bad"
     marks = (
-        html.cell(f"{at:.1f} s") + html.cell(html.text(what), "left long")
-        for at, what in result.marks
+        html.cell(f"{at:.1f} s") + html.cell(html.text(label), "left long")
+        for at, label in result.marks
     )
     return html.page(
         "pgoutput-fast demo",
@@ -26,7 +26,7 @@ def make_report(result: Result) -> str:
         f'<p class="verdict {kind}">{html.text(result.verdict)}</p>',
         html.figures(
             (f"{result.changes:,}", "changes in the tables"),
-            (f"{sum(one.rows for one in result.tables):,}", "rows compared with the server's"),
+            (f"{sum(table.rows for table in result.tables):,}", "rows compared with the server's"),
             (f"{result.backlog:,}", "changes made while the sync was down"),
             (f"{result.caught_up_seconds:.1f} s", "to catch up after the restart"),
             (f"{result.seconds:.0f} s", "from start to end"),

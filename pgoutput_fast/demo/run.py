@@ -111,9 +111,11 @@ class Result:
     @property
     def verdict(self) -> str:
         """The result of the comparison, as a sentence."""
-        for one in self.tables:
-            if one.state != "equal":
-                return f"Not proved: {one.name} is {one.state}{one.why and f' ({one.why})'}."
+        for table in self.tables:
+            if table.state != "equal":
+                return (
+                    f"Not proved: {table.name} is {table.state}{table.why and f' ({table.why})'}."
+                )
         if self.doubled:
             return f"Not exactly once: {self.doubled:,} changes are in a change table twice."
         return (
@@ -361,14 +363,21 @@ class _Demonstration:
 
     def take_report(self, report: Report) -> None:
         self.result.exit_code = report.exit_code
-        found = {f"{one.namespace}.{one.name}": one for one in report.tables}
+        table_results = {
+            f"{table_result.namespace}.{table_result.name}": table_result
+            for table_result in report.tables
+        }
         for table in self.result.tables:
-            one = found.get(table.name)
-            if one is None:
+            table_result = table_results.get(table.name)
+            if table_result is None:
                 self.result.exit_code = self.result.exit_code or 2
                 continue
-            table.rows, table.state, table.why = one.rows, one.state, one.why
-            for difference in one.differences[:1]:
+            table.rows, table.state, table.why = (
+                table_result.rows,
+                table_result.state,
+                table_result.why,
+            )
+            for difference in table_result.differences[:1]:
                 table.why = json.dumps({"key": difference.key, "columns": difference.columns})
 
 
@@ -383,15 +392,17 @@ def changes_of(target: str, name: str) -> tuple[int, int]:
     file = target.removeprefix("duckdb:")
     own = "FILTER (op NOT IN ('read', 'truncate'))"
     counts = f"count(*), count(*) {own} - count(DISTINCT (commit_lsn, seq)) {own}"
-    with duckdb.connect(":memory:" if file == target else file, read_only=file != target) as found:
+    with duckdb.connect(
+        ":memory:" if file == target else file, read_only=file != target
+    ) as connection:
         if file != target:
-            rows = found.sql(f'FROM changes."{name}"')
+            rows = connection.sql(f'FROM changes."{name}"')
         else:
             from deltalake import DeltaTable
 
             files = DeltaTable(str(Path(target, "changes", name))).file_uris()
             if not files:
                 return 0, 0
-            rows = found.read_parquet(files)
+            rows = connection.read_parquet(files)
         ((count, doubled),) = rows.aggregate(counts).fetchall()
     return count, doubled
