@@ -84,16 +84,16 @@ def relation(table: Table, xid: int | None = None) -> bytes:
     return table.relation(xid)
 
 
-def type_(given: UserType, xid: int | None = None) -> bytes:
+def type_(user_type: UserType, xid: int | None = None) -> bytes:
     """Make a Type, which announces a type.
 
     Parameters
     ----------
-    given : UserType
+    user_type : UserType
     xid : int, optional
         The xid of the subtransaction, inside a stream chunk.
     """
-    return given.frame(xid)
+    return user_type.frame(xid)
 
 
 def insert(table: Table | int, values: Row, xid: int | None = None) -> bytes:

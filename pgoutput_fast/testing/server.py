@@ -311,11 +311,11 @@ class MadeTransaction:
     def savepoint(self) -> Savepoint:
         """Begin a subtransaction; all changes belong to it until it ends."""
         self._must_be("open")
-        made = Savepoint(self, self._server._take_xid())
+        savepoint = Savepoint(self, self._server._take_xid())
         for outer in self._savepoints:
-            outer._inside.append(made.xid)
-        self._savepoints.append(made)
-        return made
+            outer._inside.append(savepoint.xid)
+        self._savepoints.append(savepoint)
+        return savepoint
 
     # What is sent.
 

@@ -147,7 +147,7 @@ def rows(table: Table, *, unchanged: bool = False) -> SearchStrategy[list[Any]]:
     unchanged : bool
         Whether to draw unchanged TOAST values.
     """
-    by_oid = {Table("t", {"c": given}).columns[0].type_id: drawn for given, drawn in _TYPES.items()}
+    by_oid = {Table("t", {"c": type_}).columns[0].type_id: drawn for type_, drawn in _TYPES.items()}
     kinds = [by_oid[column.type_id] for column in table.columns]
     others = [st.none(), *([st.just(UNCHANGED)] if unchanged else [])]
     return st.tuples(*(st.one_of(kind, *others) for kind in kinds)).map(list)
@@ -260,22 +260,22 @@ class _DrawnHistory:
     def begin(self) -> None:
         if len(self.open) < 3:
             origin = self.draw(st.one_of(st.none(), names()))
-            made = self.server.begin(origin, self.draw(_FIELDS["lsn"]()))
-            self.open.append(made)
-            self.savepoints[made.xid] = []
+            transaction = self.server.begin(origin, self.draw(_FIELDS["lsn"]()))
+            self.open.append(transaction)
+            self.savepoints[transaction.xid] = []
 
     def change(self) -> None:
         transaction = self.one()
         table = self.draw(st.sampled_from(self.tables))
         new, old = rows(table, unchanged=True), rows(table)
-        what = self.draw(st.sampled_from("IIUDTM"))
-        if what == "I":
+        tag = self.draw(st.sampled_from("IIUDTM"))
+        if tag == "I":
             transaction.insert(table, self.draw(old))
-        elif what == "U":
+        elif tag == "U":
             transaction.update(table, self.draw(new), self.draw(st.one_of(st.none(), old)))
-        elif what == "D":
+        elif tag == "D":
             transaction.delete(table, self.draw(old))
-        elif what == "T":
+        elif tag == "T":
             several = st.lists(st.sampled_from(self.tables), min_size=1, unique_by=id)
             transaction.truncate(self.draw(several), self.draw(st.integers(0, 3)))
         else:
@@ -287,11 +287,11 @@ class _DrawnHistory:
 
     def end_savepoint(self) -> None:
         """End a savepoint, and with it the savepoints inside it."""
-        held = self.savepoints[self.one().xid]
-        if held:
-            number = self.draw(st.integers(0, len(held) - 1))
-            chosen = held[number]
-            del held[number:]
+        savepoints = self.savepoints[self.one().xid]
+        if savepoints:
+            number = self.draw(st.integers(0, len(savepoints) - 1))
+            chosen = savepoints[number]
+            del savepoints[number:]
             self.draw(st.sampled_from((chosen.release, chosen.rollback)))()
 
     def stream(self) -> None:
@@ -305,12 +305,12 @@ class _DrawnHistory:
 
     def end(self) -> None:
         """Commit or abort a transaction that is open or prepared."""
-        found = [*self.open, *self.prepared]
-        if found:
-            chosen = self.draw(st.sampled_from(found))
-            for held in (self.open, self.prepared):
-                if chosen in held:
-                    held.remove(chosen)
+        unfinished = [*self.open, *self.prepared]
+        if unfinished:
+            chosen = self.draw(st.sampled_from(unfinished))
+            for transactions in (self.open, self.prepared):
+                if chosen in transactions:
+                    transactions.remove(chosen)
             self.draw(st.sampled_from((chosen.commit, chosen.commit, chosen.abort)))()
 
     def outside(self) -> None:

@@ -194,19 +194,19 @@ def text_of(value: Any) -> Any:
     return value
 
 
-def _type_of(given: TypeSpec) -> tuple[int, int]:
+def _type_of(type_: TypeSpec) -> tuple[int, int]:
     """Return the OID and the modifier of a type."""
-    if isinstance(given, UserType):
-        return given.oid, -1
-    if isinstance(given, tuple):
-        return _type_of(given[0])[0], given[1]
-    if isinstance(given, int):
-        return given, -1
-    matched = _WITH_MODIFIER.fullmatch(given)
-    name = matched[1] if matched else given
+    if isinstance(type_, UserType):
+        return type_.oid, -1
+    if isinstance(type_, tuple):
+        return _type_of(type_[0])[0], type_[1]
+    if isinstance(type_, int):
+        return type_, -1
+    matched = _WITH_MODIFIER.fullmatch(type_)
+    name = matched[1] if matched else type_
     if name not in _OIDS:
         raise PgOutputError(
-            f"no built-in type has the name {given!r}",
+            f"no built-in type has the name {type_!r}",
             code="unfit_input",
             hint="Give its OID, or a UserType",
         )

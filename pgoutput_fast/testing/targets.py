@@ -72,12 +72,12 @@ def check_target(
             killed = _run(place, change_log, connect, kills)
             if killed is not None:
                 _run(place, change_log, connect, None)
-            found = _all(read)
+            actual = _all(read)
             where = "without a kill" if killed is None else f"killed before {killed}, call {kills}"
             for name in wanted:
-                if found[name] != wanted[name]:
+                if actual[name] != wanted[name]:
                     raise AssertionError(
-                        f"{name}, {where}: it has {found[name]}, and should have {wanted[name]}"
+                        f"{name}, {where}: it has {actual[name]}, and should have {wanted[name]}"
                     )
             if killed is None:
                 return kills
@@ -192,19 +192,23 @@ def _all(
     read: Callable[[str], Iterable[Mapping[str, Any]]],
 ) -> dict[str, list[tuple[Any, ...]]]:
     """Return the changes of each table, in their order."""
-    found = {}
+    changes = {}
     for name in (stored_table("public", "customers"), stored_table("Odd Schema", 'My "Ü".1')):
         rows = [row for version in _VERSIONS for row in read(name + version)]
-        found[name] = sorted(
+        changes[name] = sorted(
             (
                 int(row["commit_lsn"]),
                 int(row["seq"]),
                 str(row["op"]),
-                {key: str(one) for key, one in (row["after"] or {}).items() if one is not None},
+                {
+                    key: str(value)
+                    for key, value in (row["after"] or {}).items()
+                    if value is not None
+                },
             )
             for row in rows
         )
-    return found
+    return changes
 
 
 def _write(directory: Path) -> None:
