@@ -53,7 +53,7 @@ _ROWS = frozenset(b"IUDT")
 _XID = slice(
     offset_of("I", "xid", in_stream=True), offset_of("I", "xid", in_stream=True) + XID_SIZE
 )
-_Found = Transaction | TransactionGroup
+_Arrival = Transaction | TransactionGroup
 
 
 class Assembler:
@@ -215,8 +215,8 @@ class Assembler:
     def _extend_stretch(self, begin: int) -> None:
         """Note that a transaction was prepared."""
         if self._keeps_in_memory:
-            kept = {one: end for one, end in self._stretches.items() if end > self._safe_lsn}
-            since = next((one for one, end in kept.items() if end == math.inf), begin)
+            kept = {start: end for start, end in self._stretches.items() if end > self._safe_lsn}
+            since = next((start for start, end in kept.items() if end == math.inf), begin)
             kept.pop(since, None)
             self._stretches = {**kept, min(since, begin): math.inf}
 
@@ -230,7 +230,7 @@ class Assembler:
 
     def _stages(self) -> Iterator[Stage]:
         yield from self._streams.values()
-        yield from (one.stage for one in self._prepared.values())
+        yield from (prepared.stage for prepared in self._prepared.values())
         if self._begin is not None and self._begin.stage is not None:
             yield self._begin.stage
 
@@ -271,26 +271,26 @@ class Assembler:
         # Not in the generator: all frames are taken now.
         return _one_by_one(self.feed_groups(runs_of(frames, offsets, lsns)))
 
-    def feed_groups(self, runs: list[Run]) -> Iterator[_Found]:
+    def feed_groups(self, runs: list[Run]) -> Iterator[_Arrival]:
         """Take the next frames, as :meth:`feed` does, given as runs.
 
         Consecutive transactions that announce no relation or type are given as groups.
         """
-        found: list[_Found] = []
+        arrivals: list[_Arrival] = []
         error: PgOutputError | None = None
         self._frames = 0
         try:
             for run in runs:
-                self._take(run, found)
+                self._take(run, arrivals)
                 self._frames += len(run)
         except PgOutputError as refused:
             error = refused
-        return _delivered(found, error)
+        return _delivered(arrivals, error)
 
     # --- runs
 
-    def _take(self, run: Run, found: list[_Found]) -> None:
-        """Take the frames of a run; transactions that end in it go to `found`."""
+    def _take(self, run: Run, arrivals: list[_Arrival]) -> None:
+        """Take the frames of a run; transactions that end in it go to `arrivals`."""
         scans = twin("transactions._scan")
         if self._begin is not None:
             self._begin.start = 0
@@ -304,7 +304,7 @@ class Assembler:
                         run.part(start, end), table, self._context, self._followers
                     ).beyond(self.known_lsn)
                     if group is not None:
-                        found.append(group)
+                        arrivals.append(group)
                 start = end
                 if start == count:
                     break
@@ -313,27 +313,27 @@ class Assembler:
             if in_chunk:
                 self._take_chunk(run, start, end, marks)
             else:
-                self._take_plain(run, start, end, marks, found)
+                self._take_plain(run, start, end, marks, arrivals)
             start = end
         if self._begin is not None:
             self._hold(run, count)
         self._keep_to_budget()
 
     def _at(self, error: DecodeError, index: int) -> DecodeError:
-        """`error` of a frame of the current run, with the frame's index in this call."""
+        """Return the error of a frame of the current run, with the frame's index in this call."""
         error.frame = self._frames + index
         return error
 
     def _rare(self, run: Run, index: int) -> Any:
-        """A frame of a run, decoded."""
+        """Decode a frame of a run."""
         try:
             return decode_rare(run.frame(index), self._chunk is not None, self._encoding)
         except DecodeError as error:
             raise self._at(error, index) from None
 
-    def _refuse(self, run: Run, index: int, found: str) -> NoReturn:
+    def _refuse(self, run: Run, index: int, text: str) -> NoReturn:
         try:
-            fail("stream_order", run.frame(index), 0, found=found)
+            fail("stream_order", run.frame(index), 0, found=text)
         except DecodeError as error:
             raise self._at(error, index) from None
 
@@ -350,8 +350,8 @@ class Assembler:
                 stage.note(int.from_bytes(frame[_XID], "big"), first + index)
                 continue
             if tag not in b"RYMOE":
-                found = f"a stream chunk of xid {self._chunk} contains a frame not allowed there"
-                self._refuse(run, index, found)
+                text = f"a stream chunk of xid {self._chunk} contains a frame not allowed there"
+                self._refuse(run, index, text)
             message = self._rare(run, index)
             if isinstance(message, (Relation, Type)):
                 stage.note(cast("int", message.xid), first + index)
@@ -379,7 +379,7 @@ class Assembler:
         start: int,
         end: int,
         marks: list[tuple[int, int]],
-        found: list[_Found],
+        arrivals: list[_Arrival],
     ) -> None:
         """Take frames outside of stream chunks, as far as a scan has gone."""
         position = start
@@ -388,13 +388,13 @@ class Assembler:
                 self._refuse(run, position, "a change came outside of any transaction")
             position = index + 1
             if self._begin is not None:
-                self._in_transaction(run, index, tag, found)
+                self._in_transaction(run, index, tag, arrivals)
             else:
-                self._outside(run, index, tag, found)
+                self._outside(run, index, tag, arrivals)
         if end > position and self._begin is None:
             self._refuse(run, position, "a change came outside of any transaction")
 
-    def _in_transaction(self, run: Run, index: int, tag: int, found: list[_Found]) -> None:
+    def _in_transaction(self, run: Run, index: int, tag: int, arrivals: list[_Arrival]) -> None:
         """Take a frame between Begin and Commit, or Begin Prepare and Prepare, that is no row."""
         begin = cast("OpenTransaction", self._begin)
         if tag == ord("C") and not begin.prepares:
@@ -412,8 +412,8 @@ class Assembler:
                 parts = stage
             self._begin = None
             self._deliver(
-                found, "commit", begin.xid, commit.commit_lsn, commit.end_lsn, commit.commit_time,
-                begin.origin, None, parts, begin.announced,
+                arrivals, "commit", begin.xid, commit.commit_lsn, commit.end_lsn,
+                commit.commit_time, begin.origin, None, parts, begin.announced,
             )  # fmt: skip
             return
         if tag not in (b"RYMOP" if begin.prepares else b"RYMO"):
@@ -430,10 +430,10 @@ class Assembler:
                 stage.origin = begin.origin
                 stage.announced = begin.announced
             self._begin = None
-            self._prepare(message, stage, found)
+            self._prepare(message, stage, arrivals)
 
     def _hot(self, run: Run, index: int) -> Any:
-        """A Begin or Commit of a run, decoded."""
+        """Decode a Begin or Commit of a run."""
         try:
             return implementation.decode(run.frame(index), False)
         except DecodeError as error:
@@ -449,7 +449,7 @@ class Assembler:
         if begin.start < end:
             begin.stage.add(run.part(begin.start, end))
 
-    def _outside(self, run: Run, index: int, tag: int, found: list[_Found]) -> None:
+    def _outside(self, run: Run, index: int, tag: int, arrivals: list[_Arrival]) -> None:
         """Take a frame outside of transactions."""
         if tag == ord("B"):
             message = self._hot(run, index)
@@ -472,7 +472,7 @@ class Assembler:
         elif isinstance(message, StreamCommit):
             stage = self._stream_of(run, index, message.xid)
             self._deliver(
-                found, "commit", message.xid, message.commit_lsn, message.end_lsn,
+                arrivals, "commit", message.xid, message.commit_lsn, message.end_lsn,
                 message.commit_time, stage.origin, None, stage, stage.announced,
             )  # fmt: skip
         elif isinstance(message, StreamAbort):
@@ -483,17 +483,17 @@ class Assembler:
             elif message.xid in self._streams:
                 self._streams[message.xid].take_back(message.subxid)
         elif isinstance(message, StreamPrepare):
-            self._prepare(message, self._stream_of(run, index, message.xid), found)
+            self._prepare(message, self._stream_of(run, index, message.xid), arrivals)
         elif isinstance(message, BeginPrepare):
             self._begin = OpenTransaction(message.xid, index, prepares=True)
         elif isinstance(message, Prepare):
             # Some servers send no Begin Prepare if the transaction has no change.
-            self._prepare(message, None, found)
+            self._prepare(message, None, arrivals)
         elif isinstance(message, (CommitPrepared, RollbackPrepared)):
-            self._end_prepared(message, found)
+            self._end_prepared(message, arrivals)
         elif isinstance(message, LogicalMessage) and not message.transactional:
             self._deliver(
-                found, "message", None, message.lsn, message.lsn, None, None, None,
+                arrivals, "message", None, message.lsn, message.lsn, None, None, None,
                 run.part(index, index + 1), [],
             )  # fmt: skip
         else:
@@ -513,7 +513,7 @@ class Assembler:
         self,
         message: Prepare | StreamPrepare,
         stage: Stage | None,
-        found: list[_Found],
+        arrivals: list[_Arrival],
     ) -> None:
         key = (message.xid, message.gid)
         if not self._at_prepare:
@@ -530,7 +530,7 @@ class Assembler:
         delivered = Stage(None, in_stream=False)
         self._prepared[key] = Prepared(*key, message.prepare_lsn, delivered, [])
         self._deliver(
-            found, "prepare", message.xid, message.prepare_lsn, message.end_lsn,
+            arrivals, "prepare", message.xid, message.prepare_lsn, message.end_lsn,
             message.prepare_time, None if stage is None else stage.origin, message.gid, stage,
             [] if stage is None else stage.announced,
         )  # fmt: skip
@@ -538,7 +538,7 @@ class Assembler:
     def _end_prepared(
         self,
         message: CommitPrepared | RollbackPrepared,
-        found: list[_Found],
+        arrivals: list[_Arrival],
     ) -> None:
         key = (message.xid, message.gid)
         commits = isinstance(message, CommitPrepared)
@@ -571,13 +571,13 @@ class Assembler:
         elif not commits:
             return
         self._deliver(
-            found, kind, message.xid, lsn, end, time, None if stage is None else stage.origin,
+            arrivals, kind, message.xid, lsn, end, time, None if stage is None else stage.origin,
             message.gid, stage, [] if stage is None else stage.announced,
             None if prepared is None else prepared.known,
         )  # fmt: skip
 
     def _known_to(self, stage: Stage) -> list[bytes]:
-        """The Types and Relations that a prepared transaction uses, as they were before it.
+        """Return the Types and Relations that a prepared transaction uses, as they were before it.
 
         For a keeper all of them, as a later process has none; else those that were announced in
         transactions not given out, and that it announces in another form itself.
@@ -594,16 +594,18 @@ class Assembler:
         uses = twin("transactions._scan").first_uses
         used: dict[int, None] = {}
         for run in stage.runs():
-            used |= dict.fromkeys(one for one, _ in uses(run.data, run.offsets, relations))
+            used |= dict.fromkeys(
+                relation_id for relation_id, _ in uses(run.data, run.offsets, relations)
+            )
         known: list[bytes] = []
         for relation_id in used:
             known += self._pending.get(relation_id) or self._frames_of(relation_id)
         return known
 
     def _frames_of(self, relation_id: int) -> list[bytes]:
-        """The Types and the Relation of a relation that is known."""
+        """Return the Types and the Relation of a relation that is known."""
         types = self._state.plans[relation_id].types
-        known = [one.frame for oid, one in self._state.types.items() if oid in types]
+        known = [type_.frame for oid, type_ in self._state.types.items() if oid in types]
         return [*known, self._state.relations[relation_id].frame]
 
     def restore(self, kept: Prepared) -> None:
@@ -616,7 +618,7 @@ class Assembler:
 
     def _deliver(
         self,
-        found: list[_Found],
+        arrivals: list[_Arrival],
         kind: Kind,
         xid: int | None,
         commit_lsn: int,
@@ -628,7 +630,7 @@ class Assembler:
         announced: list[tuple[int, bytes]],
         known: list[bytes] | None = None,
     ) -> None:
-        """Append a transaction, which is whole now, to `found`; `known` is a prepared one's.
+        """Append a transaction, which is whole now, to `arrivals`; `known` is a prepared one's.
 
         Relations and Types that were announced before are left out of its content, as it depends on
         the protocol version and the server's caches how often they are repeated.
@@ -660,7 +662,7 @@ class Assembler:
         before = self._context
         if kept:
             self._context = Context(before, kept, self._state)
-        found.append(
+        arrivals.append(
             made(
                 (kind, xid, commit_lsn, end_lsn, commit_time, origin, gid),
                 (
@@ -685,7 +687,7 @@ class Assembler:
     def _missing(
         self, parts: Run | Stage, announced: list[tuple[int, bytes]], known: list[bytes] | None
     ) -> list[tuple[int, list[bytes]]]:
-        """The Relations and Types that a transaction uses, and only one announced not given out.
+        """Return the Relations and Types that a transaction uses and no delivered one announced.
 
         Returns
         -------
@@ -694,29 +696,35 @@ class Assembler:
             Relation.
         """
         own = first_announcements(announced)
-        found: list[tuple[int, list[bytes]]] = []
+        missing: list[tuple[int, list[bytes]]] = []
         if not (isinstance(parts, Stage) and parts.in_stream):
-            held = dict(self._pending)
+            pending = dict(self._pending)
             if known is not None:
                 # What it announced itself has been awaited since its PREPARE.
                 before = dict(by_relation(known))
-                held = {one: frames for one, frames in held.items() if one not in own}
-                held |= {one: before[one] for one in before.keys() & own.keys()}
+                pending = {
+                    relation_id: frames
+                    for relation_id, frames in pending.items()
+                    if relation_id not in own
+                }
+                pending |= {
+                    relation_id: before[relation_id] for relation_id in before.keys() & own.keys()
+                }
             uses = twin("transactions._scan").first_uses
             first = 0
             for run in [parts] if isinstance(parts, Run) else parts.runs():
-                if not held:
+                if not pending:
                     break
-                for relation_id, index in uses(run.data, run.offsets, held.keys()):
-                    frames = held.pop(relation_id)
+                for relation_id, index in uses(run.data, run.offsets, pending.keys()):
+                    frames = pending.pop(relation_id)
                     self._pending.pop(relation_id, None)
                     # A transaction that alters a table may have rows of it before and after that.
                     if relation_id not in own or first + index < own[relation_id]:
-                        found.append((first + index, frames))
+                        missing.append((first + index, frames))
                 first += len(run)
         for relation_id in own:
             self._pending.pop(relation_id, None)
-        return found
+        return missing
 
     def _keep_to_budget(self) -> None:
         """Move the largest transactions to files until all together take no more than allowed."""
@@ -788,12 +796,12 @@ class OpenTransaction:
         return index - self.start + (0 if self.stage is None else len(self.stage))
 
 
-def _one_by_one(found: Iterator[_Found]) -> Iterator[Transaction]:
-    for one in found:
-        yield from one.transactions()
+def _one_by_one(arrivals: Iterator[_Arrival]) -> Iterator[Transaction]:
+    for arrival in arrivals:
+        yield from arrival.transactions()
 
 
-def _delivered(found: list[_Found], error: PgOutputError | None) -> Iterator[_Found]:
-    yield from found
+def _delivered(arrivals: list[_Arrival], error: PgOutputError | None) -> Iterator[_Arrival]:
+    yield from arrivals
     if error is not None:
         raise error

@@ -53,8 +53,8 @@ class Context:
             chain.append(context)
             context = cast("Context", context._parent)
         state = context._state.copy()
-        for one in reversed(chain):
-            for frame in one._frames:
+        for later in reversed(chain):
+            for frame in later._frames:
                 state.receive(frame)
         return state
 
@@ -107,8 +107,8 @@ def by_relation(frames: Iterable[bytes]) -> Iterator[tuple[int, list[bytes]]]:
 
 def first_announcements(announced: list[tuple[int, bytes]]) -> dict[int, int]:
     """Return the index of the first Relation of each relation."""
-    found: dict[int, int] = {}
+    indexes: dict[int, int] = {}
     for index, frame in announced:
         if frame[:1] == b"R":
-            found.setdefault(cast("int", relation_id_of(frame, in_stream=False)), index)
-    return found
+            indexes.setdefault(cast("int", relation_id_of(frame, in_stream=False)), index)
+    return indexes

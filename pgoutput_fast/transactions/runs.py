@@ -81,11 +81,11 @@ def runs_of(data: Any, offsets: Any, lsns: Any) -> list[Run]:
     PgOutputError
         A frame is null.
     """
-    found = twin("transactions._scan").packed(data, offsets)
-    count = sum(len(ends) - 1 for _, ends in found)
+    buffers = twin("transactions._scan").packed(data, offsets)
+    count = sum(len(ends) - 1 for _, ends in buffers)
     numbers = np.zeros(count, np.uint64) if lsns is None else lsns_of(lsns, count)
     runs, first = [], 0
-    for buffer, ends in found:
+    for buffer, ends in buffers:
         after = first + len(ends) - 1
         runs.append(Run(buffer, ends, numbers[first:after]))
         first = after

@@ -84,9 +84,9 @@ class Transaction:
         raise TypeError("a Transaction is made by an Assembler or a stream")
 
     def __repr__(self) -> str:
-        what = "" if self.kind == "commit" else f"{self.kind} of "
+        prefix = "" if self.kind == "commit" else f"{self.kind} of "
         number = "a message" if self.xid is None else f"xid {self.xid}"
-        return f"<Transaction: {what}{number}, commit at {format_lsn(self.commit_lsn)}>"
+        return f"<Transaction: {prefix}{number}, commit at {format_lsn(self.commit_lsn)}>"
 
     @property
     def commits(self) -> int:
@@ -129,7 +129,7 @@ class Transaction:
         follower.moved(decoder, self._after)
 
     def __iter__(self) -> Iterator[Content]:
-        """The messages, without Begin and Commit.
+        """Yield the messages, without Begin and Commit.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class Transaction:
         yield _single(commit, self.end_lsn)
 
     def _edited(self, run: Run, first: int) -> Iterator[Run]:
-        """The frames of a run without those to be dropped, and with those to be inserted.
+        """Yield the frames of a run without the dropped ones, and with the inserted ones.
 
         `first` is the index of the run's first frame in the transaction.
         """
@@ -341,7 +341,7 @@ _COMMIT, _END, _TIME = 2, 3, 4  # columns of a group's table
 
 
 def _first(mask: Any) -> int:
-    """The index of the first one that is true; the number of all if none is."""
+    """Return the index of the first true element; the number of elements if none is true."""
     return int(mask.argmax()) if mask.any() else len(mask)
 
 
@@ -358,5 +358,5 @@ def made(said: tuple[Any, ...], kept: tuple[Any, ...]) -> Transaction:
 
 
 def _single(frame: bytes, lsn: int) -> Run:
-    """One frame as a run."""
+    """Return one frame as a run."""
     return Run(frame, np.array([0, len(frame)], np.int64), np.array([lsn], np.uint64))
