@@ -152,10 +152,10 @@ if not _typing.TYPE_CHECKING:  # with __getattr__, type checkers would accept an
 
             return importlib.import_module(f"{__name__}.{name}")
         if name == "ChangeBatch":  # its module imports NumPy
-            found = _twin("columnar._batch").ChangeBatch
-            _belongs_here(found)
-            globals()[name] = found
-            return found
+            batch_class = _twin("columnar._batch").ChangeBatch
+            _belongs_here(batch_class)
+            globals()[name] = batch_class
+            return batch_class
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -15,7 +15,7 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, Pg
 
 
 def unreadable(
-    path: object, error: Exception, what: str = "", hint: str = "Restore it"
+    path: object, error: Exception, purpose: str = "", hint: str = "Restore it"
 ) -> PgOutputError:
     """Return the error for a JSON file that can't be read or has an unexpected form.
 
@@ -25,7 +25,7 @@ def unreadable(
         The file.
     error : OSError or one of `MALFORMED`
         The reason.
-    what : str, optional
+    purpose : str, optional
         The purpose of the file, as a clause: "which says …".
     hint : str, optional
         What to do.
@@ -35,7 +35,7 @@ def unreadable(
     else:
         code, why = "damaged", error.message if isinstance(error, PgOutputError) else str(error)
     return PgOutputError(
-        f"can't read {path} ({printable(why)})" + (f", {what}" if what else ""),
+        f"can't read {path} ({printable(why)})" + (f", {purpose}" if purpose else ""),
         code=code,
         path=str(path),
         hint=hint,
@@ -73,21 +73,21 @@ def of_form(value: object, form: Any, place: str = "") -> Any:
         return value
     origin, arguments = typing.get_origin(form), typing.get_args(form)
     if origin in (types.UnionType, typing.Union):
-        fitting = next((one for one in arguments if _is_one(value, one)), None)
+        fitting = next((argument for argument in arguments if _is_one(value, argument)), None)
         if fitting is None:
             raise _unlike(value, form, place)
         return of_form(value, fitting, place)
     if origin in (list, tuple):
         if not isinstance(value, list):
             raise _unlike(value, form, place)
-        items = (of_form(one, arguments[0], f"{place}[{i}]") for i, one in enumerate(value))
+        items = (of_form(item, arguments[0], f"{place}[{i}]") for i, item in enumerate(value))
         return origin(items)
     if origin is dict:
         if not isinstance(value, dict):
             raise _unlike(value, form, place)
         return {
-            key: of_form(one, arguments[1], f"{place}.{key}".lstrip("."))
-            for key, one in value.items()
+            key: of_form(item, arguments[1], f"{place}.{key}".lstrip("."))
+            for key, item in value.items()
         }
     if dataclasses.is_dataclass(form) or typing.is_typeddict(form):
         return form(**_fields(value, form, place))
@@ -120,10 +120,10 @@ def _fields(value: object, form: Any, place: str) -> dict[str, Any]:
     missing = sorted(forms.keys() - value.keys() - optional)
     unknown = sorted(value.keys() - forms.keys())
     if missing or unknown:
-        what = f"lacks {missing[0]!r}" if missing else f"has an unknown {unknown[0][:40]!r}"
-        raise ValueError(f"{place or 'it'} {what}")
+        problem = f"lacks {missing[0]!r}" if missing else f"has an unknown {unknown[0][:40]!r}"
+        raise ValueError(f"{place or 'it'} {problem}")
     return {
-        key: of_form(one, forms[key], f"{place}.{key}".lstrip(".")) for key, one in value.items()
+        key: of_form(item, forms[key], f"{place}.{key}".lstrip(".")) for key, item in value.items()
     }
 
 

@@ -35,7 +35,7 @@ _RESTART_TIMEOUT = 30.0
 
 
 def _die_with_keeper() -> None:
-    """In the forked child: have Linux stop the server when this keeper is killed."""
+    """Have Linux stop the server when this keeper is killed. Call this in the forked child."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
 

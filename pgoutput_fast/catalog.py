@@ -335,12 +335,12 @@ def catalog_of(
     from .publications import Publications
 
     try:
-        found = Publications(connection, publications)
-        every_published = found.published()
-        tables = [one.table for one in every_published]
+        publication_set = Publications(connection, publications)
+        every_published = publication_set.published()
+        tables = [relation.table for relation in every_published]
         ids = [table.oid for table in tables]
-        below = found.partitions()
-        leaves_of = {oid: sorted(below.get(oid, ()), key=lambda one: one.oid) for oid in ids}
+        below = publication_set.partitions()
+        leaves_of = {oid: sorted(below.get(oid, ()), key=lambda leaf: leaf.oid) for oid in ids}
         partitions = {oid: [leaf.oid for leaf in leaves] for oid, leaves in leaves_of.items()}
         every = [*ids, *(leaf for leaves in partitions.values() for leaf in leaves)]
         indexes: list[Any] = connection.execute(_INDEXES, [ids]).fetchall()
@@ -355,8 +355,11 @@ def catalog_of(
         raise server_error("can't read the catalogue", str(error), error.sqlstate) from error
     columns_of: dict[int, list[CatalogColumn]] = {oid: [] for oid in every}
     sent = {
-        one.table.oid: [found.sent(publication, one.table) for publication in one.publications]
-        for one in every_published
+        relation.table.oid: [
+            publication_set.sent(publication, relation.table)
+            for publication in relation.publications
+        ]
+        for relation in every_published
     }
     for oid, *fields in columns:
         column = CatalogColumn(*fields)
@@ -375,7 +378,9 @@ def catalog_of(
                 name=table.name,
                 kind=table.kind,
                 replica_identity=table.replica_identity,
-                root_id=found.ancestors(table)[-1].oid if table.parent is not None else None,
+                root_id=publication_set.ancestors(table)[-1].oid
+                if table.parent is not None
+                else None,
                 partition_ids=tuple(partitions[table.oid]),
                 primary_key=primary_keys.get(table.oid, ()),
                 identity_index=identity_indexes.get(table.oid, ()),
@@ -404,16 +409,16 @@ def _with_missing(
         return tuple(columns)
     result = []
     for column in columns:
-        found = {
+        missing_values = {
             (leaf_column.has_missing, leaf_column.missing)
             for leaf in leaves
             for leaf_column in leaf
             if leaf_column.name == column.name and leaf_column.has_missing
         }
-        if len(found) == 1:
-            has_missing, missing = found.pop()
+        if len(missing_values) == 1:
+            has_missing, missing = missing_values.pop()
             column = dataclasses.replace(column, has_missing=has_missing, missing=missing)
-        elif found:
+        elif missing_values:
             column = dataclasses.replace(column, has_default=True)
         result.append(column)
     return tuple(result)

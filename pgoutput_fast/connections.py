@@ -218,22 +218,24 @@ _PING_TIMEOUT = 2  # seconds
 def _is_retryable(text: str, sqlstate: str | None) -> bool:
     if sqlstate is None:
         lines = _NAMED.sub("", text).splitlines()
-        return not any(_FINAL_TEXT.search(one) and not _PASSING_TEXT.search(one) for one in lines)
+        return not any(
+            _FINAL_TEXT.search(line) and not _PASSING_TEXT.search(line) for line in lines
+        )
     return bool({sqlstate, sqlstate[:2]} & _RETRYABLE) and sqlstate not in _FINAL
 
 
-def _is_unclear(text: str, given: str) -> bool:
-    """Whether a failure to connect, which counts as retryable, may in fact be permanent.
+def _is_unclear(text: str, connection_string: str) -> bool:
+    """Return whether a failure to connect that counts as retryable may in fact be permanent.
 
     Before a session has settings, servers write messages in many languages. libpq's ping says
     whether a server accepts connections at the moment. If it does, but refused this connection in
     unknown words, it may have no connection left, or the password may be wrong.
     """
     words = _SERVERS_WORDS.findall(_NAMED.sub("", text))
-    if all(_PASSING_TEXT.search(one) for one in words):
+    if all(_PASSING_TEXT.search(phrase) for phrase in words):
         return False
     # No other Python thread runs during the ping, so it has a short timeout.
-    asked = conninfo.make_conninfo(given, connect_timeout=_PING_TIMEOUT)
+    asked = conninfo.make_conninfo(connection_string, connect_timeout=_PING_TIMEOUT)
     return pq.PGconn.ping(asked.encode()) == pq.Ping.OK
 
 
@@ -245,8 +247,8 @@ def _code_of(text: str, sqlstate: str | None, codes: Mapping[str, str]) -> str:
     if sqlstate is None:
         return "connection_lost" if _is_retryable(text, None) else "connection_refused"
     known = {**_CODES, **codes}
-    found = (known[one] for one in (sqlstate, sqlstate[:2]) if one in known)
-    return next(found, "server_refused")
+    matching_codes = (known[key] for key in (sqlstate, sqlstate[:2]) if key in known)
+    return next(matching_codes, "server_refused")
 
 
 def server_error(
@@ -295,7 +297,7 @@ def server_error(
 def _in_one_line(text: str) -> str:
     """Join the lines of a text, with a semicolon after a line without punctuation at its end."""
     said = ""
-    for line in filter(None, (" ".join(one.split()) for one in text.splitlines())):
+    for line in filter(None, (" ".join(part.split()) for part in text.splitlines())):
         said += ("; " if said[-1:].isalnum() or said[-1:] in tuple(")\"'") else " ") * bool(said)
         said += line
     return said
@@ -417,16 +419,16 @@ class ConnectionParameters:
     ) -> None:
         if dsn is not None and not isinstance(dsn, str):
             raise TypeError(f"the connection string must be a str, not {type(dsn).__name__}")
-        given = {name: str(value) for name, value in (keywords or {}).items() if value is not None}
+        values = {name: str(value) for name, value in (keywords or {}).items() if value is not None}
         known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-        for name in given.keys() - known:
+        for name in values.keys() - known:
             hint = near(name, [*known, *arguments])
             raise TypeError(
                 f"there is no argument {name!r}, and libpq has no parameter of this name. {hint}"
             )
         parameters, why = None, ""
         try:
-            parameters = conninfo.conninfo_to_dict(dsn or "", **given)
+            parameters = conninfo.conninfo_to_dict(dsn or "", **values)
         except psycopg.Error as error:
             why = _unknown_parameter(str(error), dsn or "", known)
         if parameters is None:
@@ -439,7 +441,7 @@ class ConnectionParameters:
                 hint="Write it as 'host=… dbname=…' or 'postgresql://user@host/dbname'. In a URL, "
                 "write special characters as %XX",
             )
-        _check_shown(dsn or "", parameters, given)
+        _check_shown(dsn or "", parameters, values)
         # Remove these secrets from messages. Leave out very short ones, as ordinary words contain
         # them.
         self._secrets = [
@@ -476,7 +478,7 @@ class ConnectionParameters:
 
     def of_server(self, host: bytes, address: bytes, port: bytes) -> ConnectionParameters:
         """Return these parameters for one server, given by libpq's host, address and port."""
-        one: dict[str, object] = {
+        parameters: dict[str, object] = {
             **self._parameters,
             "host": host.decode(),
             "hostaddr": address.decode() if address and not host.startswith(b"/") else None,
@@ -484,7 +486,7 @@ class ConnectionParameters:
             "target_session_attrs": None,
             "load_balance_hosts": None,
         }
-        return ConnectionParameters(None, one)
+        return ConnectionParameters(None, parameters)
 
     def open(self, *, replication: bool) -> psycopg.Connection[tuple[object, ...]]:
         """Connect with autocommit, and set `SESSION_SETTINGS`.
@@ -500,19 +502,19 @@ class ConnectionParameters:
             The server can't be reached or refuses the connection. The message has no secret.
         """
         mode = {"replication": "database"} if replication else {}
-        given = conninfo.make_conninfo("", **self._parameters, **mode)
+        connection_string = conninfo.make_conninfo("", **self._parameters, **mode)
         refused = None
         try:
             # Do not prepare statements: a walsender has only the simple query protocol.
             connection = psycopg.Connection.connect(
-                given,
+                connection_string,
                 autocommit=True,
                 prepare_threshold=None,
             )
         except psycopg.Error as error:
             text = self.without_secrets(str(error))
             refused = server_error("can't connect", text, error.sqlstate)
-            if isinstance(refused, RetryableError) and _is_unclear(text, given):
+            if isinstance(refused, RetryableError) and _is_unclear(text, connection_string):
                 refused = RetryableError(
                     f"{refused.message}; this may not pass by itself: only messages in English say "
                     f"whether to try again",
@@ -552,11 +554,11 @@ def _unknown_parameter(said: str, dsn: str, known: Collection[str]) -> str:
     match = re.search(r'"([a-z_]+)"', said)
     if match is None:
         return ""
-    before, found, _ = dsn.rpartition(f"{match[1]}=")
+    before, parameter, _ = dsn.rpartition(f"{match[1]}=")
     close = difflib.get_close_matches(match[1], known, 1)
-    behind_secret = any(one in before for one in _SECRETS)
+    behind_secret = any(secret in before for secret in _SECRETS)
     in_secret = "://" in before and "@" in dsn.partition("?")[2]
-    if not close or not found or behind_secret or in_secret:
+    if not close or not parameter or behind_secret or in_secret:
         return ""
     return f": libpq has no parameter {match[1]!r}, did you mean {close[0]!r}?"
 
@@ -612,7 +614,7 @@ _SEPARATED = (
 
 
 def _may_have_a_password(name: str, value: str) -> bool:
-    """Whether a parameter's value has other parameters, or is no host or port."""
+    """Return whether a parameter's value has other parameters, or is no host or port."""
     if name in ("host", "hostaddr"):
         # A directory of sockets may have any name.
         hosts = [host for host in value.split(",") if not host.startswith("/")]

@@ -109,9 +109,11 @@ def _candidate_bindirs(version: int) -> Iterator[Path]:
     yield Path(f"/usr/local/opt/postgresql@{version}/bin")
     pg_config = shutil.which("pg_config")
     if pg_config is not None:
-        found = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False)
-        if found.returncode == 0:
-            yield Path(found.stdout.strip())
+        result = subprocess.run(
+            [pg_config, "--bindir"], capture_output=True, text=True, check=False
+        )
+        if result.returncode == 0:
+            yield Path(result.stdout.strip())
 
 
 def find_server_bindir(version: int) -> Path:
@@ -346,15 +348,15 @@ class EmbeddedServer:
             bindir = find_server_bindir(self.version)
         else:
             bindir = self._bindir
-            found = _bindir_version(bindir)
-            if found is None:
+            version = _bindir_version(bindir)
+            if version is None:
                 raise PgOutputError(
                     f"{bindir} has no working PostgreSQL server",
                     code="bad_option",
                     parameter="bindir",
                     path=str(bindir),
                 )
-            self.version = found
+            self.version = version
         user = _User(self._user_name)
         try:
             self._make_directory(user)
@@ -502,13 +504,13 @@ class EmbeddedServer:
         choice(*signals).check("mode", mode)
         if self._keeper is None:
             raise PgOutputError("the embedded server is not running", code="unfit_input")
-        found = self._pid_file()
-        if not found or self._keeper.poll() is not None:
+        pid_lines = self._pid_file()
+        if not pid_lines or self._keeper.poll() is not None:
             raise PgOutputError(
                 f"the embedded server has stopped unexpectedly; the end of its log:\n{self.log()}",
                 code="process_failed",
             )
-        before = found[0]
+        before = pid_lines[0]
         pipe = cast("IO[bytes]", self._keeper.stdin)
         pipe.write(b"%d\n" % signals[mode])
         pipe.flush()

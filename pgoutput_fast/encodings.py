@@ -95,8 +95,8 @@ def python_encoding(name: str) -> str:
         raise TypeError(f"an encoding must be a str, not {type(name).__name__}")
     plain = "unicode" if is_sql_ascii(name) else _plain(name)
     try:
-        found = codecs.lookup(_POSTGRESQL_ENCODINGS.get(plain, name)).name
-        usable = "pgoutput".encode(found) == b"pgoutput"
+        codec = codecs.lookup(_POSTGRESQL_ENCODINGS.get(plain, name)).name
+        usable = "pgoutput".encode(codec) == b"pgoutput"
     except (LookupError, ValueError):
         usable = False
     if not usable:
@@ -106,11 +106,11 @@ def python_encoding(name: str) -> str:
             code="bad_option",
             parameter="encoding",
         )
-    if found in _OTHER_MAPS:
+    if codec in _OTHER_MAPS:
         raise PgOutputError(
             f"encoding {name[:40]!r}: Python's codec of that name makes other characters of some "
             "bytes than the server means",
             code="not_supported",
             hint="Set the session's client_encoding to UTF8, to which the server converts exactly",
         )
-    return found
+    return codec

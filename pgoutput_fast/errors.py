@@ -154,7 +154,7 @@ class PgOutputError(Exception):
         """
         shown = shown or _shown.get()
         wrong = "" if self.parameter is None else shown(Argument(self.parameter))
-        hint = "".join(one if isinstance(one, str) else shown(one) for one in self.hint)
+        hint = "".join(part if isinstance(part, str) else shown(part) for part in self.hint)
         text = f"{wrong.removesuffix('=')}: {self.message}" if wrong else self.message
         if self.code:
             text = f"{text.removesuffix('.')} [{self.code}]"
@@ -394,9 +394,9 @@ def printable(name: str) -> str:
     return name if name.isprintable() else repr(name)[1:-1]
 
 
-def counted(number: int, one: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Return a number with a noun: ``1 table``, ``2,000 tables``."""
-    return f"{number:,} {one}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def frame_bytes(frame: object) -> bytes:
@@ -454,8 +454,8 @@ def without_passwords(text: str) -> str:
     """
     text = _WORD.sub(lambda word: _without_url_password(word[0]), text)
     parts, end = [], 0
-    while (found := _SECRET.search(text, end)) is not None:
-        start = found.end()
+    while (match := _SECRET.search(text, end)) is not None:
+        start = match.end()
         value = _VALUES.get(text[start : start + 1], _VALUE).match(text, start)
         parts.append(text[end:start] + ("" if value is None else "***"))
         end = start if value is None else value.end()

@@ -105,9 +105,9 @@ def page(title: str, heading: str, lead: str, *content: str, refresh: int | None
     )
 
 
-def text(given: str) -> str:
+def text(content: str) -> str:
     """Return a text from elsewhere, such as a name, as HTML."""
-    return escape(printable(given))
+    return escape(printable(content))
 
 
 def figures(*pairs: tuple[str, str]) -> str:

@@ -55,18 +55,18 @@ def name_parts(text: str) -> list[NamePart]:
     PgOutputError
         The text is not a valid name.
     """
-    found: list[NamePart] = []
+    parts: list[NamePart] = []
     position = 0
     while match := _PART.match(text, position):
         quoted = match["quoted"]
-        found.append(
+        parts.append(
             NamePart(match["plain"], False)
             if quoted is None
             else NamePart(quoted.replace('""', '"'), True)
         )
         position = match.end()
         if position == len(text):
-            return found
+            return parts
         if text[position] != ".":
             break
         position += 1
@@ -96,7 +96,7 @@ def parse_name(text: str, form: str) -> tuple[str, ...]:
     parts = name_parts(text)
     if len(parts) != len(form.split(".")):
         raise PgOutputError(f"{text!r} is no name of the form {form}", code="unfit_input")
-    return tuple(one.name for one in parts)
+    return tuple(part.name for part in parts)
 
 
 def sql_name(*names: str) -> str:
@@ -132,14 +132,14 @@ def distinct_names(names: Iterable[str], reserved: Iterable[str] = ()) -> list[s
     """
     taken = {name.casefold() for name in reserved}
     begun = {start for name in taken for start in _beginnings(name)}
-    made = []
+    distinct = []
     for name in names:
         while _is_taken(name.casefold(), taken, begun):
             name = name.replace(".", "_") if "." in name else f"{name}_"
-        made.append(name)
+        distinct.append(name)
         taken.add(name.casefold())
         begun.update(_beginnings(name.casefold()))
-    return made
+    return distinct
 
 
 def _beginnings(name: str) -> Iterator[str]:
@@ -150,4 +150,6 @@ def _beginnings(name: str) -> Iterator[str]:
 
 
 def _is_taken(name: str, taken: Collection[str], begun: Collection[str]) -> bool:
-    return name in taken or name in begun or any(one in taken for one in _beginnings(name))
+    return (
+        name in taken or name in begun or any(beginning in taken for beginning in _beginnings(name))
+    )

@@ -50,7 +50,7 @@ class Numerics(NamedTuple):
     def shown(self) -> str:
         """The table and its columns, as SQL has them."""
         table = sql.Identifier(self.namespace, self.name).as_string(None)
-        columns = ", ".join(sql.Identifier(one).as_string(None) for one in self.columns)
+        columns = ", ".join(sql.Identifier(column).as_string(None) for column in self.columns)
         return f"{table} ({columns})"
 
 
@@ -64,7 +64,7 @@ def read_numerics(rows: Callable[..., list[Any]], oids: Sequence[int]) -> list[N
     oids : sequence of int
         The tables. The first 100,000 rows of each are read.
     """
-    found = []
+    numerics = []
     for namespace, name, columns in rows(_COLUMNS, list(oids)):
         shapes = []
         for column in columns:
@@ -73,22 +73,22 @@ def read_numerics(rows: Callable[..., list[Any]], oids: Sequence[int]) -> list[N
                 of, sql.Identifier(namespace, name), sql.Literal(_READ)
             )
             shapes += rows(sql.SQL(_SHAPES).format(c=of) + source)
-        scale, digits = (max(one) for one in zip(*shapes, strict=True))
-        found.append(Numerics(namespace, name, tuple(columns), digits, scale))
-    return found
+        scale, digits = (max(sizes) for sizes in zip(*shapes, strict=True))
+        numerics.append(Numerics(namespace, name, tuple(columns), digits, scale))
+    return numerics
 
 
-def proposed(found: Sequence[Numerics]) -> str | None:
+def proposed(numerics: Sequence[Numerics]) -> str | None:
     """Return the policy that has room for the values of all columns; None if no decimal has."""
-    digits, scale = max(one.digits for one in found), max(one.scale for one in found)
+    digits, scale = max(table.digits for table in numerics), max(table.scale for table in numerics)
     if digits + scale > _MOST:
         return None
     return f"numeric={min(_MOST, max(_LEAST, digits + scale + _ROOM))},{scale}"
 
 
-def advice(found: Sequence[Numerics]) -> str:
+def advice(numerics: Sequence[Numerics]) -> str:
     """Return what to do about such columns."""
-    policy = proposed(found)
+    policy = proposed(numerics)
     if policy is None:
         return (
             "their values have more digits than a decimal can hold: cast the text when you read it"

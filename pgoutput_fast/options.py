@@ -237,51 +237,53 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for one in self.options():
-            value = getattr(self, one.name)
-            if value is not None or not one.may_be_none:
-                one.kind.check(one.name, value)
-                if one.kind.normal is not None:
-                    object.__setattr__(self, one.name, one.kind.normal(value))
+        for field in self.options():
+            value = getattr(self, field.name)
+            if value is not None or not field.may_be_none:
+                field.kind.check(field.name, value)
+                if field.kind.normal is not None:
+                    object.__setattr__(self, field.name, field.kind.normal(value))
 
     @classmethod
     def options(cls) -> tuple[OptionField, ...]:
         """Return all options, in the order in which they are declared."""
         return tuple(
             OptionField(
-                one.name, one.metadata[_KIND], one.default, one.metadata[_HELP],
-                one.metadata[_FLAG], one.metadata[_DEFAULT], one.metadata[_NONE],
+                field.name, field.metadata[_KIND], field.default, field.metadata[_HELP],
+                field.metadata[_FLAG], field.metadata[_DEFAULT], field.metadata[_NONE],
             )
-            for one in dataclasses.fields(cls)
-            if _KIND in one.metadata
+            for field in dataclasses.fields(cls)
+            if _KIND in field.metadata
         )  # fmt: skip
 
 
-def options_of(kind: type[_Options], given: _Options | None, keywords: dict[str, Any]) -> _Options:
+def options_of(
+    kind: type[_Options], options: _Options | None, keywords: dict[str, Any]
+) -> _Options:
     """Return a function's options; callers pass them as an object, as keywords, or both.
 
     Parameters
     ----------
     kind : type
-    given : Options or None
+    options : Options or None
     keywords : dict
         The function removes the keywords that name an option.
     """
-    if given is not None and not isinstance(given, kind):
-        raise TypeError(f"options must be a {kind.__name__}, not {type(given).__name__}")
-    names = [one.name for one in dataclasses.fields(kind) if one.name in keywords]
+    if options is not None and not isinstance(options, kind):
+        raise TypeError(f"options must be a {kind.__name__}, not {type(options).__name__}")
+    names = [field.name for field in dataclasses.fields(kind) if field.name in keywords]
     values = {name: keywords.pop(name) for name in names}
-    return kind(**values) if given is None else dataclasses.replace(given, **values)
+    return kind(**values) if options is None else dataclasses.replace(options, **values)
 
 
 def arguments_of(function: Callable[..., Any], *kinds: type[Options]) -> set[str]:
     """Return the names of a function's arguments, and of the options that are its keywords."""
     own = inspect.signature(function).parameters.values()
-    names = {one.name for one in own if one.kind is not one.VAR_KEYWORD}
-    return names.union(*({one.name for one in kind.options()} for kind in kinds))
+    names = {parameter.name for parameter in own if parameter.kind is not parameter.VAR_KEYWORD}
+    return names.union(*({field.name for field in kind.options()} for kind in kinds))
 
 
 def near(name: str, known: Iterable[str]) -> str:
     """Return an error's suggestion for an unknown name: the known name that is most similar."""
-    found = difflib.get_close_matches(name, [*known], 1)
-    return f"Did you mean {found[0]}?" if found else ""
+    similar = difflib.get_close_matches(name, [*known], 1)
+    return f"Did you mean {similar[0]}?" if similar else ""

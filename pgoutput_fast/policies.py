@@ -119,7 +119,7 @@ def _is_shape(numeric: object) -> bool:
     return bool(1 <= precision <= 38 and 0 <= scale <= precision)
 
 
-def policies_of(given: Iterable[str]) -> Policies:
+def policies_of(texts: Iterable[str]) -> Policies:
     """Return the policies that are written as ``infinity=null``, ``numeric=10,2`` or ``arrays=2``.
 
     Raises
@@ -128,12 +128,12 @@ def policies_of(given: Iterable[str]) -> Policies:
         One is not written so, or is none.
     """
     chosen: dict[str, Any] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
+    for text in texts:
+        name, equals, value = text.partition("=")
         if not equals or name not in Policies.__dataclass_fields__:
             names = ", ".join(Policies.__dataclass_fields__)
             raise PgOutputError(
-                f"{one!r} is not NAME=VALUE with a NAME of {names}",
+                f"{text!r} is not NAME=VALUE with a NAME of {names}",
                 code="bad_option",
                 parameter="policies",
             )
@@ -143,13 +143,13 @@ def policies_of(given: Iterable[str]) -> Policies:
 
 def policy_texts(policies: Policies) -> list[str]:
     """Return the policies that are not the default, as :func:`policies_of` reads them."""
-    found = []
+    texts = []
     for name in Policies.__dataclass_fields__:
         value = getattr(policies, name)
         if value != getattr(_DEFAULT, name):
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            found.append(f"{name}={shown}")
-    return found
+            texts.append(f"{name}={shown}")
+    return texts
 
 
 def _value(name: str, value: str) -> Any:

@@ -286,7 +286,7 @@ class Publications:
                 wanted,
             )
         ]
-        ids = [one.oid for one in self.publications]
+        ids = [publication.oid for publication in self.publications]
         has_parts = version >= 150000
         parts = _ENTRY_PARTS if has_parts else "NULL, false, ARRAY[]::int[]"
         self._entries = {
@@ -300,8 +300,8 @@ class Publications:
             )
         }
         self.tables = {
-            found.oid: found
-            for found in (
+            table.oid: table
+            for table in (
                 CatalogRelation(*row) for row in _ask(connection, _TABLES, _FIRST_PUBLISHED)
             )
         }
@@ -310,23 +310,25 @@ class Publications:
 
     def published(self) -> list[PublishedRelation]:
         """Return the tables under which changes are published, in the order of their names."""
-        found: dict[int, PublishedRelation] = {}
+        relations: dict[int, PublishedRelation] = {}
         for leaf in self.tables.values():
             if leaf.kind == "r" and leaf.persistence == "p":
                 oid, publications, actions = self._publishing(leaf)
                 if publications:
                     new = PublishedRelation(self.tables[oid], publications, [], set(actions))
-                    one = found.setdefault(oid, new)
-                    one.leaves.append(leaf)
-                    one.actions.intersection_update(actions)
+                    relation = relations.setdefault(oid, new)
+                    relation.leaves.append(leaf)
+                    relation.actions.intersection_update(actions)
         # A root without partitions has no rows, but it is published too.
         for root in self.tables.values():
-            if root.kind == "p" and root.persistence == "p" and root.oid not in found:
+            if root.kind == "p" and root.persistence == "p" and root.oid not in relations:
                 oid, publications, actions = self._publishing(root)
-                publications = [one for one in publications if one.via_root]
+                publications = [publication for publication in publications if publication.via_root]
                 if oid == root.oid and publications:
-                    found[oid] = PublishedRelation(root, publications, [], actions)
-        return sorted(found.values(), key=lambda one: (one.table.namespace, one.table.name))
+                    relations[oid] = PublishedRelation(root, publications, [], actions)
+        return sorted(
+            relations.values(), key=lambda relation: (relation.table.namespace, relation.table.name)
+        )
 
     def _publishing(self, table: CatalogRelation) -> tuple[int, list[Publication], set[str]]:
         """Return the OID under which a table's rows are published, by which publications; actions.
@@ -336,7 +338,7 @@ class Publications:
         the table.
         """
         oid, level = table.oid, 0
-        found: list[Publication] = []
+        publications: list[Publication] = []
         actions: set[str] = set()
         for publication in self.publications:
             if not self.has(publication, table):
@@ -346,10 +348,10 @@ class Publications:
             if publication.via_root:
                 own, own_level = self._topmost(publication, table)
             if own_level > level:
-                oid, level, found = own.oid, own_level, []
+                oid, level, publications = own.oid, own_level, []
             if own_level == level:
-                found.append(publication)
-        return oid, found, actions
+                publications.append(publication)
+        return oid, publications, actions
 
     def has(self, publication: Publication, table: CatalogRelation) -> bool:
         """Return whether a publication has a table, or a partitioned table above it.
@@ -357,7 +359,7 @@ class Publications:
         The server sends no rows of temporary, unlogged and foreign tables, even if a publication
         has them.
         """
-        return any(self._names(publication, one) for one in (table, *self.ancestors(table)))
+        return any(self._names(publication, member) for member in (table, *self.ancestors(table)))
 
     def top(self, publication: Publication, table: CatalogRelation) -> CatalogRelation:
         """Return the topmost table above `table` that a publication names; or `table` itself."""
@@ -368,32 +370,32 @@ class Publications:
     ) -> tuple[CatalogRelation, int]:
         """Return the result of `top`, and how many levels above `table` it is."""
         levels = enumerate([table, *self.ancestors(table)])
-        named = [(one, level) for level, one in levels if self._names(publication, one)]
-        return max(named, key=lambda one: one[1], default=(table, 0))
+        named = [(member, level) for level, member in levels if self._names(publication, member)]
+        return max(named, key=lambda pair: pair[1], default=(table, 0))
 
     def ancestors(self, table: CatalogRelation) -> list[CatalogRelation]:
         """Return the partitioned tables above a partition, its parent first."""
-        found: list[CatalogRelation] = []
-        while table.parent in self.tables and len(found) < len(self.tables):
+        ancestors: list[CatalogRelation] = []
+        while table.parent in self.tables and len(ancestors) < len(self.tables):
             table = self.tables[table.parent]
-            found.append(table)
-        return found
+            ancestors.append(table)
+        return ancestors
 
     def partitions(self) -> dict[int, list[CatalogRelation]]:
         """Return the leaf partitions of each partitioned table, by its OID."""
-        found: dict[int, list[CatalogRelation]] = defaultdict(list)
+        partitions: dict[int, list[CatalogRelation]] = defaultdict(list)
         for table in self.tables.values():
             if table.kind != "p":
-                for one in self.ancestors(table):
-                    found[one.oid].append(table)
-        return found
+                for ancestor in self.ancestors(table):
+                    partitions[ancestor.oid].append(table)
+        return partitions
 
     def _names(self, publication: Publication, table: CatalogRelation) -> bool:
-        """Whether a publication names the table itself or its schema, or is FOR ALL TABLES."""
+        """Return whether a publication names the table or its schema, or is FOR ALL TABLES."""
         return (publication.oid, table.oid) in self._entries or self._is_whole(publication, table)
 
     def _is_whole(self, publication: Publication, table: CatalogRelation) -> bool:
-        """Whether a publication has the whole table, by its schema or by FOR ALL TABLES."""
+        """Return whether a publication has the whole table, by its schema or FOR ALL TABLES."""
         schema = (publication.oid, table.namespace_id) in self._schemas
         return table.kind != "f" and (publication.all_tables or schema)
 
@@ -410,22 +412,24 @@ class Publications:
         - `placed`, if only its schema is named: while the table is in another schema, the server
           sends none of its changes
         """
-        found = set()
+        numbers = set()
         lineage = [table, *self.ancestors(table)]
         for publication in self.publications:
-            found |= {publication.oid} if publication.all_tables else set()
-            for level, one in enumerate(lineage):
-                key = publication.oid, one.oid
-                found |= {self._entries[key].oid} if key in self._entries else set()
-                key = publication.oid, one.namespace_id
+            numbers |= {publication.oid} if publication.all_tables else set()
+            for level, member in enumerate(lineage):
+                key = publication.oid, member.oid
+                numbers |= {self._entries[key].oid} if key in self._entries else set()
+                key = publication.oid, member.namespace_id
                 if key in self._schemas:
-                    found.add(self._schemas[key])
-                    is_named = publication.all_tables or (publication.oid, one.oid) in self._entries
-                    found |= {one.placed} if one.placed and not is_named else set()
-                if self._names(publication, one) and not self._names(publication, table):
+                    numbers.add(self._schemas[key])
+                    is_named = (
+                        publication.all_tables or (publication.oid, member.oid) in self._entries
+                    )
+                    numbers |= {member.placed} if member.placed and not is_named else set()
+                if self._names(publication, member) and not self._names(publication, table):
                     links = (below.attached for below in lineage[:level])
-                    found |= {link for link in links if link is not None}
-        return tuple(sorted(found))
+                    numbers |= {link for link in links if link is not None}
+        return tuple(sorted(numbers))
 
     def sources(self, published: PublishedRelation) -> dict[str, list[str]]:
         """Return for each action the texts that show later whether it was published without a gap.
@@ -438,20 +442,20 @@ class Publications:
         """
         table, leaves = published.table, published.leaves
         is_simple = table.kind == "r" and table.parent is None
-        entries = [self.entry(one, table) for one in published.publications]
-        if is_simple and not any(one is not None and one.has_filter for one in entries):
+        entries = [self.entry(publication, table) for publication in published.publications]
+        if is_simple and not any(entry is not None and entry.has_filter for entry in entries):
             return {
                 action: [
-                    f"{one.oid}/{one.version}"
-                    for one in published.publications
-                    if one.actions.get(action)
+                    f"{publication.oid}/{publication.version}"
+                    for publication in published.publications
+                    if publication.actions.get(action)
                 ]
                 for action in ACTIONS
             }
         text = " ".join(
-            f"{one.oid}/{one.version}"
-            for one in self.publications
-            if any(self.has(one, member) for member in (table, *leaves))
+            f"{publication.oid}/{publication.version}"
+            for publication in self.publications
+            if any(self.has(publication, member) for member in (table, *leaves))
         )
         return {action: [text] if action in published.actions else [] for action in ACTIONS}
 
@@ -473,17 +477,17 @@ class Publications:
             leaves: a partition's expression may differ from the root's.
         """
         table = published.table
-        sent = [self.sent(one, table) for one in published.publications]
+        sent = [self.sent(publication, table) for publication in published.publications]
         names = {
-            one.name
-            for one in columns.get(table.oid, ())
-            if any(is_sent(one.number, "s") for is_sent in sent)
+            column.name
+            for column in columns.get(table.oid, ())
+            if any(is_sent(column.number, "s") for is_sent in sent)
         }
         return {
-            f"{oid}/{one.number}": one.expression
+            f"{oid}/{column.number}": column.expression
             for oid in (table.oid, *(leaf.oid for leaf in published.leaves))
-            for one in columns.get(oid, ())
-            if one.name in names
+            for column in columns.get(oid, ())
+            if column.name in names
         }
 
     # --- columns and row filters -----------------------------------------------------------------
@@ -505,9 +509,9 @@ class Publications:
         A row is published if one of the filters is true. Empty if all rows are published.
         """
         filtered = [
-            one.oid
-            for one in published.publications
-            if (entry := self.entry(one, published.table)) is not None and entry.has_filter
+            publication.oid
+            for publication in published.publications
+            if (entry := self.entry(publication, published.table)) is not None and entry.has_filter
         ]
         return tuple(filtered) if len(filtered) == len(published.publications) else ()
 
@@ -535,7 +539,7 @@ class Publications:
         chosen: dict[tuple[int, ...], str] = {}
         for publication in published.publications:
             sent = self.sent(publication, table)
-            numbers = [one.number for one in columns if sent(one.number, one.generated)]
+            numbers = [column.number for column in columns if sent(column.number, column.generated)]
             chosen.setdefault(tuple(numbers), publication.name)
         if len(chosen) > 1:
             first, second = list(chosen.values())[:2]
@@ -548,7 +552,7 @@ class Publications:
                 hint="Give both the same column list, or read each publication in its own stream",
             )
         (published_numbers,) = chosen
-        return [one for one in columns if one.number in published_numbers]
+        return [column for column in columns if column.number in published_numbers]
 
 
 def read_attributes(
@@ -563,10 +567,10 @@ def read_attributes(
     """
     is_known = connection.info.server_version >= 120000
     query = _ATTRIBUTES.format(generated="attgenerated::text" if is_known else "''")
-    found: dict[int, list[Attribute]] = {oid: [] for oid in relation_ids}
+    attributes: dict[int, list[Attribute]] = {oid: [] for oid in relation_ids}
     for relation_id, *fields in _ask(connection, query, list(relation_ids)):
-        found[relation_id].append(Attribute(*fields))
-    return found
+        attributes[relation_id].append(Attribute(*fields))
+    return attributes
 
 
 def read_unique_indexes(connection: Connection, relation_ids: Sequence[int]) -> list[UniqueIndex]:
@@ -586,11 +590,15 @@ def read_unique_indexes(connection: Connection, relation_ids: Sequence[int]) -> 
 
 def empty_publications(publications: Publications) -> list[str]:
     """Return the names of the publications that publish no table now."""
-    tables = [table for one in publications.published() for table in (one.table, *one.leaves)]
+    tables = [
+        table
+        for relation in publications.published()
+        for table in (relation.table, *relation.leaves)
+    ]
     return [
-        one.name
-        for one in publications.publications
-        if not any(publications.has(one, table) for table in tables)
+        publication.name
+        for publication in publications.publications
+        if not any(publications.has(publication, table) for table in tables)
     ]
 
 
@@ -611,12 +619,13 @@ def read_unidentified(
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    concerned = [one for one in publications.publications if one.sends_old]
+    concerned = [publication for publication in publications.publications if publication.sends_old]
     tables = {
         leaf.oid: leaf
         for published in publications.published()
         for leaf in published.leaves
-        if leaf.replica_identity != "f" and any(publications.has(one, leaf) for one in concerned)
+        if leaf.replica_identity != "f"
+        and any(publications.has(publication, leaf) for publication in concerned)
     }
     offered: dict[int, str] = {}
     for index in read_unique_indexes(connection, list(tables)):
@@ -643,11 +652,11 @@ def read_generated(connection: Connection) -> dict[int, list[Generated]]:
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    found: dict[int, list[Generated]] = defaultdict(list)
+    columns: dict[int, list[Generated]] = defaultdict(list)
     if connection.info.server_version >= 180000:
         for relation_id, *fields in _ask(connection, _GENERATED):
-            found[relation_id].append(Generated(*fields))
-    return found
+            columns[relation_id].append(Generated(*fields))
+    return columns
 
 
 def row_filters(
