@@ -126,11 +126,11 @@ class Fold:
             else:
                 key = now[i]
                 old = moved.get(i, key)
-                found = self._there(old) if old == key else self._leave(old, number)
-                if found is None or (old != key and not self._arrive(key, found, number)):
+                folded_row = self._there(old) if old == key else self._leave(old, number)
+                if folded_row is None or (old != key and not self._arrive(key, folded_row, number)):
                     return i
                 self._places[key].last = number
-                self._sent(found, number, unsent.get(i, ()))
+                self._sent(folded_row, number, unsent.get(i, ()))
         return -1
 
     def truncate(self) -> None:
@@ -198,21 +198,21 @@ class Fold:
 
         Keys that the table had neither before nor after the changes are left out.
         """
-        found: list[tuple[bool, bool, int, int, int]] = []
+        rows: list[tuple[bool, bool, int, int, int]] = []
         sources: list[list[int]] = []
         for key, place in self._places.items():
             row = place.row
             if row is None:
                 if place.held:
-                    found.append((True, False, place.last, -1, UNKNOWN))
+                    rows.append((True, False, place.last, -1, UNKNOWN))
                 continue
             vector = -1
             if row.sources is not None:
                 vector = len(sources)
                 sources.append(row.sources)
             origin = UNKNOWN if row.home == key else row.origin
-            found.append((place.held, True, place.last, vector, origin))
-        columns = np.array(found, np.int32).reshape(-1, 5).T.copy()
+            rows.append((place.held, True, place.last, vector, origin))
+        columns = np.array(rows, np.int32).reshape(-1, 5).T.copy()
         return Followed(
             columns[0].astype(bool),
             columns[1].astype(bool),
@@ -241,9 +241,9 @@ def digests(data: Any, ends: Any) -> Any:
     -------
     numpy.ndarray of uint64, of shape (n, 2)
     """
-    found, at = data.tobytes(), ends.tolist()
-    made = [
-        hashlib.blake2b(found[start:end], digest_size=16, key=_SEED).digest()
+    content, at = data.tobytes(), ends.tolist()
+    hashes = [
+        hashlib.blake2b(content[start:end], digest_size=16, key=_SEED).digest()
         for start, end in itertools.pairwise(at)
     ]
-    return np.frombuffer(b"".join(made), np.uint64).reshape(-1, 2)
+    return np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)

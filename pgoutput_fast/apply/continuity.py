@@ -67,16 +67,17 @@ def check_position(
         )
     lacks = _behind(log.view().states, stored, position)
     gone = departed(log.history(), lacks)
-    behind = [one for one in lacks if one not in gone]
+    behind = [relation_id for relation_id in lacks if relation_id not in gone]
     if behind:
-        one = stored.tables[behind[0]]
+        table_state = stored.tables[behind[0]]
         raise PgOutputError(
-            f"{name} has the changes of {one.namespace}.{one.name} before {format_lsn(one.lsn)}, "
+            f"{name} has the changes of {table_state.namespace}.{table_state.name} before "
+            f"{format_lsn(table_state.lsn)}, "
             f"but sync would read {directory} from {format_lsn(position.of(behind[0]))} on: the "
             "changes in between would be lost",
             code="changes_missing",
             hint=f"Restore the change log, or {how_to_copy(directory, behind)}",
-            table=qualified(one),
+            table=qualified(table_state),
             path=str(directory),
         )
     return gone
@@ -84,17 +85,19 @@ def check_position(
 
 def _behind(states: Mapping[int, TableState], stored: Stored, position: Position) -> list[int]:
     """Return the tables whose position is beyond the target's LSN; not if a snapshot comes."""
-    found = []
-    for relation_id, held in stored.tables.items():
+    relation_ids = []
+    for relation_id, table_state in stored.tables.items():
         at = position.of(relation_id)
         state = states.get(relation_id)
         comes = state is not None and (
             state.held_from is not None
-            or any(copy.lsn > held.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots)
+            or any(
+                copy.lsn > table_state.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots
+            )
         )
-        if held.lsn < at and not comes and held.stale is None:
-            found.append(relation_id)
-    return found
+        if table_state.lsn < at and not comes and table_state.stale is None:
+            relation_ids.append(relation_id)
+    return relation_ids
 
 
 def lost_tables(log: ChangeLog, stored: Stored, consumer: str) -> list[int]:
@@ -103,7 +106,7 @@ def lost_tables(log: ChangeLog, stored: Stored, consumer: str) -> list[int]:
     These tables need a new snapshot before a sync can begin.
     """
     view = log.view()
-    known = {one.name: one.position for one in consumers(log.directory)} if stored.lsn else {}
+    known = {entry.name: entry.position for entry in consumers(log.directory)} if stored.lsn else {}
     position = known.get(consumer)
     lost: set[int] = set()
     if position is None:
@@ -112,7 +115,7 @@ def lost_tables(log: ChangeLog, stored: Stored, consumer: str) -> list[int]:
         lost.update(lacking(position, view.states, begin))
     behind = _behind(view.states, stored, position)
     gone = departed(log.history(), behind)
-    return sorted(lost.union(one for one in behind if one not in gone))
+    return sorted(lost.union(relation_id for relation_id in behind if relation_id not in gone))
 
 
 def origin_of(view: View) -> TargetOrigin:

@@ -121,9 +121,9 @@ class DeltaFileWriter:
         size : int, optional
             Total bytes of the batches, if known; saves the time to measure slices.
         """
-        self._pending += [one for one in parts if one.num_rows]
-        self._pending_rows += sum(one.num_rows for one in parts)
-        self.pending_bytes += sum(one.nbytes for one in parts) if size is None else size
+        self._pending += [part for part in parts if part.num_rows]
+        self._pending_rows += sum(part.num_rows for part in parts)
+        self.pending_bytes += sum(part.nbytes for part in parts) if size is None else size
         if self._pending_rows >= _GROUP_ROWS or self.pending_bytes >= _GROUP_BYTES:
             self.flush()
 
@@ -170,7 +170,7 @@ class DeltaFileWriter:
 
     def end_of_file(self) -> None:
         """Begin new files for the next rows, if an open file is large enough."""
-        if any(not is_small(one.bytes) for one in self._open.values()):
+        if any(not is_small(file.bytes) for file in self._open.values()):
             self.flush()
             self._close_all()
 
@@ -181,7 +181,7 @@ class DeltaFileWriter:
     def discard(self) -> None:
         """Delete all files; errors are ignored."""
         self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
-        paths = [one.path for one in self._written]
+        paths = [file.path for file in self._written]
         for opened in self._open.values():
             with contextlib.suppress(Exception):
                 opened.close()

@@ -106,7 +106,7 @@ class Merge:
         self._unsent: set[str] = set()
         self._sources = np.full(net.num_rows, -1, np.int64)
         names = [field.name for field in net.schema.field("row").type]
-        if lacking := [one for one in names if one not in shape.schema.names]:
+        if lacking := [column for column in names if column not in shape.schema.names]:
             raise IncompleteError(
                 f"the table {name!r} in {table.place.uri} has no column {lacking[0]!r}, and the "
                 "value of this column in its rows is unknown. The table needs a new snapshot"
@@ -136,12 +136,12 @@ class Merge:
             if not self._marks_all:
                 present[hits.keys[hits.live]] = True
         if not net.truncated:
-            for wrong, what in (
+            for wrong, problem in (
                 (be_present & ~present, "it has no row with"),
                 (be_absent & present, "it already has a row with"),
             ):
                 if wrong.any():
-                    self._refuse(np.flatnonzero(wrong), net.key, what)
+                    self._refuse(np.flatnonzero(wrong), net.key, problem)
         if lacks.any():
             self._find_sources(keys, present, lacks, be_present)
 
@@ -157,9 +157,9 @@ class Merge:
             if moved.any():
                 old = keys.places(_columns(rows, self.net.key, self._shape.schema, "from_"))
                 sources[part][moved] = old[moved]
-                there = (old >= 0) & present[old]
-                if (moved & ~there).any():
-                    missing = part.start + np.flatnonzero(moved & ~there)
+                has_old = (old >= 0) & present[old]
+                if (moved & ~has_old).any():
+                    missing = part.start + np.flatnonzero(moved & ~has_old)
                     self._refuse(missing, self.net.key, "it has no row with", "from_")
         # A new row has no source: the table has no row with its key.
         sources[sources >= 0] = np.where(present[sources[sources >= 0]], sources[sources >= 0], -1)
@@ -187,7 +187,7 @@ class Merge:
                 return
         self._refuse(numbers[left > 0], names, "it has too few rows with")
 
-    def _refuse(self, numbers: Any, names: Sequence[str], what: str, of: str = "row") -> None:
+    def _refuse(self, numbers: Any, names: Sequence[str], problem: str, of: str = "row") -> None:
         """Raise the error for net rows that do not fit the table; it shows some of them."""
         shown, first, parts = numbers[:_SHOWN], 0, []
         for rows in self.net.batches():
@@ -200,7 +200,7 @@ class Merge:
         more = " and more" if len(numbers) > _SHOWN else ""
         raise IncompleteError(
             f"the changes of {self.net.table} do not fit its state table {self._name!r} in "
-            f"{self.table.place.uri}: {what} ({', '.join(names)}) = {'; '.join(texts)}{more}. "
+            f"{self.table.place.uri}: {problem} ({', '.join(names)}) = {'; '.join(texts)}{more}. "
             "Changes are missing, or the table began without its existing rows",
             code="unfit_row",
             table=self.net.table,
@@ -231,13 +231,13 @@ class Merge:
                         holders[hits.keys[hits.live]] = number
             has_source = self._sources >= 0
             part_of[has_source] = holders[self._sources[has_source]]
-        found = []
+        parts = []
         for number, group in enumerate(groups):
             files = [(self._there[i], self._hits.get(i, {})) for i in group]
             rows = np.flatnonzero(part_of == number)
             unsent = tuple(sorted(self._unsent))
-            found.append(MergePart(files, rows, self._sources[rows], unsent))
-        return found
+            parts.append(MergePart(files, rows, self._sources[rows], unsent))
+        return parts
 
     def write(self, writer: DeltaFileWriter) -> Written:
         """Rewrite the files and write the net rows; return the new files."""
@@ -246,14 +246,14 @@ class Merge:
 
 def keyed(net: NetChanges, schema: pa.Schema) -> tuple[MergeKeys, list[Any]]:
     """Return the keys of net rows, and flags: must be present, must be absent, lacks values."""
-    keys, found = MergeKeys(), []
+    keys, batch_flags = MergeKeys(), []
     for rows in net.batches():
         keys.add(_columns(rows, net.key, schema))
         expects = rows.column("expects")
         flags = [pc.equal(expects, "present"), pc.equal(expects, "absent"),
                  rows.column("unchanged").is_valid()]  # fmt: skip
-        found.append([one.to_numpy(zero_copy_only=False) for one in flags])
-    return keys, [np.concatenate(one) for one in zip(*found, strict=True)]
+        batch_flags.append([flag.to_numpy(zero_copy_only=False) for flag in flags])
+    return keys, [np.concatenate(arrays) for arrays in zip(*batch_flags, strict=True)]
 
 
 def counted(net: NetChanges, schema: pa.Schema) -> tuple[MergeKeys, Any, Any]:

@@ -133,20 +133,20 @@ class DeltaPlace:
             return bool(self.filesystem().get_file_info(chosen))
 
     @contextlib.contextmanager
-    def refusals(self, what: str) -> Iterator[None]:
+    def refusals(self, subject: str) -> Iterator[None]:
         """Translate errors of delta-rs and the storage to `PgOutputError`, without secrets."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         try:
             yield
         except CommitFailedError as error:
-            raise self.conflict(what, f" ({self.shown(error)})") from None
+            raise self.conflict(subject, f" ({self.shown(error)})") from None
         except Exception as error:
             # delta-rs also raises bare `Exception`s.
             known = isinstance(error, (DeltaError, OSError, pa.ArrowException))
             if not known and type(error) is not Exception:
                 raise
-            text = f"can't read or write {what} in {self.uri}: {self.shown(error)}"
+            text = f"can't read or write {subject} in {self.uri}: {self.shown(error)}"
             if self.path is None:
                 text += ". Check the credentials, the endpoint and the bucket"
                 if "URL scheme is not allowed" in text:
@@ -159,11 +159,11 @@ class DeltaPlace:
                 text += ". Nothing is lost. Free space there, and start sync again"
             raise PgOutputError(text, code=code) from None
 
-    def conflict(self, what: str, shown: str = "") -> ConflictError:
+    def conflict(self, subject: str, shown: str = "") -> ConflictError:
         """Return the error that another program has committed first; `shown` is its details."""
         return ConflictError(
-            f"another program wrote {what} in {self.uri} at the same time{shown}. Only one sync at "
-            "a time can write a target"
+            f"another program wrote {subject} in {self.uri} at the same time{shown}. Only one sync "
+            "at a time can write a target"
         )
 
     def shown(self, error: BaseException) -> str:

@@ -107,9 +107,11 @@ class MergeFiles:
                 for group in range(opened.num_row_groups):
                     rows = self._read(file, opened, group, [*names, *marked_in])
                     places = keys.places([rows.column(name) for name in names])
-                    found = np.flatnonzero(places >= 0)
-                    if len(found):
-                        yield Hits(number, group, found, places[found], self.live(rows)[found])
+                    indices = np.flatnonzero(places >= 0)
+                    if len(indices):
+                        yield Hits(
+                            number, group, indices, places[indices], self.live(rows)[indices]
+                        )
 
     def live(self, rows: pa.RecordBatch) -> Any:
         """Return a boolean for each row: whether it is not marked as deleted."""
@@ -133,9 +135,9 @@ class MergeFiles:
             shape = shape._replace(schema=pa.schema(fields))
         if not shape.rewrites:
             return self._table.group(file, opened, group, shape.schema)
-        sources = [one for field in shape.schema
-                   if isinstance(one := shape.sources[field.name], str)]  # fmt: skip
-        wanted = pa.schema([shape.there.field(one) for one in sources])
+        sources = [source for field in shape.schema
+                   if isinstance(source := shape.sources[field.name], str)]  # fmt: skip
+        wanted = pa.schema([shape.there.field(source) for source in sources])
         rows = self._table.group(file, opened, group, wanted)
         return shape.adapted(rows)
 
@@ -188,14 +190,14 @@ class Rewrite:
 
     def _deletions(self) -> tuple[Any, Any]:
         """Return for each net row whether it is a delete, and its commit time in microseconds."""
-        found = [
+        pairs = [
             (
                 pc.equal(rows.column("op"), "delete").to_numpy(zero_copy_only=False),
                 rows.column("commit_time").cast(pa.int64()).to_numpy(),
             )
             for rows in self._net.batches()
         ]
-        deleted, times = map(np.concatenate, zip(*found, strict=True))
+        deleted, times = map(np.concatenate, zip(*pairs, strict=True))
         return deleted, times
 
     def _write_marked(self, rows: pa.RecordBatch, hits: Hits, writer: DeltaFileWriter) -> Hits:
@@ -214,9 +216,9 @@ class Rewrite:
     def _with_marks(self, rows: pa.RecordBatch, which: Any, times: Any) -> pa.RecordBatch:
         """Mark some rows as deleted at some times, in microseconds since 1970."""
         at = rows.schema.get_field_index(self._marker)
-        given = pa.array(np.array(np.broadcast_to(times, rows.num_rows))).cast(DELETED_AT)
+        deleted_at = pa.array(np.array(np.broadcast_to(times, rows.num_rows))).cast(DELETED_AT)
         columns = list(rows.columns)
-        columns[at] = pc.if_else(pa.array(which), given, columns[at])
+        columns[at] = pc.if_else(pa.array(which), deleted_at, columns[at])
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     def _keep(self, rows: pa.RecordBatch, hits: Hits) -> None:
@@ -307,6 +309,6 @@ def _ahead(rows: Iterator[_T]) -> Iterator[_T]:
     """Yield the items of an iterator, and compute the next items in a thread meanwhile."""
     with ThreadPoolExecutor(1, "pgoutput_fast-read") as pool:
         coming = deque(pool.submit(next, rows, None) for _ in range(_AHEAD))
-        while (found := coming.popleft().result()) is not None:
+        while (batch := coming.popleft().result()) is not None:
             coming.append(pool.submit(next, rows, None))
-            yield found
+            yield batch

@@ -56,27 +56,30 @@ def shape_of(schema: pa.Schema, alterations: Sequence[Alteration]) -> Shape:
     sources: dict[str, str | pa.Array] = {name: name for name in types}
     defaults = {}
     rewrites = False
-    for one in alterations:
-        if isinstance(one, AddedColumn):
-            type_ = stored_type(one.value.type)
-            value = defaults[one.column] = stored_array(one.value, type_)
-            if types.get(one.column) == type_:
+    for alteration in alterations:
+        if isinstance(alteration, AddedColumn):
+            type_ = stored_type(alteration.value.type)
+            value = defaults[alteration.column] = stored_array(alteration.value, type_)
+            if types.get(alteration.column) == type_:
                 continue
-            types[one.column], sources[one.column] = type_, value
+            types[alteration.column], sources[alteration.column] = type_, value
             rewrites |= not value.null_count
-        elif isinstance(one, Removed):
-            rewrites |= types.pop(one.column, None) is not None
-            sources.pop(one.column, None)
-        elif isinstance(one, Renamed):
-            if one.column in types:
+        elif isinstance(alteration, Removed):
+            rewrites |= types.pop(alteration.column, None) is not None
+            sources.pop(alteration.column, None)
+        elif isinstance(alteration, Renamed):
+            if alteration.column in types:
                 rewrites = True
-                types = {one.name if name == one.column else name: of for name, of in types.items()}
-                sources[one.name] = sources.pop(one.column)
-                if one.column in defaults:
-                    defaults[one.name] = defaults.pop(one.column)
-        elif one.column in types:
-            type_ = stored_type(one.type)
-            rewrites |= types[one.column] != type_
-            types[one.column] = type_
+                types = {
+                    alteration.name if name == alteration.column else name: of
+                    for name, of in types.items()
+                }
+                sources[alteration.name] = sources.pop(alteration.column)
+                if alteration.column in defaults:
+                    defaults[alteration.name] = defaults.pop(alteration.column)
+        elif alteration.column in types:
+            type_ = stored_type(alteration.type)
+            rewrites |= types[alteration.column] != type_
+            types[alteration.column] = type_
     fields = [pa.field(name, type_) for name, type_ in types.items()]
     return Shape(schema, pa.schema(fields), sources, defaults, rewrites)

@@ -94,14 +94,14 @@ class FileStatistics:
 
     def __str__(self) -> str:
         """Return the statistics as JSON for the log."""
-        found = {
+        statistics = {
             "numRecords": self._rows,
             "minValues": self._least,
             "maxValues": self._greatest,
             "nullCount": self._nulls,
         }
         # delta-rs 1.6 reads the escape of a character such as U+20BB7 as U+10BB7.
-        return json.dumps(found, ensure_ascii=False)
+        return json.dumps(statistics, ensure_ascii=False)
 
 
 def _least_of(value: Any) -> Any:
@@ -140,7 +140,7 @@ def _leaves(field: pa.Field, name: str | None = None) -> list[tuple[str, pa.Data
         parts = {type_.field(i).name: type_.field(i) for i in range(type_.num_fields)}
     else:
         return [(name, type_)]
-    return [leaf for part, one in parts.items() for leaf in _leaves(one, f"{name}.{part}")]
+    return [leaf for part, child in parts.items() for leaf in _leaves(child, f"{name}.{part}")]
 
 
 def repeating(rows: pa.Table) -> list[str]:
@@ -155,7 +155,7 @@ def _repeating_in(name: str, first: pa.Array) -> list[str]:
     type_ = first.type
     if pa.types.is_struct(type_):
         fields = [(type_.field(i).name, first.field(i)) for i in range(type_.num_fields)]
-        return [leaf for one, of in fields for leaf in _repeating_in(f"{name}.{one}", of)]
+        return [leaf for child, of in fields for leaf in _repeating_in(f"{name}.{child}", of)]
     if pa.types.is_nested(type_):
         return [leaf for leaf, _ in _leaves(pa.field(name, type_))]
     return [name] if 2 * len(first.unique()) <= len(first) else []

@@ -172,7 +172,7 @@ class LakeTable:
                 return
             delta = deltalake.DeltaTable(self.uri, storage_options=self.place.options)
             own = delta.transaction_version(self.app)
-            if own is None and any(delta.transaction_version(one) for one in self.replaced):
+            if own is None and any(delta.transaction_version(app) for app in self.replaced):
                 return
         self._check(delta)
         self.delta = delta
@@ -217,7 +217,7 @@ class LakeTable:
 
     def _has_files_alone(self, directory: Path) -> None:
         """Refuse files of others. Parquet files are ours: an attempt ended before its commit."""
-        if any(one.suffix != ".parquet" for one in directory.rglob("*") if not one.is_dir()):
+        if any(path.suffix != ".parquet" for path in directory.rglob("*") if not path.is_dir()):
             raise PgOutputError(
                 f"{directory} has files, but is not a Delta table",
                 code="not_ours",
@@ -255,8 +255,8 @@ class LakeTable:
         if self.delta is None:
             return 0, 0
         with self.refusals():
-            found = [self.delta.transaction_version(app) for app in (self.app, self._snapshots)]
-        return found[0] or 0, found[1] or 0
+            versions = [self.delta.transaction_version(app) for app in (self.app, self._snapshots)]
+        return versions[0] or 0, versions[1] or 0
 
     @property
     def version(self) -> Any:
@@ -274,11 +274,11 @@ class LakeTable:
 
     def transaction(self, suffix: str) -> int | None:
         """Return the newest transaction number under the id of `app` with a suffix."""
-        found: int | None = None
+        version: int | None = None
         if self.delta is not None:
             with self.refusals():
-                found = self.delta.transaction_version(f"{self.app}/{suffix}")
-        return found
+                version = self.delta.transaction_version(f"{self.app}/{suffix}")
+        return version
 
     @property
     def schema(self) -> pa.Schema:
@@ -293,7 +293,7 @@ class LakeTable:
 
     def files(self) -> list[File]:
         """Return the files of the loaded version."""
-        found = pa.table(self.delta.get_add_actions()).to_pylist()
+        actions = pa.table(self.delta.get_add_actions()).to_pylist()
         names = bounded_columns(self.schema)
 
         def bounds(of: dict[str, Any] | None) -> dict[str, Any]:
@@ -301,11 +301,11 @@ class LakeTable:
 
         return [
             File(
-                unquote(one["path"]), one["size_bytes"],
-                -1 if one.get("num_records") is None else one["num_records"],
-                one.get("partition") or {}, bounds(one.get("min")), bounds(one.get("max")),
+                unquote(action["path"]), action["size_bytes"],
+                -1 if action.get("num_records") is None else action["num_records"],
+                action.get("partition") or {}, bounds(action.get("min")), bounds(action.get("max")),
             )
-            for one in found
+            for action in actions
         ]  # fmt: skip
 
     def open_file(self, file: File) -> pq.ParquetFile:
@@ -422,8 +422,8 @@ class LakeTable:
         """
         import deltalake
 
-        there = self.schema
-        old = {field.name: field.type for field in there}
+        own_schema = self.schema
+        old = {field.name: field.type for field in own_schema}
         fields = [
             field
             for field, plain in zip(deltalake.Schema.from_arrow(schema).fields, schema, strict=True)
@@ -492,8 +492,10 @@ class LakeTable:
             if schema is None:
                 now = int(time.time() * 1000)
                 actions += [
-                    RemoveAction(one.path, changes, now, one.size, partition_texts(one.partition))
-                    for one in removed
+                    RemoveAction(
+                        file.path, changes, now, file.size, partition_texts(file.partition)
+                    )
+                    for file in removed
                 ]
             self.delta.create_write_transaction(
                 actions,
@@ -519,12 +521,12 @@ class LakeTable:
     def _bound(self, schema: pa.Schema, names: Sequence[str]) -> None:
         """Set the table's list of bounded columns to those of `names` that can have bounds."""
         wanted = [name for name in bounded_columns(schema, self.partition_by) if name in names]
-        there = self.delta.metadata().configuration.get(BOUNDED_COLUMNS)
-        if there is not None and "timestampNtz" in (self.delta.protocol().reader_features or ()):
+        setting = self.delta.metadata().configuration.get(BOUNDED_COLUMNS)
+        if setting is not None and "timestampNtz" in (self.delta.protocol().reader_features or ()):
             # When delta-rs 1.6 changes properties of a table with features, it adds the feature
             # variantType, which many readers lack. So change this list only to shorten it.
-            wanted = [name for name in wanted if name in names_in(there)]
-        if there is None or {*names_in(there)} != {*wanted}:
+            wanted = [name for name in wanted if name in names_in(setting)]
+        if setting is None or {*names_in(setting)} != {*wanted}:
             self.delta.alter.set_table_properties({BOUNDED_COLUMNS: property_of(wanted)})
             self._update()
 
@@ -596,7 +598,7 @@ class LakeTable:
                 continue
             with self.refusals(), DeltaFileWriter(self, schema, partition_by, "joined") as writer:
                 # In the order of their changes.
-                for file in sorted(files, key=lambda one: str(one.least.get("commit_lsn", ""))):
+                for file in sorted(files, key=lambda file: str(file.least.get("commit_lsn", ""))):
                     for rows in self.rows(file, schema):
                         writer.write(rows)
                 joined = writer.finish()
@@ -604,7 +606,7 @@ class LakeTable:
 
     def _replace(self, files: Sequence[File], joined: Written) -> None:
         """Replace files by a file with the same rows."""
-        if not {one.path for one in files} <= {one.path for one in self.files()}:
+        if not {file.path for file in files} <= {file.path for file in self.files()}:
             raise self.place.conflict(self.directory)
         self.commit(joined, files, None)
 
@@ -618,16 +620,16 @@ class LakeTable:
         self, file: File, opened: pq.ParquetFile, group: int, schema: pa.Schema
     ) -> pa.RecordBatch:
         """Read a row group of an open file, with the columns of a schema."""
-        there = set(opened.schema_arrow.names)
-        names = [field.name for field in schema if field.name in there]
-        if there <= set(names):
+        stored_names = set(opened.schema_arrow.names)
+        names = [field.name for field in schema if field.name in stored_names]
+        if stored_names <= set(names):
             rows = opened.read_row_group(group)
         else:
             rows = opened.read_row_group(group, columns=names).select(names)
         count = opened.metadata.row_group(group).num_rows
         for name, value in file.partition.items():
             at = schema.get_field_index(name)
-            if at >= 0 and name not in there:
+            if at >= 0 and name not in stored_names:
                 constant = pa.repeat(pa.scalar(value, schema.field(at).type), count)
                 rows = rows.append_column(name, constant)
         if not rows.num_columns:
@@ -636,9 +638,9 @@ class LakeTable:
 
     def delete_files(self, files: Written) -> None:
         """Delete files that no commit has; errors are ignored."""
-        for one in files:
+        for file in files:
             with contextlib.suppress(Exception):
-                self.filesystem.delete_file(one.path)
+                self.filesystem.delete_file(file.path)
 
     def vacuum(self) -> None:
         """Delete files that the table no longer has, or never had, after the retention time.
@@ -647,13 +649,13 @@ class LakeTable:
         any file that somebody has put into the directory.
         """
         with self.refusals():
-            found = self.delta.vacuum(
+            paths = self.delta.vacuum(
                 retention_hours=self._retention,
                 dry_run=True,
                 enforce_retention_duration=False,
                 full=True,
             )
-            own = [path for path in found if _DATA.fullmatch(path.rpartition("/")[2])]
+            own = [path for path in paths if _DATA.fullmatch(path.rpartition("/")[2])]
             with ThreadPoolExecutor(_DELETING) as pool:
                 list(pool.map(self._delete, own))
 
@@ -669,5 +671,6 @@ def _add_actions(files: Sequence[AddedFile], *, changes: bool = True) -> list[An
 
     now = int(time.time() * 1000)
     return [
-        AddAction(one.path, one.size, one.partition, now, changes, one.statistics) for one in files
+        AddAction(file.path, file.size, file.partition, now, changes, file.statistics)
+        for file in files
     ]

@@ -90,7 +90,7 @@ class Positions(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Positions:
         """Return the positions from their JSON text in `_progress`."""
-        return cls(*(one and (one[0], one[1]) for one in json.loads(text)))
+        return cls(*(position and (position[0], position[1]) for position in json.loads(text)))
 
 
 class DeltaTarget:
@@ -196,10 +196,10 @@ class DeltaTarget:
         self._tables[_PROGRESS] = progress
         self._do_moves()
         stored = stored._replace(tables=self._with_own(stored.tables), is_new=is_new)
-        for held in stored.tables.values():
-            is_fit = held.stale is None and held.relation_id not in self.troubles
-            if f"{held.namespace}.{held.name}" in self._partition_by and is_fit:
-                self.state(held)  # refuses other partition columns than the table has
+        for table_state in stored.tables.values():
+            is_fit = table_state.stale is None and table_state.relation_id not in self.troubles
+            if f"{table_state.namespace}.{table_state.name}" in self._partition_by and is_fit:
+                self.state(table_state)  # refuses other partition columns than the table has
         self._writers = []
         return stored
 
@@ -252,8 +252,8 @@ class DeltaTarget:
 
     def _refuse_other_things(self) -> None:
         with self.place.refusals("the target"):
-            found = self.place.filesystem().get_file_info(fs.FileSelector("", allow_not_found=True))
-        other = sorted(one.base_name for one in found if one.base_name != _PROGRESS)
+            infos = self.place.filesystem().get_file_info(fs.FileSelector("", allow_not_found=True))
+        other = sorted(info.base_name for info in infos if info.base_name != _PROGRESS)
         if {*other} & {"changes", "state"}:
             raise PgOutputError(
                 f"{self.place.uri} has tables, but {_PROGRESS} with their positions is missing",
@@ -271,44 +271,56 @@ class DeltaTarget:
 
     def _checked(self, progress: LakeTable, origin: TargetOrigin) -> Stored:
         """Return the target state in `_progress`; refuse another format, database or option."""
-        found = json.loads(progress.delta.metadata().description)
-        if found["format"] != TARGET_FORMAT:
+        description = json.loads(progress.delta.metadata().description)
+        if description["format"] != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self.place.uri} has target format {found['format']}, but this version of "
+                f"{self.place.uri} has target format {description['format']}, but this version of "
                 f"pgoutput_fast needs {TARGET_FORMAT}",
                 code="not_supported",
                 path=self.place.uri,
                 hint="Use the version that wrote it, or start with a new target",
             )
-        if (found["system_identifier"], found["database"]) != tuple(origin):
+        if (description["system_identifier"], description["database"]) != tuple(origin):
             raise PgOutputError(
-                f"{self.place.uri} has tables of database {found['database']!r} (system identifier "
-                f"{found['system_identifier']}), but the changes come from {origin.database!r} "
-                f"({origin.system_identifier})",
+                f"{self.place.uri} has tables of database {description['database']!r} "
+                f"(system identifier {description['system_identifier']}), but the changes come "
+                f"from {origin.database!r} ({origin.system_identifier})",
                 code="another_history",
                 path=self.place.uri,
                 hint="Give another target",
             )
-        held = self._read(progress)
-        kept = Kept.of(found["soft_deletes"], found["tables"], found["policies"], found["keep"])
-        if not held and not (self.kept.is_like(kept) and found["changes"] == self._kind):
+        tables = self._read(progress)
+        kept = Kept.of(
+            description["soft_deletes"],
+            description["tables"],
+            description["policies"],
+            description["keep"],
+        )
+        if not tables and not (self.kept.is_like(kept) and description["changes"] == self._kind):
             return Stored(0, {})
-        check_kind(self.place.uri, self._kind, found["changes"])
+        check_kind(self.place.uri, self._kind, description["changes"])
         self.kept = self.kept.check(self.place.uri, kept)
         # Only in a local directory: in object storage, a request for each table takes too long.
         if self.kept.has_state and self.place.path is not None:
-            held = {one: self._with_state(self.place.path, table) for one, table in held.items()}
+            tables = {
+                relation_id: self._with_state(self.place.path, table)
+                for relation_id, table in tables.items()
+            }
         lsn, time = (progress.transaction(name) or 0 for name in _NEWEST)
         newest = CommitRecord(lsn, time) if lsn else None
-        return Stored(progress.position[0], held, newest, policies=kept.policies)
+        return Stored(progress.position[0], tables, newest, policies=kept.policies)
 
-    def _with_state(self, path: Path, held: Held) -> Held:
+    def _with_state(self, path: Path, table_state: Held) -> Held:
         """Return a table state, stale if its state table is missing."""
-        names = [held.stored, *(one.old for one in self._unmoved
-                                if one.relation_id == held.relation_id)]  # fmt: skip
+        names = [table_state.stored, *(move.old for move in self._unmoved
+                                       if move.relation_id == table_state.relation_id)]  # fmt: skip
         logs = (path / "state" / directory_of(name) / "_delta_log" for name in names)
-        is_there = held.stale is not None or not held.version or any(log.is_dir() for log in logs)
-        return held if is_there else held._replace(stale=DELETED)
+        is_there = (
+            table_state.stale is not None
+            or not table_state.version
+            or any(log.is_dir() for log in logs)
+        )
+        return table_state if is_there else table_state._replace(stale=DELETED)
 
     def _with_own(self, tables: Mapping[int, Held]) -> dict[int, Held]:
         """Return table states, stale where another program or a restore has changed a table.
@@ -316,52 +328,54 @@ class DeltaTarget:
         All tables are loaded. Nothing else would find out about a table that gets no changes.
         """
 
-        def look(held: Held) -> Held:
-            if not held.version or held.relation_id in self.troubles:
-                return held
+        def look(table_state: Held) -> Held:
+            if not table_state.version or table_state.relation_id in self.troubles:
+                return table_state
             try:
-                found = self._loaded(held)
+                lake_tables = self._loaded(table_state)
             except RetryableError:
                 raise
             except PgOutputError as error:
-                self.troubles[held.relation_id] = error
-                return held
-            known = self._own.get(held.relation_id, Positions())
-            changes, state = found.get("changes"), found.get("state")
+                self.troubles[table_state.relation_id] = error
+                return table_state
+            known = self._own.get(table_state.relation_id, Positions())
+            changes, state = lake_tables.get("changes"), lake_tables.get("state")
             own = Positions(
                 None if changes is None else changes.position,
                 None if state is None else state.position,
             )
-            self._own[held.relation_id] = own
+            self._own[table_state.relation_id] = own
             lost = None
             if changes is not None:
-                held = held._replace(gap=changes.gap or held.gap)
-            if state is not None and held.stale is None and _is_less(state, known.state):
+                table_state = table_state._replace(gap=changes.gap or table_state.gap)
+            if state is not None and table_state.stale is None and _is_less(state, known.state):
                 lost = PUT_BACK if state.exists else DELETED
-            elif state is not None and held.stale is None and state.changed is not None:
+            elif state is not None and table_state.stale is None and state.changed is not None:
                 lost = f"{CHANGED}: {state.directory}, {state.changed}"
             elif (
                 changes is not None
-                and held.stale in (None, CHANGES_ALONE)
+                and table_state.stale in (None, CHANGES_ALONE)
                 and _is_less(changes, known.changes)
             ):
                 lost = CHANGES_PUT_BACK if changes.exists else CHANGES_DELETED
-            return held if lost is None else held._replace(stale=lost)
+            return table_state if lost is None else table_state._replace(stale=lost)
 
         with ThreadPoolExecutor(self.threads) as pool:
             return dict(zip(tables, pool.map(look, tables.values()), strict=True))
 
-    def _loaded(self, held: Held) -> dict[str, LakeTable]:
+    def _loaded(self, table_state: Held) -> dict[str, LakeTable]:
         """Load the newest change table and the state table, as far as the target has these kinds.
 
         They are not cached, so that only tables with changes take memory.
         """
         names = {}
         if self.kept.has_changes:
-            names["changes"] = held.stored + version_suffix(held.version)
+            names["changes"] = table_state.stored + version_suffix(table_state.version)
         if self.kept.has_state:
-            names["state"] = held.stored
-        tables = {kind: self._made(kind, name, held.relation_id) for kind, name in names.items()}
+            names["state"] = table_state.stored
+        tables = {
+            kind: self._made(kind, name, table_state.relation_id) for kind, name in names.items()
+        }
         for table in tables.values():
             try:
                 table.load()
@@ -381,14 +395,14 @@ class DeltaTarget:
                 ) from error
         return tables
 
-    def retry(self, held: Held) -> None:
+    def retry(self, table_state: Held) -> None:
         """See `Target`."""
-        if held.relation_id in self.troubles:
+        if table_state.relation_id in self.troubles:
             self._do_moves()
-        if held.relation_id in self.troubles:
-            raise self.troubles[held.relation_id]
-        if held.version:
-            self._loaded(held)
+        if table_state.relation_id in self.troubles:
+            raise self.troubles[table_state.relation_id]
+        if table_state.version:
+            self._loaded(table_state)
 
     def _read(self, progress: LakeTable) -> dict[int, Held]:
         tables = {}
@@ -397,10 +411,10 @@ class DeltaTarget:
         with progress.refusals():
             for file in progress.files():
                 for rows in progress.rows(file, _PROGRESS_SCHEMA):
-                    for held, row in held_tables(rows):
-                        moves += [(at, Move(*one)) for at, *one in json.loads(row["moves"])]
-                        self._own[held.relation_id] = Positions.parse(row["own"])
-                        tables[held.relation_id] = held
+                    for table_state, row in held_tables(rows):
+                        moves += [(at, Move(*fields)) for at, *fields in json.loads(row["moves"])]
+                        self._own[table_state.relation_id] = Positions.parse(row["own"])
+                        tables[table_state.relation_id] = table_state
         self._unmoved = [move for _, move in sorted(moves)]
         return tables
 
@@ -422,21 +436,23 @@ class DeltaTarget:
         """See `Target`: the name of the tables' directories."""
         return directory_of(stored)
 
-    def changes(self, held: Held) -> ChangeWriter:
+    def changes(self, table_state: Held) -> ChangeWriter:
         """See `Target`."""
         if not self.kept.has_changes:
-            return NoChanges(held)
-        name = held.stored + version_suffix(held.version)
-        writer = DeltaChanges(self._table("changes", name, held.relation_id), held, self.make_room)
+            return NoChanges(table_state)
+        name = table_state.stored + version_suffix(table_state.version)
+        writer = DeltaChanges(
+            self._table("changes", name, table_state.relation_id), table_state, self.make_room
+        )
         with self._guard:
             self._writers.append(writer)
         return writer
 
-    def state(self, held: Held) -> DeltaState:
+    def state(self, table_state: Held) -> DeltaState:
         """See `Target`."""
-        partition_by = self.partitions(held.namespace, held.name)
-        table = self._table("state", held.stored, held.relation_id)
-        writer = DeltaState(table, held, partition_by, self.kept.soft_deletes)
+        partition_by = self.partitions(table_state.namespace, table_state.name)
+        table = self._table("state", table_state.stored, table_state.relation_id)
+        writer = DeltaState(table, table_state, partition_by, self.kept.soft_deletes)
         writer.steps = self.steps
         with self._guard:
             self._writers.append(writer)
@@ -455,19 +471,19 @@ class DeltaTarget:
 
     def _made(self, kind: str, name: str, relation_id: int) -> LakeTable:
         """Return a table that is not loaded yet."""
-        given = (
+        arguments = (
             self.place, f"{kind}/{directory_of(name)}", self._app(relation_id), self._retention,
         )  # fmt: skip
         if kind == "state":
-            table = LakeTable(*given)
+            table = LakeTable(*arguments)
             if self.place.path is None:  # a renamed table's directory stays, and is replaced
-                table.replaced = [self._app(one) for one in self._own if one != relation_id]
+                table.replaced = [self._app(other) for other in self._own if other != relation_id]
             return table
         if self._catalog is None:
-            return self.change_tables(*given)
+            return self.change_tables(*arguments)
         from .iceberg_table import IcebergTable
 
-        return IcebergTable(*given, self._catalog, name)
+        return IcebergTable(*arguments, self._catalog, name)
 
     def _app(self, relation_id: int) -> str:
         """Return the application id by which a Delta table's log says whose changes it has."""
@@ -476,27 +492,33 @@ class DeltaTarget:
     def make_room(self) -> None:
         """Flush the largest buffers of changes if all buffers have more than `_BUFFERED` bytes."""
         with self._guard:
-            writers = [one for one in self._writers if isinstance(one, DeltaChanges)]
-            while sum(one.pending_bytes for one in writers) > _BUFFERED:
-                max(writers, key=lambda one: one.pending_bytes).flush()
+            writers = [writer for writer in self._writers if isinstance(writer, DeltaChanges)]
+            while sum(writer.pending_bytes for writer in writers) > _BUFFERED:
+                max(writers, key=lambda writer: writer.pending_bytes).flush()
 
     def commit(self, stored: Stored) -> None:
         """See `Target`."""
         progress = self._tables[_PROGRESS]
-        held = list(stored.tables.values())
-        for one in self._writers:
-            relation_id = one.held.relation_id
+        table_states = list(stored.tables.values())
+        for table_writer in self._writers:
+            relation_id = table_writer.held.relation_id
             known = self._own.get(relation_id, Positions())
-            self._own[relation_id] = known._replace(**{one.kind: one.own})
+            self._own[relation_id] = known._replace(**{table_writer.kind: table_writer.own})
         moves: dict[int, list[Any]] = {}
         for at, move in enumerate([*self._unmoved, *self._moves]):
             moves.setdefault(move.relation_id, []).append((at, *move))
-        listed = [json.dumps(moves.get(one.relation_id, [])) for one in held]
-        own = [json.dumps(self._own.get(one.relation_id, ())) for one in held]
-        rows = progress_rows(held)
+        listed = [
+            json.dumps(moves.get(table_state.relation_id, [])) for table_state in table_states
+        ]
+        own = [
+            json.dumps(self._own.get(table_state.relation_id, ())) for table_state in table_states
+        ]
+        rows = progress_rows(table_states)
         rows = rows.append_column("moves", pa.array(listed, pa.string()))
         rows = rows.append_column("own", pa.array(own, pa.string()))
-        rows = rows.append_column("gap", pa.array([one.gap for one in held], pa.int64()))
+        rows = rows.append_column(
+            "gap", pa.array([table_state.gap for table_state in table_states], pa.int64())
+        )
         with (
             progress.refusals(),
             DeltaFileWriter(progress, _PROGRESS_SCHEMA, (), "progress") as writer,
@@ -511,7 +533,9 @@ class DeltaTarget:
             progress.commit(files, [], after, schema=_PROGRESS_SCHEMA, **more)
 
         progress.until_it_stands(commit)
-        written = [one.table for one in self._writers if not one.is_elsewhere]
+        written = [
+            table_writer.table for table_writer in self._writers if not table_writer.is_elsewhere
+        ]
         self._writers = []
         self._do_moves()
         tables = {id(table): table for table in self._tables.values()}
@@ -530,13 +554,15 @@ class DeltaTarget:
         if progress is not None:
             self._tables[_PROGRESS] = progress
 
-    def begun(self, held: Held) -> Held:
+    def begun(self, table_state: Held) -> Held:
         """See `Target`. In object storage, an earlier table of the name may have left changes."""
         if self.place.path is not None:
-            return held
-        return held._replace(version=self._free_version(held, held.stored, may_be_own=True))
+            return table_state
+        return table_state._replace(
+            version=self._free_version(table_state, table_state.stored, may_be_own=True)
+        )
 
-    def rename(self, held: Held, stored: str) -> Held:
+    def rename(self, table_state: Held, stored: str) -> Held:
         """See `Target`.
 
         Object storage can't move a table. There, the table gets a new snapshot under the new name,
@@ -544,21 +570,27 @@ class DeltaTarget:
         version of the change table. The former tables stay under the former name.
         """
         if self.place.path is not None:
-            self._moves.append(Move(held.relation_id, held.stored, stored, held.version))
-            return held._replace(stored=stored)
-        self._writers = [one for one in self._writers if one.held.relation_id != held.relation_id]
-        self._tables.pop(f"state/{directory_of(held.stored)}", None)
-        self._own[held.relation_id] = Positions()
-        if not held.version:
-            return held._replace(stored=stored)
-        version = self._free_version(held, stored, may_be_own=False)
-        stale = held.stale or RENAMED if self.kept.has_state else held.stale
-        return held._replace(stored=stored, version=version, stale=stale)
+            self._moves.append(
+                Move(table_state.relation_id, table_state.stored, stored, table_state.version)
+            )
+            return table_state._replace(stored=stored)
+        self._writers = [
+            table_writer
+            for table_writer in self._writers
+            if table_writer.held.relation_id != table_state.relation_id
+        ]
+        self._tables.pop(f"state/{directory_of(table_state.stored)}", None)
+        self._own[table_state.relation_id] = Positions()
+        if not table_state.version:
+            return table_state._replace(stored=stored)
+        version = self._free_version(table_state, stored, may_be_own=False)
+        stale = table_state.stale or RENAMED if self.kept.has_state else table_state.stale
+        return table_state._replace(stored=stored, version=version, stale=stale)
 
-    def _free_version(self, held: Held, stored: str, *, may_be_own: bool) -> int:
+    def _free_version(self, table_state: Held, stored: str, *, may_be_own: bool) -> int:
         """Return the first version of a change table whose directory is empty."""
         for version in itertools.count(1):
-            table = self._made("changes", stored + version_suffix(version), held.relation_id)
+            table = self._made("changes", stored + version_suffix(version), table_state.relation_id)
             is_free = not self.place.has_files(table.directory)
             if is_free or (may_be_own and table.is_its_own()):
                 break

@@ -142,39 +142,41 @@ def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
     if types.is_struct(column.type) and types.is_struct(type_):
         return _struct(column, type_)
     if types.is_map(column.type) and types.is_map(type_):
-        made = pa.MapArray.from_arrays(
+        converted = pa.MapArray.from_arrays(
             column.offsets,
             _converted(column.keys, type_.key_type),
             _converted(column.items, type_.item_type),
         )
-        return _nulls_of(column, made)
+        return _nulls_of(column, converted)
     if types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     if types.is_large_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     if types.is_list(column.type) and types.is_list(type_):
-        made = pa.ListArray.from_arrays(column.offsets, _converted(column.values, type_.value_type))
-        return _nulls_of(column, made)
+        converted = pa.ListArray.from_arrays(
+            column.offsets, _converted(column.values, type_.value_type)
+        )
+        return _nulls_of(column, converted)
     return column.cast(type_)
 
 
 def _struct(column: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
-    given = {column.type.field(i).name: part for i, part in enumerate(column.flatten())}
+    children = {column.type.field(i).name: part for i, part in enumerate(column.flatten())}
     fields = [type_.field(i) for i in range(type_.num_fields)]
     parts = [
-        _converted(given[field.name], field.type)
-        if field.name in given
+        _converted(children[field.name], field.type)
+        if field.name in children
         else pa.nulls(len(column), field.type)
         for field in fields
     ]
     return pa.StructArray.from_arrays(parts, fields=fields, mask=column.is_null())
 
 
-def _nulls_of(column: pa.Array, made: pa.Array) -> pa.Array:
+def _nulls_of(column: pa.Array, array: pa.Array) -> pa.Array:
     """Return lists or maps that are null where `column` is."""
     if not column.null_count:
-        return made
-    return pc.if_else(column.is_valid(), made, pa.scalar(None, made.type))
+        return array
+    return pc.if_else(column.is_valid(), array, pa.scalar(None, array.type))
 
 
 def _times(column: pa.Array) -> pa.Array:
@@ -199,18 +201,18 @@ def conformed(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def merged_schema(there: pa.Schema, more: pa.Schema) -> pa.Schema | None:
+def merged_schema(schema: pa.Schema, more: pa.Schema) -> pa.Schema | None:
     """Return the columns of two schemas together, and merge the fields of structs at any depth.
 
     Returns None if two columns of the same name have different types, or if names are not distinct
     for every reader.
     """
-    fields = _merged(list(there), list(more))
+    fields = _merged(list(schema), list(more))
     return None if fields is None else pa.schema(fields)
 
 
-def _merged(there: list[pa.Field], more: list[pa.Field]) -> list[pa.Field] | None:
-    fields = {field.name: field for field in there}
+def _merged(base: list[pa.Field], more: list[pa.Field]) -> list[pa.Field] | None:
+    fields = {field.name: field for field in base}
     for field in more:
         old = fields.setdefault(field.name, field)
         type_ = old.type
@@ -222,7 +224,7 @@ def _merged(there: list[pa.Field], more: list[pa.Field]) -> list[pa.Field] | Non
         if parts is None:
             return None
         fields[field.name] = pa.field(field.name, pa.struct(parts))
-    old_names = [field.name for field in there]
+    old_names = [field.name for field in base]
     new_names = [*fields][len(old_names) :]
     is_clear = distinct_names(new_names, old_names) == new_names
     return list(fields.values()) if is_clear else None

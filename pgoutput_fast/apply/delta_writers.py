@@ -66,10 +66,10 @@ class DeltaChanges(Positioned):
 
     kind = "changes"
 
-    def __init__(self, table: LakeTable, held: Held, make_room: Callable[[], None]) -> None:
+    def __init__(self, table: LakeTable, table_state: Held, make_room: Callable[[], None]) -> None:
         self._make_room = make_room
         self.table = table
-        self.held = held
+        self.held = table_state
         self.own = table.position
         self._schema: pa.Schema | None = table.schema if table.exists else None
         self._writers: list[DeltaFileWriter] = []
@@ -88,8 +88,8 @@ class DeltaChanges(Positioned):
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
-        there = self._schema
-        return there is None or merged_schema(there, stored_schema(schema)) is not None
+        own_schema = self._schema
+        return own_schema is None or merged_schema(own_schema, stored_schema(schema)) is not None
 
     def append(self, changes: pa.RecordBatch) -> None:
         """See `ChangeWriter`."""
@@ -139,7 +139,7 @@ class DeltaChanges(Positioned):
             with self.table.refusals():
                 self._writers[-1].flush()
 
-    def commit(self, held: Held) -> None:
+    def commit(self, table_state: Held) -> None:
         """See `ChangeWriter`."""
         table = self.table
         with table.refusals():
@@ -147,17 +147,17 @@ class DeltaChanges(Positioned):
         files += self._files
         # From here on, do not delete the files: a commit that fails may have succeeded.
         self._writers, self._files = [], []
-        if not files and (self._schema is None or held.copy_lsn <= self.copy_lsn):
+        if not files and (self._schema is None or table_state.copy_lsn <= self.copy_lsn):
             return
-        if held.lsn <= self.lsn and held.copy_lsn <= self.copy_lsn:
+        if table_state.lsn <= self.lsn and table_state.copy_lsn <= self.copy_lsn:
             raise PgOutputError(
                 f"{table.directory} already has the changes before {format_lsn(self.lsn)}, but got "
-                f"changes up to {format_lsn(held.lsn)}",
+                f"changes up to {format_lsn(table_state.lsn)}",
                 code="unfit_input",
-                table=qualified(held),
+                table=qualified(table_state),
             )
-        position = max(held.lsn, self.lsn), max(held.copy_lsn, self.copy_lsn)
-        table.commit_time = held.commit_time
+        position = max(table_state.lsn, self.lsn), max(table_state.copy_lsn, self.copy_lsn)
+        table.commit_time = table_state.commit_time
 
         def append() -> None:
             table.check_position(self.own)
@@ -190,30 +190,30 @@ class DeltaState(Positioned):
     kind = "state"
 
     def __init__(
-        self, table: LakeTable, held: Held, partition_by: Sequence[str], marker: str | None
+        self, table: LakeTable, table_state: Held, partition_by: Sequence[str], marker: str | None
     ) -> None:
         self.table = table
-        self.held = held
+        self.held = table_state
         self.marker = marker
         self.own = table.position
         # At the LSN of a snapshot, the table has the columns of that snapshot for certain.
-        self.is_ahead = self.lsn > held.lsn and self.lsn != self.copy_lsn
+        self.is_ahead = self.lsn > table_state.lsn and self.lsn != self.copy_lsn
         """Whether an interrupted call has written the table, which may have alterations already."""
         self.is_elsewhere = False
         """Whether another process writes the table in this window."""
         self.steps: Callable[[], AbstractContextManager[MergeSteps]] = local_steps
         self._wanted = list(partition_by)
         self._partition_by = table.partition_by if table.exists else self._wanted
-        stored = {one.name: one.stored for one in held.columns}
+        stored = {column.name: column.stored for column in table_state.columns}
         # Dropped columns don't count. A stale table may differ: a new snapshot gets these columns.
         wanted = [stored.get(name, name) for name in partition_by if not stored or name in stored]
-        is_kept = held.stale is None and table.exists
+        is_kept = table_state.stale is None and table.exists
         if wanted and wanted != self._partition_by and is_kept:
             raise PgOutputError(
                 f"{table.directory} is partitioned by {', '.join(self._partition_by) or 'nothing'} "
                 f"and not by {', '.join(wanted)}",
                 code="bad_option",
-                table=qualified(held),
+                table=qualified(table_state),
                 parameter="partition_by",
                 hint=(
                     "Leave out ",
@@ -298,7 +298,7 @@ class DeltaState(Positioned):
         """Take files of a snapshot's rows that other processes wrote, with columns `loading`."""
         self._files += files
 
-    def loaded(self, held: Held) -> None:
+    def loaded(self, table_state: Held) -> None:
         """See `StateWriter`."""
         if self._writer is None:
             raise PgOutputError("load() was not called", code="unfit_input")
@@ -306,8 +306,8 @@ class DeltaState(Positioned):
             files = self._writer.finish() + self._files
         self._files = []
         schema, self._writer = self._writer.schema, None
-        position = held.lsn, held.copy_lsn
-        self.table.commit_time = held.commit_time
+        position = table_state.lsn, table_state.copy_lsn
+        self.table.commit_time = table_state.commit_time
 
         def replace() -> None:
             self.table.check_position(self.own)
@@ -321,46 +321,52 @@ class DeltaState(Positioned):
         self.is_ahead = False
         self.own = self.table.position
 
-    def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
+    def apply(self, alterations: Sequence[Alteration], net: NetChanges, table_state: Held) -> None:
         """See `StateWriter`."""
         table = self.table
-        is_same = held.lsn == self.lsn
-        if held.lsn <= self.lsn and not (is_same and alterations):
+        is_same = table_state.lsn == self.lsn
+        if table_state.lsn <= self.lsn and not (is_same and alterations):
             if net.truncated or net.num_rows:
                 raise PgOutputError(
                     f"{table.directory} already has the changes before {format_lsn(self.lsn)}, but "
-                    f"got changes up to {format_lsn(held.lsn)}",
+                    f"got changes up to {format_lsn(table_state.lsn)}",
                     code="unfit_input",
-                    table=qualified(held),
+                    table=qualified(table_state),
                 )
             return
         if not table.exists:
             raise IncompleteError(
                 f"its state table {table.directory} in {table.place.uri} was deleted. The table "
                 "needs a new snapshot",
-                table=qualified(held),
+                table=qualified(table_state),
             )
         altered = _number(alterations)
         if (self.is_ahead or is_same) and table.transaction("altered") == altered:
             alterations = []
-        elif self.is_ahead and any(isinstance(one, (Removed, Renamed)) for one in alterations):
+        elif self.is_ahead and any(
+            isinstance(alteration, (Removed, Renamed)) for alteration in alterations
+        ):
             raise IncompleteError(
                 f"an interrupted sync wrote changes before {format_lsn(self.lsn)} to "
                 f"{table.directory}, and a column was renamed or dropped among these changes. Sync "
                 "cannot tell the columns apart, so the table needs a new snapshot",
-                table=qualified(held),
+                table=qualified(table_state),
             )
         if not (alterations or net.truncated or net.num_rows):
             return
-        changed = {one.column for one in alterations if isinstance(one, (Removed, Renamed))}
+        changed = {
+            alteration.column
+            for alteration in alterations
+            if isinstance(alteration, (Removed, Renamed))
+        }
         if gone := [name for name in self._partition_by if name in changed]:
             raise IncompleteError(
                 f"column {gone[0]} was dropped or renamed, but {table.directory} is partitioned by "
                 "it. The table needs a new snapshot",
-                table=qualified(held),
+                table=qualified(table_state),
             )
-        position = held.lsn, max(held.copy_lsn, self.copy_lsn)
-        table.commit_time = held.commit_time
+        position = table_state.lsn, max(table_state.copy_lsn, self.copy_lsn)
+        table.commit_time = table_state.commit_time
         table.until_it_stands(lambda: self._merge(alterations, net, position, altered))
         self.own = table.position
 
@@ -432,6 +438,9 @@ def _number(alterations: Sequence[Alteration]) -> int:
     if not alterations:
         return 0
     text = repr(
-        [(type(one).__name__, *(str(part) for part in one)) for one in alterations]
+        [
+            (type(alteration).__name__, *(str(part) for part in alteration))
+            for alteration in alterations
+        ]
     ).encode()
     return (zlib.crc32(text) << 32 | zlib.adler32(text)) & _SOME_BITS

@@ -34,7 +34,7 @@ def departed(history: History | None, relation_ids: list[int]) -> list[int]:
     if history is None:
         return []
     published = history.newest_tables.by_id()
-    return [one for one in relation_ids if one not in published]
+    return [relation_id for relation_id in relation_ids if relation_id not in published]
 
 
 def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
@@ -51,12 +51,12 @@ def mistaken(patterns: Iterable[str], shown: Collection[str]) -> Iterator[str]:
         yield "the publications have no table: no changes arrive until you add one"
         return
     patterns = [*patterns]
-    for one in dict.fromkeys(one.removeprefix("*.") for one in patterns):
+    for pattern in dict.fromkeys(pattern.removeprefix("*.") for pattern in patterns):
         # For a name with a dot, the command gives two patterns: the dot may be part of the name.
-        same = [other for other in patterns if other.removeprefix("*.") == one]
+        same = [other for other in patterns if other.removeprefix("*.") == pattern]
         if not any(fnmatchcase(name, other) for name in shown for other in same):
-            hint = "" if _WILDCARDS.intersection(one) else did_you_mean(one, shown)
-            yield f"the pattern {one!r} matches no published table{hint}"
+            hint = "" if _WILDCARDS.intersection(pattern) else did_you_mean(pattern, shown)
+            yield f"the pattern {pattern!r} matches no published table{hint}"
 
 
 def check_tables(
@@ -83,11 +83,11 @@ def check_tables(
     if patterns is None or not published:
         return
     known = known_tables(directory).values() if has_begun(directory) else ()
-    there = {*published, *(shown_name(".".join(one)) for one in known)}
-    if not any(fnmatchcase(name, one) for name in there for one in patterns):
+    names = {*published, *(shown_name(".".join(pair)) for pair in known)}
+    if not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
         raise PgOutputError(
             "no published table is selected, so sync did not start: "
-            f"{'; '.join(mistaken(patterns, there))}",
+            f"{'; '.join(mistaken(patterns, names))}",
             code="no_table",
         )
 
@@ -102,7 +102,7 @@ def did_you_mean(name: str, published: Iterable[str]) -> str:
 def check_partitions(
     partition_by: Mapping[str, Sequence[str]],
     tables: Iterable[CatalogTable],
-    held: Iterable[Held],
+    table_states: Iterable[Held],
 ) -> None:
     """Refuse partition columns that do not exist, before tables are created with them.
 
@@ -112,7 +112,7 @@ def check_partitions(
         Columns by table, ``namespace.name``.
     tables : iterable of CatalogTable
         The published tables.
-    held : iterable of Held
+    table_states : iterable of Held
         The tables in the target. Some may not be published any more.
 
     Raises
@@ -120,8 +120,8 @@ def check_partitions(
     PgOutputError
         A table is not published, or has no such column.
     """
-    published = {qualified(one): one for one in tables}
-    known = {qualified(one) for one in held}
+    published = {qualified(table): table for table in tables}
+    known = {qualified(table_state) for table_state in table_states}
     for name, columns in partition_by.items():
         if name in known:
             continue  # the target checks the partitions of its tables itself
@@ -133,12 +133,12 @@ def check_partitions(
                 table=name,
                 parameter="partition_by",
             )
-        there = [one.name for one in table.columns if one.is_published]
+        published_names = [column.name for column in table.columns if column.is_published]
         for column in columns:
-            if column not in there:
+            if column not in published_names:
                 raise PgOutputError(
                     f"{name} has no published column {column!r}; it has "
-                    f"{', '.join(there) or 'none'}",
+                    f"{', '.join(published_names) or 'none'}",
                     code="no_table",
                     parameter="partition_by",
                     table=name,
@@ -188,17 +188,17 @@ class Departures:
         if history is None:
             return
         catalog = history.newest_tables
-        there = catalog.by_id()
+        published = catalog.by_id()
         # A table may be newer than this read of the catalogue: compare with its snapshot's LSN.
         gone = {
-            relation_id: held for relation_id, held in tables.items()
-            if relation_id not in there and 0 < held.copy_lsn < history.newest_start
+            relation_id: table_state for relation_id, table_state in tables.items()
+            if relation_id not in published and 0 < table_state.copy_lsn < history.newest_start
         }  # fmt: skip
         shown, names = {*map(shown_table, catalog.tables)}, {*map(qualified, catalog.tables)}
         for relation_id in sorted(gone.keys() - self._gone):
-            held = gone[relation_id]
-            name, stored = qualified(held), held.stored
-            if name in names and stored == stored_table(held.namespace, held.name):
+            table_state = gone[relation_id]
+            name, stored = qualified(table_state), table_state.stored
+            if name in names and stored == stored_table(table_state.namespace, table_state.name):
                 # A new table has this name, and will get it in the target, too.
                 _log.warning(
                     "%s was dropped, and a new table has its name: the target keeps the dropped "
@@ -213,7 +213,7 @@ class Departures:
             kept = self._shown(stored)
             _log.warning("%s %s; the target keeps its rows and changes in %s", name, happened, kept)
         self._gone = set(gone)
-        self.left = tuple(self._shown(held.stored) for held in gone.values())
+        self.left = tuple(self._shown(table_state.stored) for table_state in gone.values())
         if self._patterns is not None:
             for warning in mistaken(self._patterns, shown):
                 _log.warning("%s", warning)

@@ -150,7 +150,7 @@ def ask_server(
         server_lsn = connection.current_lsn()
     members = read_members(parameters, publications).tables
     confirmed = None if state is None else state.confirmed_flush_lsn
-    published = {relation_id: qualified(one) for relation_id, one in members.items()}
+    published = {relation_id: qualified(table) for relation_id, table in members.items()}
     return Asked(origin, SlotPlan(slot, state is not None, confirmed, server_lsn), published)
 
 
@@ -187,7 +187,10 @@ def plan_sync(
         stored = target.peek(asked.origin)
         if not stored.tables:
             check_tables(options.tables, [*map(shown_name, published.values())], directory)
-        tables = {one: TablePlan(one, published[one], is_published=True) for one in published}
+        tables = {
+            relation_id: TablePlan(relation_id, published[relation_id], is_published=True)
+            for relation_id in published
+        }
         tables |= _of_target(stored, tables)
         return SyncPlan(
             directory, False, slot, 0, 0, _sorted(tables, options), _mistaken(asked, options)
@@ -198,7 +201,7 @@ def plan_sync(
     lost: list[int] = []
     if asked is not None and options.on_error == "pause":
         lost = lost_tables(log, stored, consumer)
-    known = {one.name: one.position for one in consumers(directory)} if stored.lsn else {}
+    known = {entry.name: entry.position for entry in consumers(directory)} if stored.lsn else {}
     if consumer in known:
         position = known[consumer]
     elif lost:
@@ -217,11 +220,11 @@ def plan_sync(
     names = {**_copied_names(directory, view), **published}
     tables = {}
     for relation_id in names.keys() | counted.keys() | stored.tables.keys():
-        held, state = stored.tables.get(relation_id), states.get(relation_id)
-        found = counted.get(relation_id)
-        shown = found.name if found else qualified(held) if held else names[relation_id]
-        tables[relation_id] = (found or TablePlan(relation_id, shown))._replace(
-            held=held,
+        table_state, state = stored.tables.get(relation_id), states.get(relation_id)
+        plan = counted.get(relation_id)
+        shown = plan.name if plan else qualified(table_state) if table_state else names[relation_id]
+        tables[relation_id] = (plan or TablePlan(relation_id, shown))._replace(
+            held=table_state,
             lsn=position.of(relation_id),
             waits=state is not None and state.held_from is not None,
             has_snapshot=state is not None and bool(state.snapshots),
@@ -243,22 +246,22 @@ def _mistaken(asked: Asked | None, options: SyncOptions) -> list[str]:
 
 def _of_target(stored: Stored, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:
     return {
-        relation_id: tables.get(relation_id, TablePlan(relation_id, qualified(held)))._replace(
-            held=held
-        )
-        for relation_id, held in stored.tables.items()
+        relation_id: tables.get(
+            relation_id, TablePlan(relation_id, qualified(table_state))
+        )._replace(held=table_state)
+        for relation_id, table_state in stored.tables.items()
     }
 
 
 def _sorted(tables: dict[int, TablePlan], options: SyncOptions) -> list[TablePlan]:
     from fnmatch import fnmatchcase
 
-    found = [
-        one
-        for one in tables.values()
-        if options.tables is None or any(fnmatchcase(one.name, each) for each in options.tables)
+    plans = [
+        plan
+        for plan in tables.values()
+        if options.tables is None or any(fnmatchcase(plan.name, each) for each in options.tables)
     ]
-    return sorted(found, key=lambda one: (one.name, one.relation_id))
+    return sorted(plans, key=lambda plan: (plan.name, plan.relation_id))
 
 
 def _copied_names(directory: Path, view: View) -> dict[int, str]:
@@ -281,20 +284,20 @@ def _count(
 ) -> dict[int, TablePlan]:
     """Count rows and changes of each table. This decodes everything, as a sync would."""
     plan = view.plan(position)
-    found: dict[int, TablePlan] = {}
+    plans: dict[int, TablePlan] = {}
     if plan is None:
-        return found
+        return plans
     decoding: dict[str, Any] = {
         "policies": policies, "target": decode_for, "tables": options.tables,
         "on_error": "raise", "max_bytes": 16 << 20,
     }  # fmt: skip
 
     def pause(_: Chunk, refusals: list[Refusal]) -> None:
-        for one in refusals:
-            relation_id = one.relation.relation_id
-            plan_of = found.get(relation_id) or TablePlan(relation_id, qualified(one.relation))
+        for refusal in refusals:
+            relation_id = refusal.relation.relation_id
+            plan_of = plans.get(relation_id) or TablePlan(relation_id, qualified(refusal.relation))
             if plan_of.refused is None:
-                found[relation_id] = plan_of._replace(refused=str(one.error))
+                plans[relation_id] = plan_of._replace(refused=str(refusal.error))
 
     stops = options.on_error == "stop"
     refused = None if stops else pause
@@ -305,17 +308,21 @@ def _count(
             for changes, batch in reader.changes(chunk):
                 relation = changes.relation
                 relation_id = relation.relation_id
-                held = stored.tables.get(relation_id)
-                one = found.get(relation_id) or TablePlan(relation_id, "")
-                if one.refused is not None:
+                table_state = stored.tables.get(relation_id)
+                table_plan = plans.get(relation_id) or TablePlan(relation_id, "")
+                if table_plan.refused is not None:
                     continue
-                one = one._replace(name=qualified(relation))
+                table_plan = table_plan._replace(name=qualified(relation))
                 if copy is None:
-                    lsn = 0 if held is None else held.lsn
+                    lsn = 0 if table_state is None else table_state.lsn
                     come = sum(at >= lsn for at in batch.column("commit_lsn").to_pylist())
-                    one = one._replace(changes=one.changes + come)
-                elif held is None or copy.lsn > held.copy_lsn or held.stale is not None:
+                    table_plan = table_plan._replace(changes=table_plan.changes + come)
+                elif (
+                    table_state is None
+                    or copy.lsn > table_state.copy_lsn
+                    or table_state.stale is not None
+                ):
                     rows = batch.column("op").to_pylist().count("read")
-                    one = one._replace(rows=one.rows + rows, copy_lsn=copy.lsn)
-                found[relation_id] = one
-    return found
+                    table_plan = table_plan._replace(rows=table_plan.rows + rows, copy_lsn=copy.lsn)
+                plans[relation_id] = table_plan
+    return plans

@@ -63,7 +63,7 @@ def same(
     for name, other in zip(names, others or names, strict=True):
         left, right = f"s.{quoted(name)}", f"n.{quoted(other)}"
         conditions.append(f"{left} {'IS NOT DISTINCT FROM' if nulls else '='} {right}")
-        signs, others_ = (_signs(types.field(name).type, one) for one in (left, right))
+        signs, others_ = (_signs(types.field(name).type, side) for side in (left, right))
         if signs is not None:
             conditions.append(f"{signs} IS NOT DISTINCT FROM {others_}")
     return " AND ".join(conditions)
@@ -81,13 +81,15 @@ def _signs(type_: pa.DataType, value: str, depth: int = 0) -> str | None:
         return f"({value} = 0 AND signbit({value}))"
     if types.is_struct(type_):
         fields = [type_.field(i) for i in range(type_.num_fields)]
-        found = [_signs(one.type, f"{value}.{quoted(one.name)}", depth) for one in fields]
-        signs = [one for one in found if one is not None]
+        candidates = [
+            _signs(field.type, f"{value}.{quoted(field.name)}", depth) for field in fields
+        ]
+        signs = [sign for sign in candidates if sign is not None]
         return f"row({', '.join(signs)})" if signs else None
     if types.is_map(type_):
         keys = pa.list_(type_.key_type), f"map_keys({value})"
         items = pa.list_(type_.item_type), f"map_values({value})"
-        signs = [one for of in (keys, items) if (one := _signs(*of, depth)) is not None]
+        signs = [sign for of in (keys, items) if (sign := _signs(*of, depth)) is not None]
         return f"row({', '.join(signs)})" if signs else None
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         item = f"item{depth}"

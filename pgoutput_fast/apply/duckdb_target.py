@@ -150,7 +150,7 @@ class DuckdbTarget:
             raise kind(f"can't write {self.path}: {error}", code=code) from error
 
     @contextlib.contextmanager
-    def telling(self, held: Held) -> Iterator[None]:
+    def telling(self, table_state: Held) -> Iterator[None]:
         """Add the table to an error, because the error may come out in a call for another table.
 
         After the first error, DuckDB refuses all further statements of the transaction. So each
@@ -163,7 +163,11 @@ class DuckdbTarget:
         except PgOutputError as error:
             if self._failed is None:
                 self._failed = TableError(
-                    held, error.message, code=error.code, hint=error.hint, table=qualified(held)
+                    table_state,
+                    error.message,
+                    code=error.code,
+                    hint=error.hint,
+                    table=qualified(table_state),
                 )
             raise self._failed from error
 
@@ -190,7 +194,7 @@ class DuckdbTarget:
             ).fetchall()}  # fmt: skip
             if not names:
                 connection.execute("BEGIN")
-                schemas = (f"CREATE SCHEMA {self.named(one)}" for one in ("changes", "state"))
+                schemas = (f"CREATE SCHEMA {self.named(schema)}" for schema in ("changes", "state"))
                 for statement in (PROGRESS_TABLE, SOURCE_TABLE, *schemas):
                     connection.execute(statement)
                 connection.execute(
@@ -223,12 +227,12 @@ class DuckdbTarget:
         if not self.path.exists():
             return Stored(0, {})
         with self.refusals(), contextlib.closing(self._connect(read_only=True)) as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT schema_name || '.' || table_name FROM duckdb_tables()"
             ).fetchall()
-            if not found:
+            if not rows:
                 return Stored(0, {})
-            names = {name for (name,) in found}
+            names = {name for (name,) in rows}
             self._check_own(names)
             return self._read(connection, origin, names)
 
@@ -241,32 +245,35 @@ class DuckdbTarget:
             )  # fmt: skip
 
     def _read(self, connection: Any, origin: TargetOrigin, names: set[str]) -> Stored:
-        (found,) = connection.execute("FROM _source").fetchall()
-        if found[0] != TARGET_FORMAT:
+        (source,) = connection.execute("FROM _source").fetchall()
+        if source[0] != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self.path} has target format {found[0]}, but this version of pgoutput_fast "
+                f"{self.path} has target format {source[0]}, but this version of pgoutput_fast "
                 f"needs {TARGET_FORMAT}",
                 code="not_supported", path=str(self.path),
                 hint="Use the version that wrote it, or start with a new target",
             )  # fmt: skip
-        if found[1:3] != tuple(origin):
+        if source[1:3] != tuple(origin):
             raise PgOutputError(
-                f"{self.path} has tables of database {found[2]!r} (system identifier {found[1]}), "
-                f"but the changes come from {origin.database!r} ({origin.system_identifier})",
+                f"{self.path} has tables of database {source[2]!r} (system identifier "
+                f"{source[1]}), but the changes come from {origin.database!r} "
+                f"({origin.system_identifier})",
                 code="another_history", path=str(self.path), hint="Give another file",
             )  # fmt: skip
-        kept = Kept.of(found[4], found[5], found[8], found[9])
+        kept = Kept.of(source[4], source[5], source[8], source[9])
         tables = {}
         found_rows = connection.sql("FROM _progress").to_arrow_table()
-        for held, _ in held_tables(found_rows):
-            lost = _lost(held, kept, names)
-            tables[held.relation_id] = held._replace(stale=lost) if lost else held
+        for table_state, _ in held_tables(found_rows):
+            lost = _lost(table_state, kept, names)
+            tables[table_state.relation_id] = (
+                table_state._replace(stale=lost) if lost else table_state
+            )
         if not tables and not self.kept.is_like(kept):
             return Stored(0, {})
         self.kept = self.kept.check(str(self.path), kept)
-        lsn, time_ = found[6:8]
+        lsn, time_ = source[6:8]
         newest = CommitRecord(lsn, time_) if lsn else None
-        return Stored(found[3], tables, newest, policies=kept.policies)
+        return Stored(source[3], tables, newest, policies=kept.policies)
 
     def close(self) -> None:
         """See `Target`."""
@@ -349,12 +356,12 @@ class DuckdbTarget:
         self._coming.append(self._behind.submit(write))
 
     @contextlib.contextmanager
-    def alone(self, held: Held | None = None) -> Iterator[None]:
+    def alone(self, table_state: Held | None = None) -> Iterator[None]:
         """Exclude other threads, after all writes that were given to :meth:`later` are done.
 
         Parameters
         ----------
-        held : Held, optional
+        table_state : Held, optional
             The table that errors in this context concern.
         """
         with self._guard:
@@ -362,7 +369,7 @@ class DuckdbTarget:
                 self._coming.popleft().result()
             if self._failed is not None:
                 raise self._failed
-            with contextlib.nullcontext() if held is None else self.telling(held):
+            with contextlib.nullcontext() if table_state is None else self.telling(table_state):
                 yield
 
     def run(self, statement: str, **tables: Any) -> Any:
@@ -373,8 +380,8 @@ class DuckdbTarget:
         """
         with self.refusals():
             names = {"connection": self._connection, "statement": statement, **tables}
-            found = eval("connection.execute(statement)", {}, names)  # noqa: S307
-            return found.fetchall() if tables else found
+            result = eval("connection.execute(statement)", {}, names)  # noqa: S307
+            return result.fetchall() if tables else result
 
     def named(self, schema: str, *table: str) -> str:
         """Return the full name of a schema or a table, with the catalogue.
@@ -386,12 +393,12 @@ class DuckdbTarget:
 
     def types_of(self, schema: pa.Schema) -> dict[str, str]:
         """Return DuckDB's types for Arrow columns; DuckDB is asked once for each type."""
-        new = {one.type for one in schema} - self._types.keys()
+        new = {field.type for field in schema} - self._types.keys()
         if new:
             asked = empty(pa.schema([(f"c{number}", type_) for number, type_ in enumerate(new)]))
-            found = self.run("DESCRIBE FROM columns_of", columns_of=asked)
-            self._types.update(zip(new, (row[1] for row in found), strict=True))
-        return {one.name: self._types[one.type] for one in schema}
+            rows = self.run("DESCRIBE FROM columns_of", columns_of=asked)
+            self._types.update(zip(new, (row[1] for row in rows), strict=True))
+        return {field.name: self._types[field.type] for field in schema}
 
     def has(self, schema: str, name: str) -> bool:
         """Whether a table exists."""
@@ -407,32 +414,34 @@ class DuckdbTarget:
         """See `Target`: tables have their stored names."""
         return stored
 
-    def retry(self, held: Held) -> None:
+    def retry(self, table_state: Held) -> None:
         """See `Target`: only a write can show whether the file takes a table."""
 
-    def changes(self, held: Held) -> ChangeWriter:
+    def changes(self, table_state: Held) -> ChangeWriter:
         """See `Target`."""
         if not self.kept.has_changes:
-            return NoChanges(held)
-        writer = _DuckdbChanges(self, held)
+            return NoChanges(table_state)
+        writer = _DuckdbChanges(self, table_state)
         self._writers.append(writer)
         return writer
 
-    def state(self, held: Held) -> _DuckdbState:
+    def state(self, table_state: Held) -> _DuckdbState:
         """See `Target`."""
-        return _DuckdbState(self, held)
+        return _DuckdbState(self, table_state)
 
-    def begun(self, held: Held) -> Held:
+    def begun(self, table_state: Held) -> Held:
         """See `Target`."""
-        return held
+        return table_state
 
-    def rename(self, held: Held, stored: str) -> Held:
+    def rename(self, table_state: Held, stored: str) -> Held:
         """See `Target`."""
         with self.alone():
-            for version in range(1, held.version + 1):
-                self._move("changes", versioned(held.stored, version), versioned(stored, version))
-            self._move("state", held.stored, stored)
-        return held._replace(stored=stored)
+            for version in range(1, table_state.version + 1):
+                self._move(
+                    "changes", versioned(table_state.stored, version), versioned(stored, version)
+                )
+            self._move("state", table_state.stored, stored)
+        return table_state._replace(stored=stored)
 
     def _move(self, schema: str, old: str, new: str) -> None:
         if self.has(schema, old):
@@ -442,15 +451,15 @@ class DuckdbTarget:
             self.made(schema, new)
 
 
-def _lost(held: Held, kept: Kept, names: set[str]) -> str | None:
+def _lost(table_state: Held, kept: Kept, names: set[str]) -> str | None:
     """Return why a table is stale: somebody dropped its state table or change table; else None."""
-    if not held.version:
+    if not table_state.version:
         return None
-    if kept.has_state and held.stale is None and f"state.{held.stored}" not in names:
+    if kept.has_state and table_state.stale is None and f"state.{table_state.stored}" not in names:
         return DELETED
-    has_changes = kept.has_changes and (held.commit_time is not None or held.copy_lsn)
-    is_there = f"changes.{versioned(held.stored, held.version)}" in names
-    if has_changes and not is_there and held.stale in (None, CHANGES_ALONE):
+    has_changes = kept.has_changes and (table_state.commit_time is not None or table_state.copy_lsn)
+    is_there = f"changes.{versioned(table_state.stored, table_state.version)}" in names
+    if has_changes and not is_there and table_state.stale in (None, CHANGES_ALONE):
         return CHANGES_DELETED
     return None
 
@@ -460,11 +469,11 @@ class _DuckdbChanges:
 
     gap = None  # changes by other programs are not detected
 
-    def __init__(self, target: DuckdbTarget, held: Held) -> None:
+    def __init__(self, target: DuckdbTarget, table_state: Held) -> None:
         self._target = target
-        self._held = held
-        self._name = versioned(held.stored, held.version)
-        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+        self._held = table_state
+        self._name = versioned(table_state.stored, table_state.version)
+        self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
         self._pending: list[pa.RecordBatch] = []
         self._bytes = 0
         # Names and types of the fields of rows, once all pending changes are written.
@@ -473,11 +482,11 @@ class _DuckdbChanges:
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
-        there, wanted = self._known(), self._wanted(schema)
-        new = [name for name in wanted if name not in there]
-        if there and new and distinct_names(new, there) != new:
+        columns, wanted = self._known(), self._wanted(schema)
+        new = [name for name in wanted if name not in columns]
+        if columns and new and distinct_names(new, columns) != new:
             return False  # DuckDB ignores case, so two names would be the same
-        return all(there.get(name, type_) == type_ for name, type_ in wanted.items())
+        return all(columns.get(name, type_) == type_ for name, type_ in wanted.items())
 
     def _known(self) -> dict[str, str]:
         if self._fields is None:
@@ -524,13 +533,13 @@ class _DuckdbChanges:
 
     def _insert(self, parts: list[pa.Table], fields: dict[str, str]) -> None:
         name = self._target.named("changes", self._name)
-        there = {*self._stored_fields()}
-        if not there:
+        names = {*self._stored_fields()}
+        if not names:
             self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=parts[0])
             self._target.made("changes", self._name)
-            there = {field.name for field in parts[0].schema.field("after").type}
+            names = {field.name for field in parts[0].schema.field("after").type}
             parts = parts[1:]
-        if fields.keys() - there:
+        if fields.keys() - names:
             # Alter once for all parts: DuckDB keeps a copy of the rows from before each alteration
             # until the commit.
             types = ", ".join(f"{quoted(field)} {type_}" for field, type_ in fields.items())
@@ -543,24 +552,24 @@ class _DuckdbChanges:
             # DuckDB matches fields of structs by name, and sets missing ones to NULL.
             self._target.run(f"INSERT INTO {name} BY NAME FROM rows", rows=rows)
 
-    def commit(self, held: Held) -> None:
+    def commit(self, table_state: Held) -> None:
         """See `ChangeWriter`."""
-        del held  # the target's commit stores it
+        del table_state  # the target's commit stores it
         self.flush()
 
 
 class _DuckdbState:
     """A `StateWriter` of a DuckDB table."""
 
-    def __init__(self, target: DuckdbTarget, held: Held) -> None:
+    def __init__(self, target: DuckdbTarget, table_state: Held) -> None:
         self._target = target
-        self._held = held
-        self._table = self._live = target.named("state", held.stored)
+        self._held = table_state
+        self._table = self._live = target.named("state", table_state.stored)
         self._marker = None
         if target.kept.soft_deletes is not None:
             self._marker = quoted(target.kept.soft_deletes)
             self._live = f"(FROM {self._table} WHERE {self._marker} IS NULL)"
-        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+        self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
         self._is_empty = False  # True only if the table is certainly empty
 
     def create(self, schema: pa.Schema) -> None:
@@ -584,13 +593,13 @@ class _DuckdbState:
                 f"INSERT INTO {self._table} BY NAME FROM rows", rows=pa.Table.from_batches([rows])
             )
 
-    def loaded(self, held: Held) -> None:
+    def loaded(self, table_state: Held) -> None:
         """See `StateWriter`."""
-        self.copy_lsn = held.copy_lsn
+        self.copy_lsn = table_state.copy_lsn
 
-    def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
+    def apply(self, alterations: Sequence[Alteration], net: NetChanges, table_state: Held) -> None:
         """See `StateWriter`."""
-        del held  # the target's commit stores it
+        del table_state  # the target's commit stores it
         with self._target.alone(self._held):
             self._apply(alterations, net)
         self._is_empty = False
@@ -626,8 +635,11 @@ class _DuckdbState:
             value = alteration.value
             run(f"ALTER TABLE {self._table} ADD COLUMN {column} {self._type(value.type)}")
             if value.is_valid()[0].as_py():
-                one = pa.table({"value": value})
-                run(f"UPDATE {self._table} SET {column} = (SELECT value FROM one)", one=one)
+                default_value = pa.table({"value": value})
+                run(
+                    f"UPDATE {self._table} SET {column} = (SELECT value FROM default_value)",
+                    default_value=default_value,
+                )
 
     def _type(self, type_: pa.DataType) -> str:
         return self._target.types_of(pa.schema([pa.field("value", type_)]))["value"]
@@ -694,28 +706,28 @@ class _DuckdbState:
             return
         names, flag = ", ".join(f"n.{quoted(name)}" for name in net.key), f"n.{quoted(_PRESENT)}"
         joined = f"JOIN {self._live} s ON {joined}"
-        ((here, too_many),) = self._target.run(
+        ((matches, too_many),) = self._target.run(
             f"SELECT count(*) FILTER ({flag}), count(*) FILTER (NOT {flag}) "
             f"FROM wanted n SEMI {joined}",
             wanted=wanted,
         )
-        if too_many or here != pc.sum(present).as_py():
-            kind, what = ("SEMI", "it already has a row with") if too_many else (
+        if too_many or matches != pc.sum(present).as_py():
+            kind, problem = ("SEMI", "it already has a row with") if too_many else (
                 "ANTI", "it has no row with"
             )  # fmt: skip
-            found = self._target.run(
+            rows = self._target.run(
                 f"SELECT {names} FROM wanted n {kind} {joined} WHERE "
                 f"{flag} = {not too_many} LIMIT {_SHOWN + 1}",
                 wanted=wanted,
             )
-            raise self._incomplete(net, what, found)
+            raise self._incomplete(net, problem, rows)
 
-    def _incomplete(self, net: NetChanges, what: str, found: list[Any]) -> IncompleteError:
-        shown = "; ".join("(" + ", ".join(map(repr, row)) + ")" for row in found[:_SHOWN])
-        more = " and more" if len(found) > _SHOWN else ""
+    def _incomplete(self, net: NetChanges, problem: str, rows: list[Any]) -> IncompleteError:
+        shown = "; ".join("(" + ", ".join(map(repr, row)) + ")" for row in rows[:_SHOWN])
+        more = " and more" if len(rows) > _SHOWN else ""
         return IncompleteError(
             f"the changes of {net.table} do not fit its state table {self._held.stored!r} in "
-            f"{self._target.path}: {what} ({', '.join(net.key)}) = {shown}{more}. Changes are "
+            f"{self._target.path}: {problem} ({', '.join(net.key)}) = {shown}{more}. Changes are "
             "missing, or the table began without its existing rows",
             code="unfit_row", table=net.table, hint="Request a new snapshot of the table",
         )  # fmt: skip
@@ -735,8 +747,8 @@ class _DuckdbState:
             chosen.append(f"{value} AS {quoted(name)}")
         names = [f"{_ROW}{i}" for i in range(len(net.key))]
         keys = ", ".join(
-            f"coalesce(net.from_.{quoted(name)}, net.{quoted('row', name)}) AS {quoted(here)}"
-            for name, here in zip(net.key, names, strict=True)
+            f"coalesce(net.from_.{quoted(name)}, net.{quoted('row', name)}) AS {quoted(key_name)}"
+            for name, key_name in zip(net.key, names, strict=True)
         )
         # A row that was inserted in this window has no row `s`. `with_added` has already filled the
         # columns that were added after the insert.
@@ -778,15 +790,13 @@ class _DuckdbState:
             f"row_number() OVER (PARTITION BY n.{number} ORDER BY s.rowid) AS place "
             f"FROM {self._table} s JOIN gone n ON {alike}{still}"
         )
-        found = self._target.run(
+        rows = self._target.run(
             f"SELECT n.* EXCLUDE ({number}, {count}, {time_}) FROM gone n WHERE n.{count} > "
             f"(SELECT count(*) FROM gone_rows g WHERE g.number = n.{number}) "
             f"LIMIT {_SHOWN + 1}"
         ).fetchall()
-        if found:
-            raise self._incomplete(
-                net._replace(key=tuple(names)), "it has too few rows with", found
-            )
+        if rows:
+            raise self._incomplete(net._replace(key=tuple(names)), "it has too few rows with", rows)
         if self._marker is None:
             self._target.run(
                 f"DELETE FROM {self._table} WHERE rowid IN "

@@ -22,7 +22,7 @@ _MARK = "rows of "
 def remake_views(
     run: Callable[[str], Any],
     catalog: str,
-    there: Collection[tuple[str, str]],
+    table_names: Collection[tuple[str, str]],
     tables: Iterable[Held],
     altered: Collection[str],
 ) -> None:
@@ -38,7 +38,7 @@ def remake_views(
         Executes a statement.
     catalog : str
         DuckDB's name of the file.
-    there : collection of (str, str)
+    table_names : collection of (str, str)
         Schema and name of all tables of the file.
     tables : iterable of Held
     altered : collection of str
@@ -46,16 +46,19 @@ def remake_views(
     """
     if catalog.casefold() == "state":
         return  # in the text of a view, DuckDB would take this catalogue for the schema
-    found = run(
+    views = run(
         "SELECT schema_name, view_name, comment FROM duckdb_views() "
         "WHERE NOT internal AND database_name = current_database()"
     ).fetchall()
-    own = {(schema, name): comment.removeprefix(_MARK) for schema, name, comment in found
+    own = {(schema, name): comment.removeprefix(_MARK) for schema, name, comment in views
            if comment is not None and comment.startswith(_MARK)}  # fmt: skip
-    shown = [one for one in tables if ("state", one.stored) in there]
-    if not altered and {*own.values()} == {one.stored for one in shown}:
+    shown = [table_state for table_state in tables if ("state", table_state.stored) in table_names]
+    if not altered and {*own.values()} == {table_state.stored for table_state in shown}:
         return
-    others = [*there, *((schema, name) for schema, name, _ in found if (schema, name) not in own)]
+    others = [
+        *table_names,
+        *((schema, name) for schema, name, _ in views if (schema, name) not in own),
+    ]
     wanted = _names(run, catalog, shown, others)
     for key, stored in own.items():
         if wanted.get(key) != stored:
@@ -76,7 +79,7 @@ def _names(
     others: Collection[tuple[str, str]],
 ) -> dict[tuple[str, str], str]:
     """Return the stored name of the state table for each view, by schema and name."""
-    there = {name for (name,) in run(
+    schema_names = {name for (name,) in run(
         "SELECT schema_name FROM duckdb_schemas() WHERE database_name = current_database()"
     ).fetchall()}  # fmt: skip
     reserved = {name for (name,) in run(
@@ -86,26 +89,27 @@ def _names(
     schemas: dict[str, str] = {}
     # Existing schemas go first: they keep their names if a new one differs only in case.
     for namespace in sorted(
-        {one.namespace for one in tables}, key=lambda one: (one not in there, one)
+        {table_state.namespace for table_state in tables},
+        key=lambda namespace: (namespace not in schema_names, namespace),
     ):
         name = schemas[namespace] = _free(namespace, taken)
         taken.add(name.casefold())
-        if name != namespace and name not in there:
+        if name != namespace and name not in schema_names:
             _log.warning(
                 "the views of schema %s are in schema %s of %s, as its own name is taken there",
                 namespace, name, catalog,
             )  # fmt: skip
-    found: dict[tuple[str, str], str] = {}
+    views: dict[tuple[str, str], str] = {}
     used: dict[str, set[str]] = {}
     for schema, name in others:
         used.setdefault(schema.casefold(), set()).add(name.casefold())
-    for one in sorted(tables, key=lambda one: one.relation_id):
-        schema = schemas[one.namespace]
+    for table_state in sorted(tables, key=lambda table_state: table_state.relation_id):
+        schema = schemas[table_state.namespace]
         names = used.setdefault(schema.casefold(), set())
-        name = _free(one.name, names)
+        name = _free(table_state.name, names)
         names.add(name.casefold())
-        found[schema, name] = one.stored
-    return found
+        views[schema, name] = table_state.stored
+    return views
 
 
 def _free(name: str, taken: Collection[str]) -> str:

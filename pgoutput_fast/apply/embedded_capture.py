@@ -30,13 +30,13 @@ def check_slot(directory: Path, slot: str) -> None:
     PgOutputError
         The directory has the changes of another slot, or can't be read.
     """
-    found = metadata_of(directory) if has_begun(directory) else None
-    if found is not None and found.slot != slot:
+    metadata = metadata_of(directory) if has_begun(directory) else None
+    if metadata is not None and metadata.slot != slot:
         raise PgOutputError(
-            f"{directory} has the changes of slot {found.slot!r}, not of {slot!r}",
+            f"{directory} has the changes of slot {metadata.slot!r}, not of {slot!r}",
             code="another_history", path=str(directory),
             parameter="slot",
-            hint=("Give ", Argument("slot", found.slot), " to continue with them, or another ",
+            hint=("Give ", Argument("slot", metadata.slot), " to continue with them, or another ",
                   Argument("directory"), f" for slot {slot!r}"),
         )  # fmt: skip
 

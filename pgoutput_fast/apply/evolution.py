@@ -50,8 +50,10 @@ class Known(NamedTuple):
 
     def now(self, columns: Iterable[Any]) -> CatalogTable | None:
         """Return `table` or `before`, whichever has these columns; None if neither has."""
-        found = self._matching([(one.name, one.type_id, one.type_modifier) for one in columns])
-        return found[0] if found else None
+        tables = self._matching(
+            [(column.name, column.type_id, column.type_modifier) for column in columns]
+        )
+        return tables[0] if tables else None
 
     def _matching(self, wanted: list[tuple[str, Any, Any]]) -> list[CatalogTable]:
         """Return the catalogue's tables with these columns in this order; exact matches go first.
@@ -61,21 +63,23 @@ class Known(NamedTuple):
         alone, among = [], []
         for table in (self.table, self.before):
             if table is not None:
-                there = [(one.name, one.type_id, one.type_modifier) for one in table.columns]
-                if there == wanted:
+                columns = [
+                    (column.name, column.type_id, column.type_modifier) for column in table.columns
+                ]
+                if columns == wanted:
                     alone.append(table)
-                elif [one for one in there if one in wanted] == wanted:
+                elif [column for column in columns if column in wanted] == wanted:
                     among.append(table)
         return alone or among
 
     def was(self, column: StoredColumn) -> CatalogTable | None:
         """Return the table in the last read in which a column had its former type; None if none."""
         for table in self.earlier():
-            for one in table.columns:
-                is_it = one.name == column.name if column.number is None else (
-                    one.number == column.number
+            for candidate in table.columns:
+                is_it = candidate.name == column.name if column.number is None else (
+                    candidate.number == column.number
                 )  # fmt: skip
-                if is_it and (one.type_id, one.type_modifier) == column[2:4]:
+                if is_it and (candidate.type_id, candidate.type_modifier) == column[2:4]:
                     return table
         return None
 
@@ -83,25 +87,25 @@ class Known(NamedTuple):
         """Return the table in the last read that lacked the column with a number; None if none."""
         return next(
             (table for table in self.earlier()
-             if number not in {one.number for one in table.columns}), None
+             if number not in {column.number for column in table.columns}), None
         )  # fmt: skip
 
     def is_ambiguous(self, version: Version) -> bool:
         """Whether the catalogue leaves open which columns these are: the numbers differ by read."""
         if self.is_certain:
             return False
-        names = {one.name for one in version.columns}
-        wanted = [(one.name, one.type_id, one.type_modifier) for one in version.columns]
+        names = {column.name for column in version.columns}
+        wanted = [(column.name, column.type_id, column.type_modifier) for column in version.columns]
         numbers = [
-            {one.name: one.number for one in table.columns if one.name in names}
+            {column.name: column.number for column in table.columns if column.name in names}
             for table in self._matching(wanted)
         ]
-        return any(one != numbers[0] for one in numbers)
+        return any(column_numbers != numbers[0] for column_numbers in numbers)
 
     def numbers(self, version: Version) -> dict[str, int | None]:
         """Return the numbers of columns by name; none if no read of the catalogue matches."""
         table = self.now(version.columns)
-        return {} if table is None else {one.name: one.number for one in table.columns}
+        return {} if table is None else {column.name: column.number for column in table.columns}
 
 
 def is_rewritten(table: CatalogTable | None, before: CatalogTable | None) -> bool:
@@ -120,22 +124,24 @@ def _file_nodes(table: CatalogTable) -> dict[int, int]:
     return dict(zip((table.relation_id, *table.partition_ids), table.file_nodes, strict=False))
 
 
-def replaced(held: Sequence[StoredColumn], table: CatalogTable) -> str | None:
+def replaced(columns: Sequence[StoredColumn], table: CatalogTable) -> str | None:
     """Return a column that was dropped and created again, by its higher number; None if none."""
-    numbers = {one.name: one.number for one in table.columns}
-    for one in held:
-        number = numbers.get(one.name)
-        if one.number is not None and number is not None and number > one.number:
-            return one.name
+    numbers = {column.name: column.number for column in table.columns}
+    for column in columns:
+        number = numbers.get(column.name)
+        if column.number is not None and number is not None and number > column.number:
+            return column.name
     return None
 
 
-def differs(held: Sequence[StoredColumn], table: CatalogTable) -> bool:
+def differs(columns: Sequence[StoredColumn], table: CatalogTable) -> bool:
     """Whether the target's columns differ from the published columns in the catalogue."""
     published = {
-        (one.name, one.type_id, one.type_modifier) for one in table.columns if one.is_published
+        (column.name, column.type_id, column.type_modifier)
+        for column in table.columns
+        if column.is_published
     }
-    return {(one.name, one.type_id, one.type_modifier) for one in held} != published
+    return {(column.name, column.type_id, column.type_modifier) for column in columns} != published
 
 
 def relation_of(table: CatalogTable) -> bytes:
@@ -146,8 +152,11 @@ def relation_of(table: CatalogTable) -> bytes:
         "R", relation_id=table.relation_id, namespace=table.namespace, name=table.name,
         replica_identity=table.replica_identity,
         columns=[
-            WireColumn(int(is_whole or one.name in key), one.name, one.type_id, one.type_modifier)
-            for one in table.columns if one.is_published
+            WireColumn(
+                int(is_whole or column.name in key), column.name, column.type_id,
+                column.type_modifier,
+            )
+            for column in table.columns if column.is_published
         ],
     )  # fmt: skip
 
@@ -178,13 +187,15 @@ def new_columns(version: Version, known: Known | None = None) -> tuple[StoredCol
     return tuple(columns)
 
 
-def turns_digits(held: Sequence[StoredColumn], version: Version) -> bool:
+def turns_digits(columns: Sequence[StoredColumn], version: Version) -> bool:
     """Whether a column changes from plain text to digits, or back.
 
     One column of a change table can't hold both, because nothing in it tells them apart.
     """
-    had = {one.name: one.form.endswith(DIGITS) for one in held}
-    return any(had.get(one.name, one.is_digits) != one.is_digits for one in version.columns)
+    had = {column.name: column.form.endswith(DIGITS) for column in columns}
+    return any(
+        had.get(column.name, column.is_digits) != column.is_digits for column in version.columns
+    )
 
 
 def _column(column: ColumnVersion, stored: str, numbers: dict[str, int | None]) -> StoredColumn:
@@ -198,22 +209,22 @@ def _modifier(column: ColumnVersion) -> int:
     return -1 if column.type_modifier is None else column.type_modifier
 
 
-def evolve(held: Sequence[StoredColumn], version: Version, known: Known) -> Evolved:
+def evolve(columns: Sequence[StoredColumn], version: Version, known: Known) -> Evolved:
     """Compute the alterations of a state table, or why it becomes stale.
 
     Parameters
     ----------
-    held : sequence of StoredColumn
+    columns : sequence of StoredColumn
         The columns of the state table.
     version : Version
         The columns of the server's table now.
     known : Known
     """
-    evolution = _Evolution(held, version, known)
+    evolution = _Evolution(columns, version, known)
     unknown = evolution.run()
     if unknown is not None:
         return Evolved(
-            tuple(held),
+            tuple(columns),
             [],
             f"{unknown}. The stream does not show the effect on existing rows, so the table needs "
             "a new snapshot",
@@ -224,8 +235,8 @@ def evolve(held: Sequence[StoredColumn], version: Version, known: Known) -> Evol
 class _Evolution:
     """Collects the alterations of one state table."""
 
-    def __init__(self, held: Sequence[StoredColumn], version: Version, known: Known) -> None:
-        self.columns = list(held)
+    def __init__(self, columns: Sequence[StoredColumn], version: Version, known: Known) -> None:
+        self.columns = list(columns)
         self._gone: list[StoredColumn] = []
         self.alterations: list[Alteration] = []
         self._version = version
@@ -237,8 +248,8 @@ class _Evolution:
         self._number()
         if self._known.is_ambiguous(self._version):
             return "columns were dropped or renamed, and other columns have their names"
-        names = [one.name for one in self._version.columns]
-        had = [one.name for one in self.columns]
+        names = [column.name for column in self._version.columns]
+        had = [column.name for column in self.columns]
         if (
             not self._numbers
             and self._known.table is not None
@@ -249,14 +260,14 @@ class _Evolution:
                 "catalogue says how"
             )
         follows = self._followed()
-        self._gone = [one for one in self.columns if one.stored not in follows.values()]
+        self._gone = [column for column in self.columns if column.stored not in follows.values()]
         unknown = self._remove()
         if unknown is not None:
             return unknown
-        names_of = {one.stored: one.name for one in self.columns}
+        names_of = {column.stored: column.name for column in self.columns}
         self._rename({stored: name for name, stored in follows.items() if names_of[stored] != name})
         for column in self._version.columns:
-            at = next((i for i, one in enumerate(self.columns) if one.name == column.name), None)
+            at = next((i for i, old in enumerate(self.columns) if old.name == column.name), None)
             unknown = self._add(column) if at is None else self._keep(at, column)
             if unknown is not None:
                 return unknown
@@ -267,39 +278,39 @@ class _Evolution:
         before = self._known.before
         if before is None:
             return
-        numbers = {(one.name, one.type_id): one.number for one in before.columns}
-        if all((one.name, one.type_id) in numbers for one in self.columns):
+        numbers = {(column.name, column.type_id): column.number for column in before.columns}
+        if all((column.name, column.type_id) in numbers for column in self.columns):
             self.columns = [
-                one
-                if one.number is not None
-                else one._replace(number=numbers[one.name, one.type_id])
-                for one in self.columns
+                column
+                if column.number is not None
+                else column._replace(number=numbers[column.name, column.type_id])
+                for column in self.columns
             ]
 
     def _followed(self) -> dict[str, str]:
         """Return the stored names of the columns that the state table already has, by name."""
-        found = {}
-        by_number = {one.number: one for one in self.columns if one.number is not None}
-        by_name = {one.name: one for one in self.columns}
+        stored_names = {}
+        by_number = {column.number: column for column in self.columns if column.number is not None}
+        by_name = {column.name: column for column in self.columns}
         for column in self._version.columns:
             number = self._numbers.get(column.name)
             if number is not None and number in by_number:
-                found[column.name] = by_number[number].stored
+                stored_names[column.name] = by_number[number].stored
             elif column.name in by_name:
-                one = by_name[column.name]
+                old = by_name[column.name]
                 # With another number, this is a new column under the name of a dropped one.
-                if number is None or one.number is None:
-                    found[column.name] = one.stored
-        return found
+                if number is None or old.number is None:
+                    stored_names[column.name] = old.stored
+        return stored_names
 
     def _remove(self) -> str | None:
         """Remove the columns that the server's table no longer has."""
-        for one in self._gone:
-            before = self._known.was(one)
-            if before is not None and one.name in before.key:
-                return f"its key column {one.name} was dropped"
-            self.columns.remove(one)
-            self.alterations.append(Removed(one.stored))
+        for column in self._gone:
+            before = self._known.was(column)
+            if before is not None and column.name in before.key:
+                return f"its key column {column.name} was dropped"
+            self.columns.remove(column)
+            self.alterations.append(Removed(column.stored))
         return None
 
     def _rename(self, names: dict[str, str]) -> None:
@@ -313,7 +324,7 @@ class _Evolution:
             self._store(stored, name)
 
     def _at(self, stored: str) -> int:
-        return next(i for i, one in enumerate(self.columns) if one.stored == stored)
+        return next(i for i, column in enumerate(self.columns) if column.stored == stored)
 
     def _store(self, stored: str, wanted: str) -> str:
         """Store a column under a free name like the wanted one, and return that name."""
@@ -339,31 +350,33 @@ class _Evolution:
                 f"the type of column {column.name} was altered from {shown_type(*before)} to "
                 f"{shown_type(*after)}, and the server rewrote the table"
             )
-        made = _column(column, old.stored, self._numbers)
-        if before == after and made.form != old.form:
+        new = _column(column, old.stored, self._numbers)
+        if before == after and new.form != old.form:
             # The target can't convert older values: its casts give other texts than the decoder.
             return (
-                f"new rows have column {column.name} as {made.form}, and older rows have it as "
+                f"new rows have column {column.name} as {new.form}, and older rows have it as "
                 f"{old.form}, because its type was altered, or the policies or the format changed"
             )
-        self.columns[at] = made if made.number is not None else made._replace(number=old.number)
-        if made.form != old.form:
+        self.columns[at] = new if new.number is not None else new._replace(number=old.number)
+        if new.form != old.form:
             self.alterations.append(Retyped(old.stored, column.type))
         return None
 
     def _skips(self, table: CatalogTable, number: int | None) -> bool:
         """Whether a column between the known ones and a new one was created and dropped unseen."""
-        had = [one.number for one in (*self.columns, *self._gone) if one.number is not None]
+        had = [
+            column.number for column in (*self.columns, *self._gone) if column.number is not None
+        ]
         if number is None or not had:
             return False
         had += [
-            one.number
+            column.number
             for before in self._known.earlier()
-            for one in before.columns
-            if one.number is not None
+            for column in before.columns
+            if column.number is not None
         ]
-        there = {one.number for one in table.columns}
-        return any(one not in there for one in range(max(had) + 1, number))
+        numbers = {column.number for column in table.columns}
+        return any(candidate not in numbers for candidate in range(max(had) + 1, number))
 
     def _add(self, column: ColumnVersion) -> str | None:
         """Add a column with its value in older rows; return why the table becomes stale."""
@@ -373,7 +386,7 @@ class _Evolution:
                 f"column {column.name} is new, and no read of the catalogue says which value older "
                 "rows have in it"
             )
-        if any(one.number is None for one in self._gone):
+        if any(old.number is None for old in self._gone):
             return (
                 f"column {column.name} is new or a renamed column: the catalogue was not read "
                 "before the change"

@@ -521,7 +521,7 @@ class _Keyed:
         unsent_columns = np.array(self._current, np.int64)[changes.unsent_columns[~is_key]]
         order = np.lexsort((unsent_columns, unsent_rows))
         moved = np.flatnonzero((steps == UPDATE) & old)
-        found = self._folder.add(
+        row = self._folder.add(
             self._store.count,
             steps,
             keys_of([changes.after[i] for i in at], count),
@@ -530,8 +530,8 @@ class _Keyed:
             np.ascontiguousarray(unsent_rows[order]),
             np.ascontiguousarray(unsent_columns[order]),
         )
-        if found >= 0:
-            self._refuse(changes, found, at)
+        if row >= 0:
+            self._refuse(changes, row, at)
         self._store.append(
             [
                 *self._in_order(changes.after, count),
@@ -553,14 +553,14 @@ class _Keyed:
         moved = not occupied and changes.steps[row] == UPDATE and changes.brings_old()[row]
         columns = changes.before if moved else changes.after
         values = ", ".join(repr(columns[i][row].as_py()) for i in at)
-        what = (
+        reason = (
             "after the changes before it, a row with this key exists already"
             if occupied
             else "after the changes before it, no row with this key exists"
         )
         raise PgOutputError(
             f"{changes.table}, row ({', '.join(self.key)}) = ({values}): {changes.at(row)} does "
-            f"not fit: {what}. Changes are missing, or these columns are not the table's key",
+            f"not fit: {reason}. Changes are missing, or these columns are not the table's key",
             code="unfit_row",
             table=changes.table,
         )
@@ -595,24 +595,24 @@ class _KeyedRows(NamedTuple):
 
     def columns(self, reader: RowReader, part: slice) -> list[pa.Array]:
         """Return the columns of some rows of the result."""
-        last, there = self.followed.last[part], self.followed.there[part]
-        found = reader.find(last)
-        upserts = reader.find(last, ~there)
+        last, is_present = self.followed.last[part], self.followed.there[part]
+        found_rows = reader.find(last)
+        upserts = reader.find(last, ~is_present)
         row = list(self.schema.field("row").type)
         values, unsent = [], []
         for i, field in zip(self.current, row, strict=True):
             lacks, sources = self._lacking(i, part)
             at = upserts
             if lacks is not None:
-                at = reader.find(np.where(lacks, last, sources), lacks | ~there)
+                at = reader.find(np.where(lacks, last, sources), lacks | ~is_present)
             value = reader.take(field.with_name(str(i)), at)
-            if i in self.key_at and not there.all():
+            if i in self.key_at and not is_present.all():
                 # A delete, or an update that moves the row to another key, has the key in its old
                 # row.
-                old = reader.take(field.with_name(f"key {self.key_at.index(i)}"), found)
-                value = _replaced(value, old, np.flatnonzero(~there))
+                old = reader.take(field.with_name(f"key {self.key_at.index(i)}"), found_rows)
+                value = _replaced(value, old, np.flatnonzero(~is_present))
             values.append(value)
-            unsent.append(np.zeros(len(last), bool) if lacks is None else lacks & there)
+            unsent.append(np.zeros(len(last), bool) if lacks is None else lacks & is_present)
         origins = self.followed.origins[part]
         came = reader.find(np.where(origins == UNKNOWN, last, origins), origins == UNKNOWN)
         from_ = list(self.schema.field("from_").type)
@@ -623,12 +623,12 @@ class _KeyedRows(NamedTuple):
             for field, number in zip(from_, numbers, strict=True)
         ]
         return [
-            pa.array(np.where(there, "upsert", "delete"), pa.string()),
+            pa.array(np.where(is_present, "upsert", "delete"), pa.string()),
             pa.StructArray.from_arrays(values, fields=row),
             pa.array(np.where(self.followed.held[part], "present", self.absent), pa.string()),
             _names_of(np.array(unsent).T.reshape(len(last), -1), self.schema.field("row").type),
             pa.StructArray.from_arrays(keys, fields=from_, mask=pa.array(origins == UNKNOWN)),
-            *(reader.take(pa.field(name, type_), found) for name, type_ in _HEAD.items()),
+            *(reader.take(pa.field(name, type_), found_rows) for name, type_ in _HEAD.items()),
         ]
 
     def _lacking(self, column: int, part: slice) -> tuple[Any, Any]:
@@ -689,7 +689,7 @@ class _Multiset:
 
     def meet(self, version: Version) -> None:
         """Prepare for changes with the columns of a version, which must be the same as before."""
-        old, new = ([one.name for one in each.columns] for each in (self._version, version))
+        old, new = ([column.name for column in each.columns] for each in (self._version, version))
         if old != new:
             raise PgOutputError(
                 f"{version.table} has no key, and its columns changed between the changes, so rows "
@@ -775,15 +775,17 @@ class _Multiset:
             )
 
         def columns(reader: RowReader, part: slice) -> list[pa.Array]:
-            found, count = reader.find(last[part]), counts[part]
-            values = [reader.take(field.with_name(str(i)), found) for i, field in enumerate(row)]
+            found_rows, count = reader.find(last[part]), counts[part]
+            values = [
+                reader.take(field.with_name(str(i)), found_rows) for i, field in enumerate(row)
+            ]
             return [
                 pa.array(np.where(count < 0, "delete", "upsert"), pa.string()),
                 pa.StructArray.from_arrays(values, fields=row),
                 pa.array(np.where(count < 0, "present", "any"), pa.string()),
                 pa.nulls(len(count), schema.field("unchanged").type),
                 pa.nulls(len(count), schema.field("from_").type),
-                *(reader.take(pa.field(name, type_), found) for name, type_ in _HEAD.items()),
+                *(reader.take(pa.field(name, type_), found_rows) for name, type_ in _HEAD.items()),
                 pa.array(np.abs(count)),
             ]
 

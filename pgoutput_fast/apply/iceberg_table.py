@@ -48,7 +48,7 @@ class IcebergCatalog:
 
     Parameters
     ----------
-    given : str or mapping of str to str
+    catalog : str or mapping of str to str
         The catalogue's name in the configuration of pyiceberg; or its properties, which may have
         secrets. The property ``name`` is its name, by default ``pgoutput_fast``.
 
@@ -58,7 +58,7 @@ class IcebergCatalog:
         pyiceberg is not installed.
     """
 
-    def __init__(self, given: str | Mapping[str, str]) -> None:
+    def __init__(self, catalog: str | Mapping[str, str]) -> None:
         try:
             import pyiceberg  # noqa: F401
         except ImportError as error:
@@ -67,8 +67,8 @@ class IcebergCatalog:
                 code="missing_package",
                 hint="Install the extra pgoutput-fast[iceberg]",
             ) from error
-        self._properties = {} if isinstance(given, str) else dict(given)
-        self._name = given if isinstance(given, str) else self._properties.pop("name", _NAME)
+        self._properties = {} if isinstance(catalog, str) else dict(catalog)
+        self._name = catalog if isinstance(catalog, str) else self._properties.pop("name", _NAME)
         self._opened: Any = None
         # Catalogues of pyiceberg are not thread-safe.
         self.guard = threading.RLock()
@@ -88,10 +88,10 @@ class IcebergCatalog:
         return self._opened
 
     @contextlib.contextmanager
-    def refusals(self, what: str) -> Iterator[None]:
+    def refusals(self, subject: str) -> Iterator[None]:
         """Translate errors of pyiceberg, the catalogue and the storage to `PgOutputError`.
 
-        The errors name the table `what`; if it is empty, only the catalogue.
+        The errors name the table `subject`; if it is empty, only the catalogue.
         """
         from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
@@ -101,11 +101,11 @@ class IcebergCatalog:
         except PgOutputError:
             raise
         except CommitFailedException:
-            raise ConflictError(_ELSEWHERE.format(what)) from None
+            raise ConflictError(_ELSEWHERE.format(subject)) from None
         except CommitStateUnknownException:
             raise RetryableError(
                 "the catalogue did not say whether it accepted a commit to the Iceberg table "
-                f"{what}. The next sync checks this",
+                f"{subject}. The next sync checks this",
                 code="io_failed",
             ) from None
         except Exception as error:  # noqa: BLE001 - of their libraries
@@ -114,7 +114,7 @@ class IcebergCatalog:
             for value in self._properties.values():
                 if len(value) > _SHORT:
                     text = text.replace(value, "…")
-            doing = f"read or write {what} in" if what else "open"
+            doing = f"read or write {subject} in" if subject else "open"
             text = (
                 f"can't {doing} the Iceberg catalogue {self._name!r}: "
                 f"{type(error).__name__}: {text}"
@@ -195,8 +195,8 @@ class IcebergTable(LakeTable):
         with self._catalog.refusals(str(self._identifier)):
             if not self._catalog.opened.table_exists(self._identifier):
                 return False
-            found = self._catalog.opened.load_table(self._identifier)
-        return bool(found.properties.get(_APP) == self.app)
+            table = self._catalog.opened.load_table(self._identifier)
+        return bool(table.properties.get(_APP) == self.app)
 
     def rename(self, name: str) -> None:
         """Rename the table; its files stay where they are."""
@@ -308,7 +308,7 @@ class IcebergTable(LakeTable):
         transaction.set_properties({**_stored(position), **gap})
         # Even without files: by its position, `_look` knows that the snapshot is ours.
         transaction.add_files(
-            [f"{self.uri}/{one.path}" for one in files],
+            [f"{self.uri}/{file.path}" for file in files],
             snapshot_properties=_stored(position),
             check_duplicate_files=False,
         )

@@ -57,24 +57,26 @@ class MergeKeys:
 
     def places(self, columns: list[pa.Array]) -> Any:
         """Return, for each given row, the number of the equal row here, or -1."""
-        given = [stored_array(one, type_) for one, type_ in zip(columns, self._types, strict=True)]
+        arrays = [
+            stored_array(column, type_) for column, type_ in zip(columns, self._types, strict=True)
+        ]
         if self._order is None:
             numbers = np.concatenate(self._numbers, axis=1)
             self._order = np.argsort(numbers[0], kind="stable")
             self._numbers = [numbers[:, self._order]]
-        (own,), wanted = self._numbers, self._numbered(given)
+        (own,), wanted = self._numbers, self._numbered(arrays)
         last = self.count - 1
         at = np.minimum(np.searchsorted(own[0], wanted[0]), last)
         # Several rows may share the first hash: go on until both hashes are equal.
         while True:
-            found = (own[:, at] == wanted).all(axis=0)
-            others = ~found & (own[0, at] == wanted[0]) & (at < last)
+            is_equal = (own[:, at] == wanted).all(axis=0)
+            others = ~is_equal & (own[0, at] == wanted[0]) & (at < last)
             if not others.any():
                 break
             at[others] += 1
-        if not self._are_rows and given[0].null_count:
-            found &= given[0].is_valid().to_numpy(zero_copy_only=False)
-        return np.where(found, self._order[at], -1)
+        if not self._are_rows and arrays[0].null_count:
+            is_equal &= arrays[0].is_valid().to_numpy(zero_copy_only=False)
+        return np.where(is_equal, self._order[at], -1)
 
     def may_be_in(self, least: Any, greatest: Any) -> bool:
         """Whether a row may have a first key value between two bounds; None: no bound is known."""

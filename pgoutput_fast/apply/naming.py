@@ -51,7 +51,7 @@ def free_column(name: str, columns: Sequence[StoredColumn]) -> str:
     return distinct_names([name], ["rowid", *(column.stored for column in columns)])[0]
 
 
-def renames(held: Mapping[int, Held]) -> list[tuple[int, str]]:
+def renames(tables: Mapping[int, Held]) -> list[tuple[int, str]]:
     """Return the renames that give all tables their present names, in order.
 
     When a name is reused, the newest table gets it; the earlier table was dropped, and gets another
@@ -59,7 +59,7 @@ def renames(held: Mapping[int, Held]) -> list[tuple[int, str]]:
 
     Parameters
     ----------
-    held : mapping of int to Held
+    tables : mapping of int to Held
 
     Returns
     -------
@@ -67,26 +67,34 @@ def renames(held: Mapping[int, Held]) -> list[tuple[int, str]]:
         Relation id and stored name. Each name is free once the renames before it are done.
     """
     last: dict[str, Held] = {}
-    for one in held.values():
-        other = last.setdefault(_wanted(one), one)
-        if (one.schema_lsn, one.relation_id) > (other.schema_lsn, other.relation_id):
-            last[_wanted(one)] = one
+    for table_state in tables.values():
+        other = last.setdefault(_wanted(table_state), table_state)
+        if (table_state.schema_lsn, table_state.relation_id) > (
+            other.schema_lsn,
+            other.relation_id,
+        ):
+            last[_wanted(table_state)] = table_state
     owners: dict[str, int] = {}
-    for name, one in last.items():
-        if one.stored == name or name.casefold() not in owners:
-            owners[name.casefold()] = one.relation_id
+    for name, table_state in last.items():
+        if table_state.stored == name or name.casefold() not in owners:
+            owners[name.casefold()] = table_state.relation_id
     final = {}
-    for relation_id, one in held.items():
-        wanted = _wanted(one)
+    for relation_id, table_state in tables.items():
+        wanted = _wanted(table_state)
         is_owner = owners.get(wanted.casefold()) == relation_id
         final[relation_id] = free_name(wanted, relation_id, () if is_owner else {wanted.casefold()})
     steps: list[tuple[int, str]] = []
-    now = {relation_id: one.stored for relation_id, one in held.items()}
-    waiting = [relation_id for relation_id in held if now[relation_id] != final[relation_id]]
+    now = {relation_id: table_state.stored for relation_id, table_state in tables.items()}
+    waiting = [relation_id for relation_id in tables if now[relation_id] != final[relation_id]]
     while waiting:
         taken = {name.casefold(): relation_id for relation_id, name in now.items()}
         relation_id = next(
-            (one for one in waiting if taken.get(final[one].casefold(), one) == one), waiting[0]
+            (
+                candidate
+                for candidate in waiting
+                if taken.get(final[candidate].casefold(), candidate) == candidate
+            ),
+            waiting[0],
         )
         new = final[relation_id]
         if taken.get(new.casefold(), relation_id) != relation_id:
@@ -98,5 +106,5 @@ def renames(held: Mapping[int, Held]) -> list[tuple[int, str]]:
     return steps
 
 
-def _wanted(one: Held) -> str:
-    return stored_table(one.namespace, one.name)
+def _wanted(table_state: Held) -> str:
+    return stored_table(table_state.namespace, table_state.name)

@@ -22,37 +22,37 @@ Uncopied = Literal["error", "empty", "changes"]
 WINDOW_BYTES = 64 << 20
 
 
-def _words(given: str) -> list[str]:
+def _words(value: str) -> list[str]:
     # Not at commas: numeric=20,4 has one.
-    return [one for one in re.split(r"[;\s]+", given) if one]
+    return [word for word in re.split(r"[;\s]+", value) if word]
 
 
-def _is_text_mapping(given: Any) -> bool:
-    return all(isinstance(one, str) for pair in given.items() for one in pair)
+def _is_text_mapping(mapping: Any) -> bool:
+    return all(isinstance(value, str) for pair in mapping.items() for value in pair)
 
 
-def _are_columns(given: Mapping[str, Any]) -> bool:
+def _are_columns(mapping: Mapping[str, Any]) -> bool:
     return all(
         not isinstance(columns, str)
         and columns
-        and all(isinstance(one, str) for one in columns)
+        and all(isinstance(column, str) for column in columns)
         and len({*columns}) == len(columns)
-        for columns in given.values()
+        for columns in mapping.values()
     )
 
 
-def _no_text(given: str) -> Any:
-    raise ValueError(given)
+def _no_text(value: str) -> Any:
+    raise ValueError(value)
 
 
 _POLICIES = OptionKind(
     (Policies,), "policies, such as infinity=null numeric=20,4",
-    lambda given: policies_of(_words(given)), metavar="NAME=VALUE",
+    lambda value: policies_of(_words(value)), metavar="NAME=VALUE",
 )  # fmt: skip
 _TABLES = OptionKind(
     (str, Sequence), "names of tables",
-    str, lambda given: bool(given) and all(isinstance(one, str) for one in given), "PATTERN",
-    normal=lambda given: Selection(given).tables,
+    str, lambda names: bool(names) and all(isinstance(name, str) for name in names), "PATTERN",
+    normal=lambda names: Selection(names).tables,
 )  # fmt: skip
 _STORAGE = OptionKind(
     (Mapping,), "a mapping of str to str", _no_text, _is_text_mapping, "{NAME=VALUE}",
@@ -60,7 +60,8 @@ _STORAGE = OptionKind(
 )  # fmt: skip
 _ICEBERG = OptionKind(
     (str, Mapping), "the name of a catalogue, or a mapping of str to str", str,
-    lambda given: bool(given) and (isinstance(given, str) or _is_text_mapping(given)), "CATALOG",
+    lambda catalog: bool(catalog) and (isinstance(catalog, str) or _is_text_mapping(catalog)),
+    "CATALOG",
     is_secret=True,
 )  # fmt: skip
 _PARTITIONS = OptionKind(

@@ -69,7 +69,9 @@ class PausedError(PgOutputError):
 
     def __init__(self, paused: Iterable[Paused]) -> None:
         self.paused = [*paused]
-        super().__init__("; ".join(f"{qualified(one.held)}: {one.error}" for one in self.paused))
+        super().__init__(
+            "; ".join(f"{qualified(outcome.held)}: {outcome.error}" for outcome in self.paused)
+        )
 
 
 def fold_outcomes(
@@ -86,18 +88,20 @@ def fold_outcomes(
     now : float
         Seconds since 1970.
     """
-    found = dict(tables)
+    table_states = dict(tables)
     for outcome in outcomes:
-        held = outcome.held
+        table_state = outcome.held
         if isinstance(outcome, Paused):
-            before = found.get(held.relation_id, held)
+            before = table_states.get(table_state.relation_id, table_state)
             since = now if before.paused is None else before.paused.since
-            held = before._replace(paused=Pause(str(outcome.error), since))
+            table_state = before._replace(paused=Pause(str(outcome.error), since))
         elif isinstance(outcome, Stale):
-            gaps = held.gaps if outcome.gap is None else (*held.gaps, outcome.gap)
-            lsn = held.lsn if outcome.gap is None else max(held.lsn, outcome.gap.end)
-            held = held._replace(stale=outcome.reason, paused=None, gaps=gaps, lsn=lsn)
+            gaps = table_state.gaps if outcome.gap is None else (*table_state.gaps, outcome.gap)
+            lsn = table_state.lsn if outcome.gap is None else max(table_state.lsn, outcome.gap.end)
+            table_state = table_state._replace(
+                stale=outcome.reason, paused=None, gaps=gaps, lsn=lsn
+            )
         else:
-            held = held._replace(paused=None)
-        found[held.relation_id] = held
-    return found
+            table_state = table_state._replace(paused=None)
+        table_states[table_state.relation_id] = table_state
+    return table_states

@@ -60,59 +60,61 @@ class OwnTarget:
         text = self.own.load()
         if text is None:
             return Stored(0, {}, is_new=True)
-        found = json.loads(text)
-        if found["format"] != TARGET_FORMAT:
+        progress = json.loads(text)
+        if progress["format"] != TARGET_FORMAT:
             raise PgOutputError(
-                f"{self.own.name} has target format {found['format']}, but this version of "
+                f"{self.own.name} has target format {progress['format']}, but this version of "
                 f"pgoutput_fast needs {TARGET_FORMAT}",
                 code="not_supported",
                 hint="Use the version that wrote it, or start with a new target",
             )
-        if found["origin"] != [*origin]:
+        if progress["origin"] != [*origin]:
             raise PgOutputError(
-                f"{self.own.name} has changes of database {found['origin'][1]!r} (system "
-                f"identifier {found['origin'][0]}), but the changes come from {origin.database!r} "
-                f"({origin.system_identifier})",
+                f"{self.own.name} has changes of database {progress['origin'][1]!r} (system "
+                f"identifier {progress['origin'][0]}), but the changes come from "
+                f"{origin.database!r} ({origin.system_identifier})",
                 code="another_history",
                 hint="Give another target",
             )
-        tables = {row["relation_id"]: held_of(row) for row in found["tables"]}
-        kept = Kept.of(None, found["selection"], found["policies"], "changes")
+        tables = {row["relation_id"]: held_of(row) for row in progress["tables"]}
+        kept = Kept.of(None, progress["selection"], progress["policies"], "changes")
         if not tables and not self.kept.is_like(kept):
             return Stored(0, {})
         self.kept = self.kept.check(self.own.name, kept)
-        newest = None if found["newest"] is None else CommitRecord(*found["newest"])
-        return Stored(found["lsn"], tables, newest, policies=kept.policies)
+        newest = None if progress["newest"] is None else CommitRecord(*progress["newest"])
+        return Stored(progress["lsn"], tables, newest, policies=kept.policies)
 
-    def retry(self, held: Held) -> None:
+    def retry(self, table_state: Held) -> None:
         """See `Target`. Only a write can show whether the table can be written again."""
 
     def begin(self) -> None:
         """See `Target`."""
         self.own.begin()
 
-    def changes(self, held: Held) -> _OwnChanges:
+    def changes(self, table_state: Held) -> _OwnChanges:
         """See `Target`."""
-        return _OwnChanges(self, held)
+        return _OwnChanges(self, table_state)
 
-    def state(self, held: Held) -> StateWriter:
+    def state(self, table_state: Held) -> StateWriter:
         """See `Target`. Nobody calls it, as there are no state tables."""
-        raise PgOutputError(f"{self.own.name} keeps no state of {held.stored}", code="internal")
+        raise PgOutputError(
+            f"{self.own.name} keeps no state of {table_state.stored}", code="internal"
+        )
 
     def shown(self, stored: str) -> str:
         """See `Target`."""
         return stored
 
-    def begun(self, held: Held) -> Held:
+    def begun(self, table_state: Held) -> Held:
         """See `Target`."""
-        return held
+        return table_state
 
-    def rename(self, held: Held, stored: str) -> Held:
+    def rename(self, table_state: Held, stored: str) -> Held:
         """See `Target`."""
-        for version in range(1, held.version + 1):
-            self.own.rename(versioned(held.stored, version), versioned(stored, version))
+        for version in range(1, table_state.version + 1):
+            self.own.rename(versioned(table_state.stored, version), versioned(stored, version))
         self.prepared.clear()
-        return held._replace(stored=stored)
+        return table_state._replace(stored=stored)
 
     def keep(self) -> None:
         """See `Target`."""
@@ -133,7 +135,7 @@ class OwnTarget:
                 "newest": stored.newest,
                 "selection": self.kept.listed,
                 "policies": self.kept.policy_texts,
-                "tables": [progress_fields(held) for held in stored.tables.values()],
+                "tables": [progress_fields(table_state) for table_state in stored.tables.values()],
             }
         )
 
@@ -153,10 +155,10 @@ class _OwnChanges:
 
     gap = None
 
-    def __init__(self, target: OwnTarget, held: Held) -> None:
+    def __init__(self, target: OwnTarget, table_state: Held) -> None:
         self._target = target
-        self._name = versioned(held.stored, held.version)
-        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+        self._name = versioned(table_state.stored, table_state.version)
+        self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
@@ -176,6 +178,6 @@ class _OwnChanges:
             )
         self._target.own.append(self._name, changes)
 
-    def commit(self, held: Held) -> None:
+    def commit(self, table_state: Held) -> None:
         """See `ChangeWriter`."""
-        del held  # the target's commit stores it
+        del table_state  # the target's commit stores it

@@ -99,8 +99,8 @@ class ParquetTable(LakeTable):
     def _listed(self, directory: str) -> list[Any]:
         """List a subdirectory, which need not exist."""
         chosen = fs.FileSelector(directory, allow_not_found=True)
-        found: list[Any] = self._seen.get_file_info(chosen)
-        return found
+        infos: list[Any] = self._seen.get_file_info(chosen)
+        return infos
 
     # --- what is there ---------------------------------------------------------------------------
 
@@ -120,15 +120,15 @@ class ParquetTable(LakeTable):
                 entry, schema = self._read(versions[-1])
                 if entry.app != self.app:
                     raise self.is_foreign()
-                waiting = {one.base_name for one in self._listed(self.uncommitted.rstrip("/"))}
+                waiting = {info.base_name for info in self._listed(self.uncommitted.rstrip("/"))}
                 self._settle(entry, waiting, versions[:-1])
                 self._version = self._maintained_at = versions[-1]
                 self._entry, self._schema = entry, schema
 
     def _versions(self) -> list[int]:
         """Return the versions of the log's entries, in ascending order."""
-        found = [one for one in self._listed(_LOG) if one.is_file]
-        names = (_ENTRY.fullmatch(one.base_name) for one in found)
+        infos = [info for info in self._listed(_LOG) if info.is_file]
+        names = (_ENTRY.fullmatch(info.base_name) for info in infos)
         return sorted(int(name[1]) for name in names if name)
 
     def _read(self, version: int) -> tuple[_LogEntry, pa.Schema]:
@@ -138,19 +138,19 @@ class ParquetTable(LakeTable):
             text = file.read()
         where = f"{self.uri}/{name}"
         try:
-            found = json.loads(text)
-            if isinstance(found, dict) and found.get("format", _FORMAT) != _FORMAT:
+            fields = json.loads(text)
+            if isinstance(fields, dict) and fields.get("format", _FORMAT) != _FORMAT:
                 raise PgOutputError(
-                    f"{where} has format {found['format']!r:.20}, but this version of "
+                    f"{where} has format {fields['format']!r:.20}, but this version of "
                     f"pgoutput_fast needs {_FORMAT}",
                     code="not_supported",
                     path=where,
                     hint="Update pgoutput_fast",
                 )
-            entry: _LogEntry = of_form(found, _LogEntry)
-            for one in (*entry.files, *entry.files.values()):
-                if not _FILE.fullmatch(one):
-                    raise ValueError(f"{one!r:.60} is no name of a file")
+            entry: _LogEntry = of_form(fields, _LogEntry)
+            for file_name in (*entry.files, *entry.files.values()):
+                if not _FILE.fullmatch(file_name):
+                    raise ValueError(f"{file_name!r:.60} is no name of a file")
             return entry, schema_of(entry.schema)
         except PgOutputError:
             raise
@@ -166,7 +166,7 @@ class ParquetTable(LakeTable):
     def _refuse_other_things(self) -> None:
         """Refuse a directory with other things than leftovers of an attempt without a commit."""
         own = (_LOG, self.uncommitted.rstrip("/"))
-        if other := [one.base_name for one in self._listed("") if one.base_name not in own]:
+        if other := [info.base_name for info in self._listed("") if info.base_name not in own]:
             raise PgOutputError(
                 f"{self.uri} has other files, such as {other[0]!r}, and no log of a change table",
                 code="not_ours",
@@ -228,8 +228,8 @@ class ParquetTable(LakeTable):
             raise PgOutputError("a change table is only added to", code="not_supported")
         numbered = 0 if self._entry is None else self._entry.numbered
         names = {
-            one.path.removeprefix(self.uncommitted): _final_name(one, number)
-            for number, one in enumerate(files, numbered)
+            file.path.removeprefix(self.uncommitted): _final_name(file, number)
+            for number, file in enumerate(files, numbered)
         }
         entry = _LogEntry(
             _FORMAT, self.app, *position, schema_text(self._schema), numbered + len(names), names
@@ -302,10 +302,10 @@ class ParquetTable(LakeTable):
         now = datetime.datetime.now(datetime.timezone.utc)
         oldest = now - datetime.timedelta(hours=self._retention)
         with self.refusals():
-            for one in self._listed(self.uncommitted.rstrip("/")):
-                is_own = one.is_file and _WRITTEN.fullmatch(one.base_name)
-                if is_own and one.mtime < oldest:
-                    self.filesystem.delete_file(self.uncommitted + one.base_name)
+            for info in self._listed(self.uncommitted.rstrip("/")):
+                is_own = info.is_file and _WRITTEN.fullmatch(info.base_name)
+                if is_own and info.mtime < oldest:
+                    self.filesystem.delete_file(self.uncommitted + info.base_name)
 
 
 def _entry_name(version: int) -> str:

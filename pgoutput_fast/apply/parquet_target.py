@@ -22,5 +22,5 @@ class ParquetTarget(DeltaTarget):
     change_tables = ParquetTable
     _kind = "parquet"
 
-    def __init__(self, *given: Any, kept: Kept = _NOTHING_KEPT, **options: Any) -> None:
-        super().__init__(*given, kept=kept._replace(keep="changes"), **options)
+    def __init__(self, *arguments: Any, kept: Kept = _NOTHING_KEPT, **options: Any) -> None:
+        super().__init__(*arguments, kept=kept._replace(keep="changes"), **options)

@@ -53,7 +53,7 @@ class Apart:
         now = time.monotonic()
         return [relation_id for relation_id, at in self._next.items() if at <= now]
 
-    def given_up(self, view: View, position: Position, held: Held) -> Stale | None:
+    def given_up(self, view: View, position: Position, table_state: Held) -> Stale | None:
         """Return the outcome for a table that can't wait any longer; None if it can.
 
         A table does not wait if a newer snapshot is complete: its rows include the waiting changes.
@@ -64,18 +64,18 @@ class Apart:
             The change log now.
         position : Position
             The sync's position.
-        held : Held
+        table_state : Held
             The table state of the paused table.
         """
-        if held.paused is None:
+        if table_state.paused is None:
             return None
-        at = position.of(held.relation_id)
-        state = view.states.get(held.relation_id)
+        at = position.of(table_state.relation_id)
+        state = view.states.get(table_state.relation_id)
         newer = 0 if state is None or not state.snapshots else state.snapshots[-1].lsn - 1
         if newer > at:
             why, end = "a newer snapshot is complete", newer
         else:
-            since = time.time() - held.paused.since
+            since = time.time() - table_state.paused.since
             kept = _bytes_for(view, position, at)
             if since > self._limit.seconds:
                 why = f"it was paused for {since / 3600:.1f} hours, longer than pause_time"
@@ -88,7 +88,9 @@ class Apart:
                 end = max(at, min(end, state.held_from))
         gap = f"its changes from {format_lsn(at)} to {format_lsn(end)} were skipped"
         return Stale(
-            held, f"{gap}, because {why}. It was paused: {held.paused.reason}", Gap(at, end)
+            table_state,
+            f"{gap}, because {why}. It was paused: {table_state.paused.reason}",
+            Gap(at, end),
         )
 
 
@@ -96,7 +98,7 @@ def _bytes_for(view: View, position: Position, at: int) -> int:
     """Return the bytes of segments that this sync needs only for one table."""
     segments = view.segments
     size = 0
-    for one in segments:
-        if at < one.end_lsn and one.start_lsn < position.lsn:
-            size += one.path.stat().st_size
+    for segment in segments:
+        if at < segment.end_lsn and segment.start_lsn < position.lsn:
+            size += segment.path.stat().st_size
     return size

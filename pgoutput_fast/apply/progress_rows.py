@@ -34,16 +34,17 @@ PROGRESS_SCHEMA = pa.schema(
 )
 
 
-def progress_fields(held: Held) -> dict[str, Any]:
+def progress_fields(table_state: Held) -> dict[str, Any]:
     """Return a table state as fields, which are also valid JSON."""
     return {
-        "schema": held.namespace, "table": held.name, "relation_id": held.relation_id,
-        "stored": held.stored, "version": held.version, "lsn": held.lsn,
-        "copy_lsn": held.copy_lsn, "commit_time": held.commit_time, "stale": held.stale,
-        "columns": json.dumps(held.columns),
-        "paused": None if held.paused is None else held.paused.reason,
-        "paused_since": None if held.paused is None else int(held.paused.since * 1e6),
-        "gaps": json.dumps(held.gaps), "schema_lsn": held.schema_lsn,
+        "schema": table_state.namespace, "table": table_state.name,
+        "relation_id": table_state.relation_id, "stored": table_state.stored,
+        "version": table_state.version, "lsn": table_state.lsn, "copy_lsn": table_state.copy_lsn,
+        "commit_time": table_state.commit_time, "stale": table_state.stale,
+        "columns": json.dumps(table_state.columns),
+        "paused": None if table_state.paused is None else table_state.paused.reason,
+        "paused_since": None if table_state.paused is None else int(table_state.paused.since * 1e6),
+        "gaps": json.dumps(table_state.gaps), "schema_lsn": table_state.schema_lsn,
     }  # fmt: skip
 
 
@@ -54,10 +55,10 @@ def held_of(fields: dict[str, Any]) -> Held:
         fields["relation_id"], fields["schema"], fields["table"], fields["stored"],
         fields["version"], fields["lsn"], fields["copy_lsn"], fields["commit_time"],
         fields["stale"],
-        tuple(StoredColumn(*one) for one in json.loads(fields["columns"])),
+        tuple(StoredColumn(*column) for column in json.loads(fields["columns"])),
         fields.get("gap"),
         None if paused is None else Pause(paused, fields["paused_since"] / 1e6),
-        tuple(Gap(*one) for one in json.loads(fields["gaps"])),
+        tuple(Gap(*gap) for gap in json.loads(fields["gaps"])),
         fields["schema_lsn"],
     )  # fmt: skip
 

@@ -154,8 +154,8 @@ class RowStore:
     def _join(self) -> None:
         """Join the small batches to one."""
         if self._small:
-            one = self._small[0] if len(self._small) == 1 else pa.concat_batches(self._small)
-            self._batches.append(one)
+            batch = self._small[0] if len(self._small) == 1 else pa.concat_batches(self._small)
+            self._batches.append(batch)
             self._ends.append(self.count)
             self._small = []
 
@@ -219,16 +219,16 @@ class RowReader:
                 parts.append((batch, pa.array(rows, mask=nulls[start:end] if lacks else None)))
         return FoundRows(len(numbers), parts, None if back is None else pa.array(back))
 
-    def take(self, field: pa.Field, found: FoundRows) -> pa.Array:
+    def take(self, field: pa.Field, found_rows: FoundRows) -> pa.Array:
         """Return a column of the found rows, by the field's name and with the field's type."""
-        if not found.parts:
-            return pa.nulls(found.size, field.type)
+        if not found_rows.parts:
+            return pa.nulls(found_rows.size, field.type)
         parts = []
-        for batch, rows in found.parts:
+        for batch, rows in found_rows.parts:
             column = self._column(batch, field)
             parts.append(column[rows] if isinstance(rows, slice) else column.take(rows))
         values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-        return values if found.back is None else values.take(found.back)
+        return values if found_rows.back is None else values.take(found_rows.back)
 
     def _column(self, number: int, field: pa.Field) -> pa.Array:
         rows = self._read.get(number)

@@ -62,11 +62,11 @@ class SnapshotRequests:
         self._over_limit: set[int] = set()
         self._next = 0.0  # by time.monotonic
 
-    def needs(self, held: Held) -> bool:
+    def needs(self, table_state: Held) -> bool:
         """Whether a table needs a snapshot that the capture can make."""
-        as_wanted = held.stale == CHANGES_ALONE and self._options.uncopied == "changes"
+        as_wanted = table_state.stale == CHANGES_ALONE and self._options.uncopied == "changes"
         # A dropped table, or one that left the publications, can't get a snapshot.
-        needs_none = as_wanted or held.stale in (None, LEFT_UNCOPIED, CUT_OFF)
+        needs_none = as_wanted or table_state.stale in (None, LEFT_UNCOPIED, CUT_OFF)
         return self._options.on_error == "pause" and not needs_none
 
     def is_over_limit(self, relation_id: int) -> bool:
@@ -93,19 +93,21 @@ class SnapshotRequests:
             return
         self._next = time.monotonic() + _AGAIN
         before, self._over_limit = self._over_limit, set()
-        for relation_id, held in tables.items():
-            if held.stale is None or (relation_id, held.stale) in self._asked:
+        for relation_id, table_state in tables.items():
+            if table_state.stale is None or (relation_id, table_state.stale) in self._asked:
                 continue
-            if not self.needs(held) or self.is_copied(relation_id):
+            if not self.needs(table_state) or self.is_copied(relation_id):
                 continue
             if _has_many(self._directory, self._log.view().states.get(relation_id)):
                 self._over_limit.add(relation_id)
                 if relation_id not in before:
-                    _log.warning("%s stays stale: %s", qualified(held), _MANY)
+                    _log.warning("%s stays stale: %s", qualified(table_state), _MANY)
                 continue
-            self._asked.add((relation_id, held.stale))
-            why = f"the sync to {self._name} requested it: {held.stale}"
-            request_copy(self._directory, relation_id, [held.namespace, held.name], why)
+            self._asked.add((relation_id, table_state.stale))
+            why = f"the sync to {self._name} requested it: {table_state.stale}"
+            request_copy(
+                self._directory, relation_id, [table_state.namespace, table_state.name], why
+            )
 
 
 def _has_many(directory: Path, state: TableState | None) -> bool:

@@ -44,8 +44,8 @@ class Form(NamedTuple):
         metadata = dict(changes.metadata)
         if names:
             described = json.loads(metadata[b"pgoutput.columns"])
-            for one in described:
-                one["name"] = names.get(one["name"], one["name"])
+            for column in described:
+                column["name"] = names.get(column["name"], column["name"])
             metadata[b"pgoutput.columns"] = json.dumps(described).encode()
             key = json.loads(metadata[b"pgoutput.key_columns"])
             metadata[b"pgoutput.key_columns"] = json.dumps(
@@ -64,12 +64,12 @@ class Form(NamedTuple):
             return changes
         columns = []
         for field, column in zip(self.schema, changes.columns, strict=True):
-            made = column
+            array = column
             if field.name in ("before", "after"):
-                made = _row(column, field.type)
+                array = _row(column, field.type)
             elif field.name == "unchanged" and self.names:
-                made = renamed(column, self.names)
-            columns.append(made)
+                array = renamed(column, self.names)
+            columns.append(array)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
@@ -142,17 +142,17 @@ def _joined_rows(columns: Sequence[pa.StructArray]) -> pa.StructArray:
     for column in columns:
         for field, part in zip(column.type, column.flatten(), strict=True):
             fields.setdefault(field.name, field)
-            there = parts.setdefault(field.name, [])
+            arrays = parts.setdefault(field.name, [])
             if lacking := done - ends.get(field.name, 0):
-                there.append(pa.nulls(lacking, field.type))
-            there.append(part)
+                arrays.append(pa.nulls(lacking, field.type))
+            arrays.append(part)
             ends[field.name] = done + len(column)
         done += len(column)
-    for name, there in parts.items():
+    for name, arrays in parts.items():
         if lacking := done - ends[name]:
-            there.append(pa.nulls(lacking, fields[name].type))
+            arrays.append(pa.nulls(lacking, fields[name].type))
     return pa.StructArray.from_arrays(
-        [pa.concat_arrays(there) for there in parts.values()],
+        [pa.concat_arrays(arrays) for arrays in parts.values()],
         fields=list(fields.values()),
         mask=pa.concat_arrays([column.is_null() for column in columns]),
     )
@@ -171,7 +171,7 @@ def as_taken(changes: ChangeBatch, decoded: pa.RecordBatch, *, is_binary: bool) 
     """
     batch = with_a_column(decoded)
     types = changes.layout.plan.column_types
-    names = [one.name for one in changes.layout.columns if is_digits(types[one.position])]
+    names = [column.name for column in changes.layout.columns if is_digits(types[column.position])]
     if not (is_binary and names):
         return batch
     metadata = {**batch.schema.metadata, DIGITS_KEY: json.dumps(names).encode()}
@@ -196,7 +196,7 @@ def stored_version(schema: pa.Schema) -> Version:
     """Return the version of a change batch, with a target's types."""
     version = version_of(schema)
     return version._replace(
-        columns=tuple(one._replace(type=stored_type(one.type)) for one in version.columns)
+        columns=tuple(column._replace(type=stored_type(column.type)) for column in version.columns)
     )
 
 
@@ -232,7 +232,11 @@ def with_added(net: NetChanges, alterations: Sequence[Alteration]) -> NetChanges
 
     The catalogue has these values. Rows that the target has already get them with the column.
     """
-    added = {one.column: one.value for one in alterations if isinstance(one, AddedColumn)}
+    added = {
+        alteration.column: alteration.value
+        for alteration in alterations
+        if isinstance(alteration, AddedColumn)
+    }
     if not added:
         return net
     return net._replace(batches=lambda: (_filled(rows, added) for rows in net.batches()))
@@ -262,9 +266,9 @@ def _filled(rows: pa.RecordBatch, added: dict[str, pa.Array]) -> pa.RecordBatch:
             values[name] = pa.concat_arrays([column, value]).take(pa.array(at))
     left = [
         names
-        if names is None or not here
+        if names is None or not is_new
         else [name for name in names if name not in added] or None
-        for names, here in zip(lists, is_born, strict=True)
+        for names, is_new in zip(lists, is_born, strict=True)
     ]
     for name, column in (
         ("unchanged", pa.array(left, unchanged.type)),

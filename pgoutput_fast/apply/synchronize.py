@@ -141,15 +141,18 @@ def sync(
         check_lsn("until", until)
     opened = open_target(target, target_options, tables=options.tables, engine=engine)
     name, stop = options.consumer or opened.consumer, stop or threading.Event()
-    with contextlib.ExitStack() as held:
-        held.enter_context(_closing(opened, stop))
+    with contextlib.ExitStack() as resources:
+        resources.enter_context(_closing(opened, stop))
         if segments is not None:
-            for one, value in {**captures, "dsn": dsn, "slot": slot, "publications": publications,
-                               "directory": directory}.items():  # fmt: skip
+            for option, value in {
+                **captures, "dsn": dsn, "slot": slot, "publications": publications,
+                "directory": directory,
+            }.items():  # fmt: skip
                 if value is not None:
                     raise PgOutputError(
-                        "it does not go together with segments", code="bad_option", parameter=one,
-                        hint=near(one, _arguments()) if one not in _arguments() else (),
+                        "it does not go together with segments", code="bad_option",
+                        parameter=option,
+                        hint=near(option, _arguments()) if option not in _arguments() else (),
                     )  # fmt: skip
             log = ChangeLog(segments)
             _check_by_history(opened.target, log, target_options.partition_by)
@@ -171,18 +174,18 @@ def sync(
             run = EmbeddedCapture(
                 parameters, log.directory, stop, until, slot, publications, capture_options
             )
-            held.callback(run.end)
+            resources.callback(run.end)
             run.start()
             lost.wait(run.is_over)
             is_over, until_lsn, captured, wait = run.is_over, None, run.latest, run.wait
-        held.enter_context(_claimed(log.directory, name))
-        found = Syncing(
+        resources.enter_context(_claimed(log.directory, name))
+        syncing = Syncing(
             log, opened.target, opened.given, opened.decode_for, options, name, progress, captured,
             engine, opened.file,
         ).run(until_lsn, is_over, stop.is_set, wait)  # fmt: skip
         if segments is None:
             run.result()
-        return found
+        return syncing
 
 
 def _ending_by(stop: threading.Event) -> Callable[[], None]:
@@ -201,13 +204,13 @@ def _closing(opened: OpenedTarget, stop: threading.Event) -> Iterator[None]:
     if opened.file is not None:
         opened.file.on_wait = _ending_by(stop)
     own = opened.path and (opened.path, opened.path.with_name(f"{opened.path.name}.lock"))
-    made = [one for one in own or () if not one.exists()]
+    new_paths = [path for path in own or () if not path.exists()]
     try:
         yield
     except BaseException:
-        for one in made:
+        for path in new_paths:
             with contextlib.suppress(OSError):  # a file, not empty, or missing
-                one.rmdir()
+                path.rmdir()
         raise
     finally:
         opened.target.close()
@@ -230,7 +233,7 @@ def _arguments() -> set[str]:
 
 def _of_the_capture(keywords: Mapping[str, object]) -> dict[str, object]:
     """Return the keywords that concern the capture: its options, and libpq's parameters."""
-    own = {one.name for kind in (SyncOptions, TargetOptions) for one in kind.options()}
+    own = {option.name for kind in (SyncOptions, TargetOptions) for option in kind.options()}
     return {name: value for name, value in keywords.items() if name not in own}
 
 
@@ -264,7 +267,7 @@ class OpenedTarget(NamedTuple):
         """The default name of the consumer that reads a change log for this target."""
         return consumer_name(self.name)
 
-    def directory(self, given: str | os.PathLike[str] | None) -> Path:
+    def directory(self, directory: str | os.PathLike[str] | None) -> Path:
         """Return the directory of the capture: the given one, or one beside the target.
 
         Raises
@@ -272,8 +275,8 @@ class OpenedTarget(NamedTuple):
         PgOutputError
             No directory is given, and the target is not in the local file system.
         """
-        if given:
-            return Path(given)
+        if directory:
+            return Path(directory)
         if self.path is None:
             raise PgOutputError(
                 f"sync needs a local directory for the change log, because {self.name} is not in "
@@ -401,8 +404,10 @@ def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
             path=str(path.parent),
             parameter="target",
         )
-    made = DuckdbTarget(path, kept, memory=options.duckdb_memory, lock_timeout=options.lock_timeout)
-    return OpenedTarget(made, text, DECODED_FOR, str(path), path, made.file)
+    target = DuckdbTarget(
+        path, kept, memory=options.duckdb_memory, lock_timeout=options.lock_timeout
+    )
+    return OpenedTarget(target, text, DECODED_FOR, str(path), path, target.file)
 
 
 def _open_directory(
@@ -421,9 +426,13 @@ def _open_directory(
             f"{name!r} is a file", code="bad_option", path=str(path), parameter="target",
             hint=("Give ", Argument("target", f"{_DUCKDB}{name}"), ", or a directory"),
         )  # fmt: skip
-    given = {one: value for one in _DELTA_OPTIONS if (value := getattr(options, one)) is not None}
-    made = kind(name, kept=kept, **given)
-    where = made.place.path
+    arguments = {
+        option: value
+        for option in _DELTA_OPTIONS
+        if (value := getattr(options, option)) is not None
+    }
+    target = kind(name, kept=kept, **arguments)
+    where = target.place.path
     if where is not None and not where.parent.is_dir():
         raise PgOutputError(
             f"{name!r}: there is no directory {where.parent}",
@@ -431,7 +440,7 @@ def _open_directory(
             path=str(where.parent),
             parameter="target",
         )
-    return OpenedTarget(made, text, DECODED_FOR, made.place.uri, where)
+    return OpenedTarget(target, text, DECODED_FOR, target.place.uri, where)
 
 
 def _open_own(
@@ -445,10 +454,10 @@ def _open_own(
     _check_kind(options, (*_DELTA_OPTIONS, *_DUCKDB_OPTIONS, "soft_deletes"), why)
     wanted = None if tables is None else tuple(sorted(tables))
     kept = Kept(None, wanted, options.policies, options.keep, options.change_policies)
-    made = OwnTarget(target, kept)
+    own_target = OwnTarget(target, kept)
     if engine is not None:
-        engine.check(made)
-    return OpenedTarget(made, target.name, _OWN_DECODED_FOR, target.name, None)
+        engine.check(own_target)
+    return OpenedTarget(own_target, target.name, _OWN_DECODED_FOR, target.name, None)
 
 
 def _claim_target(
@@ -486,11 +495,11 @@ def _claim_target(
     if view is not None:
         origin = origin_of(view)
         with contextlib.suppress(RetryableError):  # the capture retries and checks this itself
-            if (found := asked()) != origin:
+            if (server_origin := asked()) != origin:
                 raise PgOutputError(
                     f"{directory} has changes of database {origin.database!r} (system identifier "
-                    f"{origin.system_identifier}), but the server has {found.database!r} "
-                    f"({found.system_identifier})",
+                    f"{origin.system_identifier}), but the server has {server_origin.database!r} "
+                    f"({server_origin.system_identifier})",
                     code="another_history",
                     path=str(directory),
                     hint=("Give the DSN of that database, or another ", Argument("directory")),
@@ -500,7 +509,9 @@ def _claim_target(
     stored = target.peek(origin)
     if end is not None:
         check_target(
-            max((one.lsn for one in stored.tables.values()), default=0), end[0], in_recovery=end[1]
+            max((table_state.lsn for table_state in stored.tables.values()), default=0),
+            end[0],
+            in_recovery=end[1],
         )
     target.claim()
     if log.has_begun:
@@ -547,8 +558,8 @@ def _check_by_history(
     """Refuse partition columns that are not in the newest catalogue of a change log."""
     view, history = log.view(), log.history()
     if partition_by and history is not None:
-        held = target.peek(origin_of(view)).tables.values()
-        check_partitions(partition_by, history.newest_tables.tables, held)
+        table_states = target.peek(origin_of(view)).tables.values()
+        check_partitions(partition_by, history.newest_tables.tables, table_states)
 
 
 def _say_numerics(parameters: ConnectionParameters, publications: Sequence[str]) -> None:
@@ -560,19 +571,19 @@ def _say_numerics(parameters: ConnectionParameters, publications: Sequence[str])
 
     try:
         with parameters.open(replication=False) as connection:
-            oids = [one.relation_id for one in catalog_of(connection, publications).tables]
-            found = read_numerics(
-                lambda query, *given: connection.execute(query, given or None).fetchall(), oids
+            oids = [table.relation_id for table in catalog_of(connection, publications).tables]
+            numerics = read_numerics(
+                lambda query, *values: connection.execute(query, values or None).fetchall(), oids
             )
     except (PgOutputError, psycopg.Error) as error:
         _log.debug("can't read the numeric columns: %s", error)
         return
-    if found:
-        names = ", ".join(one.shown for one in found[:_SHOWN])
-        more = f" and {len(found) - _SHOWN} more tables" if len(found) > _SHOWN else ""
+    if numerics:
+        names = ", ".join(numeric.shown for numeric in numerics[:_SHOWN])
+        more = f" and {len(numerics) - _SHOWN} more tables" if len(numerics) > _SHOWN else ""
         _log.warning(
             "numeric columns without precision are text in the target: %s%s. To change that, %s",
-            names, more, advice(found),
+            names, more, advice(numerics),
         )  # fmt: skip
 
 

@@ -155,8 +155,8 @@ class Engine(Protocol):
     ) -> ReadPlan | None:
         """Plan the next window as `View.plan` does, or a shorter one."""
 
-    def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
-        """Return a writer for a read plan; `given` are the arguments of `WindowWriter`."""
+    def writer(self, plan: ReadPlan, *arguments: Any) -> WindowWriter:
+        """Return a writer for a read plan; `arguments` are those of `WindowWriter`."""
 
 
 class Syncing:
@@ -217,14 +217,14 @@ class Syncing:
             "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
             "encoding": view.metadata.encoding,
         }  # fmt: skip
-        self._is_known = consumer in {one.name for one in consumers(log.directory)}
+        self._is_known = consumer in {entry.name for entry in consumers(log.directory)}
         if not self._stored.lsn and self._is_known:
             self._begin_anew(consumer)
         self._consumer = Consumer(log.directory, consumer)
         cut_off = check_position(log, name, self._stored, self._consumer.position, options.uncopied)
         for relation_id in cut_off:
-            held = self._stored.tables[relation_id]
-            self._stored.tables[relation_id] = held._replace(stale=CUT_OFF)
+            table_state = self._stored.tables[relation_id]
+            self._stored.tables[relation_id] = table_state._replace(stale=CUT_OFF)
         self._apart = Apart(PauseLimit(options.pause_bytes, options.pause_time))
         self._is_unstored = False  # whether a table was paused since the last commit
         self._pass_gaps()
@@ -267,27 +267,28 @@ class Syncing:
         count as stale.
         """
         is_copied = self._requests.is_copied
-        lost = {key: one for key, one in self._stored.tables.items()
-                if (one.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
+        lost = {key: table_state for key, table_state in self._stored.tables.items()
+                if (table_state.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
         for relation_id in departed(self._log.history(), list(lost)):
             self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and self._options.on_error == "stop":
-            one = next(iter(lost.values()))
+            table_state = next(iter(lost.values()))
             raise IncompleteError(
-                f"{qualified(one)}: {one.stale}; {how_to_copy(self._directory, lost)}",
-                table=qualified(one),
+                f"{qualified(table_state)}: {table_state.stale}; "
+                f"{how_to_copy(self._directory, lost)}",
+                table=qualified(table_state),
             )
 
     def _change_policies(self) -> None:
         """Change the target's policies to those of this call, and mark concerned tables stale."""
-        kept, made = self._target.kept, self._stored.policies
-        if made is None or kept.policies in (None, made):
+        kept, policies = self._target.kept, self._stored.policies
+        if policies is None or kept.policies in (None, policies):
             return
-        for relation_id, held in self._stored.tables.items():
-            why = None if held.stale is not None else kept.concerned(made, held)
+        for relation_id, table_state in self._stored.tables.items():
+            why = None if table_state.stale is not None else kept.concerned(policies, table_state)
             if why is not None:
-                self._stored.tables[relation_id] = held._replace(stale=why)
-                name = [held.namespace, held.name]
+                self._stored.tables[relation_id] = table_state._replace(stale=why)
+                name = [table_state.namespace, table_state.name]
                 request_copy(self._directory, relation_id, name, f"the sync to {self._name}: {why}")
         # Commit the stale tables first: a crash in between must not forget that they are stale.
         with window(self._target):
@@ -311,9 +312,9 @@ class Syncing:
             return
         self._next_measured = time.monotonic() + _MEASURED
         size = 0
-        for one in contents(self._directory).segments:
+        for segment in contents(self._directory).segments:
             with contextlib.suppress(FileNotFoundError):  # merged with other segments
-                size += one.path.stat().st_size if one.end_lsn > self.lsn else 0
+                size += segment.path.stat().st_size if segment.end_lsn > self.lsn else 0
         if size > self._options.pause_bytes:
             raise PgOutputError(
                 f"{size} bytes of segments in {self._directory} wait because another process has "
@@ -327,8 +328,11 @@ class Syncing:
     def _pass_gaps(self) -> None:
         """Move the consumer behind gaps that a call stored in the target before it was killed."""
         position = self._consumer.position
-        ends = {relation_id: held.gaps[-1].end for relation_id, held in self._stored.tables.items()
-                if held.gaps and position.of(relation_id) < held.gaps[-1].end}  # fmt: skip
+        ends = {
+            relation_id: table_state.gaps[-1].end
+            for relation_id, table_state in self._stored.tables.items()
+            if table_state.gaps and position.of(relation_id) < table_state.gaps[-1].end
+        }
         if ends:
             self._consumer.advance(Position(position.lsn, {**position.tables, **ends}))
 
@@ -338,17 +342,18 @@ class Syncing:
         A later snapshot brings the rows, but not these changes.
         """
         position = self._consumer.position
-        for relation_id, held in self._stored.tables.items():
+        for relation_id, table_state in self._stored.tables.items():
             at = position.of(relation_id)
-            if held.stale is not None or held.lsn >= at:
+            if table_state.stale is not None or table_state.lsn >= at:
                 continue
-            gaps = (*held.gaps, Gap(held.lsn, at))
-            self._stored.tables[relation_id] = held._replace(lsn=at, gaps=gaps)
+            gaps = (*table_state.gaps, Gap(table_state.lsn, at))
+            self._stored.tables[relation_id] = table_state._replace(lsn=at, gaps=gaps)
             self._is_unstored = True
             _log.warning(
                 "the change table of %s lacks the changes from %s to %s, because %s no longer has "
                 "them",
-                qualified(held), format_lsn(held.lsn), format_lsn(at), self._directory,
+                qualified(table_state), format_lsn(table_state.lsn), format_lsn(at),
+                self._directory,
             )  # fmt: skip
 
     def _begin_anew(self, consumer: str) -> None:
@@ -430,9 +435,13 @@ class Syncing:
     def _is_behind(self, lsn: int) -> bool:
         """Whether a table is behind an LSN, apart from paused tables and tables that wait."""
         tables = self._consumer.position.tables
-        paused = {one for one in self._apart.tables if self._stored.tables[one].paused}
+        paused = {
+            relation_id
+            for relation_id in self._apart.tables
+            if self._stored.tables[relation_id].paused
+        }
         waiting = self._held_back | paused
-        return any(at < lsn and one not in waiting for one, at in tables.items())
+        return any(at < lsn and relation_id not in waiting for relation_id, at in tables.items())
 
     def _step(self) -> bool:
         """Write a window of the changes that the log has; False if there is nothing to write."""
@@ -496,32 +505,35 @@ class Syncing:
         """Write a window; False if it had to pause tables, and nothing was written."""
         begin = time.perf_counter()
         try:
-            one = self._write(view, plan, stored)
+            writer = self._write(view, plan, stored)
         except PausedError as error:
             self._pause(error)
             return False
         self._is_unstored = False
         self._consumer.advance(plan.after)
         self._seconds = time.perf_counter() - begin
-        self._note(one)
+        self._note(writer)
         self._tell(at_once=True)
         return True
 
     def _follow_catalog(self, view: View) -> None:
         """Let names and columns follow the catalogue, for tables that have no new change."""
-        found = entries(self._directory)
-        if not found or self._followed == (found[-1], self._end_lsn):
+        history_entries = entries(self._directory)
+        if not history_entries or self._followed == (history_entries[-1], self._end_lsn):
             return
-        self._followed = found[-1], self._end_lsn
+        self._followed = history_entries[-1], self._end_lsn
         behind = {*self._held_back, *self._apart.tables}
-        at = Position(self._end_lsn, {one: self._consumer.position.of(one) for one in behind})
-        one = WindowWriter(*self._given(self._stored))
+        at = Position(
+            self._end_lsn,
+            {relation_id: self._consumer.position.of(relation_id) for relation_id in behind},
+        )
+        writer = WindowWriter(*self._given(self._stored))
         try:
-            if one.has_news(at):
+            if writer.has_news(at):
                 with window(self._target):
-                    self._stored = one.write_catalog(view, at)
+                    self._stored = writer.write_catalog(view, at)
                 self._is_unstored = False
-                self._note(one)
+                self._note(writer)
         except PausedError as error:
             self._pause(error)
 
@@ -541,8 +553,8 @@ class Syncing:
     def _pause_troubled(self) -> None:
         """Pause the tables that the target can't read or rename."""
         tables = self._stored.tables
-        paused = [Paused(held, error) for relation_id, error in self._target.troubles.items()
-                  if (held := tables[relation_id]).paused is None]  # fmt: skip
+        paused = [Paused(table_state, error) for relation_id, error in self._target.troubles.items()
+                  if (table_state := tables[relation_id]).paused is None]  # fmt: skip
         if paused and self._options.on_error == "stop":
             raise paused[0].error
         if paused:
@@ -562,25 +574,25 @@ class Syncing:
 
     def _try_apart(self, view: View, relation_id: int) -> bool:
         """Write a window of one table; False if it is still paused, or there is nothing."""
-        held = self._stored.tables[relation_id]
+        table_state = self._stored.tables[relation_id]
         try:
-            self._target.retry(held)
+            self._target.retry(table_state)
         except RetryableError:
             raise
         except PgOutputError as error:
-            self._pause(PausedError([Paused(held, error)]))
+            self._pause(PausedError([Paused(table_state, error)]))
             self._give_up(view, relation_id)
             return False
         plan = self._plan(view, table=relation_id)
         if plan is None:
             self._rejoin(relation_id)
             return False
-        committed = fold_outcomes(self._stored.tables, [Committed(held)], time.time())
+        committed = fold_outcomes(self._stored.tables, [Committed(table_state)], time.time())
         if not self._attempt(view, plan, self._stored._replace(tables=committed)):
             self._give_up(view, relation_id)
             return False
-        if held.paused is not None:
-            _log.info("%s is no longer paused", qualified(held))
+        if table_state.paused is not None:
+            _log.info("%s is no longer paused", qualified(table_state))
         position = self._consumer.position
         if position.of(relation_id) >= position.lsn:
             self._rejoin(relation_id)
@@ -597,8 +609,8 @@ class Syncing:
 
     def _give_up(self, view: View, relation_id: int) -> None:
         """Skip the changes of a table that was paused for too long: it becomes stale."""
-        position, held = self._consumer.position, self._stored.tables[relation_id]
-        outcome = self._apart.given_up(view, position, held)
+        position, table_state = self._consumer.position, self._stored.tables[relation_id]
+        outcome = self._apart.given_up(view, position, table_state)
         if outcome is None or outcome.gap is None:
             return
         self._fold([outcome])
@@ -611,21 +623,21 @@ class Syncing:
 
     def _set_paused_apart(self) -> None:
         """Read those tables apart that an earlier call has paused."""
-        for relation_id, held in self._stored.tables.items():
-            if held.paused is not None:
+        for relation_id, table_state in self._stored.tables.items():
+            if table_state.paused is not None:
                 self._apart.add(relation_id, at_once=True)
         self._say_paused()
 
     def _say_paused(self) -> None:
         """Warn once of each paused table."""
-        for relation_id, held in self._stored.tables.items():
-            if held.paused is None or (relation_id, held.paused.reason) in self._said:
+        for relation_id, table_state in self._stored.tables.items():
+            if table_state.paused is None or (relation_id, table_state.paused.reason) in self._said:
                 continue
-            self._said.add((relation_id, held.paused.reason))
+            self._said.add((relation_id, table_state.paused.reason))
             _log.warning(
                 "%s is paused: %s. Its changes from %s on wait in %s. Sync tries the table again "
                 "each minute; other tables continue",
-                qualified(held), held.paused.reason,
+                qualified(table_state), table_state.paused.reason,
                 format_lsn(self._consumer.position.of(relation_id)), self._directory,
             )  # fmt: skip
 
@@ -640,8 +652,12 @@ class Syncing:
         try:
             return self._written(view, plan, stored)
         except PgOutputError as error:
-            paused = [one.error for one in error.paused] if isinstance(error, PausedError) else []
-            codes = {getattr(one, "code", None) for one in paused or [error]}
+            paused = (
+                [outcome.error for outcome in error.paused]
+                if isinstance(error, PausedError)
+                else []
+            )
+            codes = {getattr(cause, "code", None) for cause in paused or [error]}
             if "bad_value" not in codes or not self._has_types(plan):
                 raise
         return self._written(view, plan, stored)
@@ -659,11 +675,11 @@ class Syncing:
         return False
 
     def _written(self, view: View, plan: ReadPlan, stored: Stored) -> WindowWriter:
-        given = self._given(stored)
+        arguments = self._given(stored)
         try:
             if self._engine is not None:
                 try:
-                    return self._written_by(self._engine.writer(plan, *given), view, plan)
+                    return self._written_by(self._engine.writer(plan, *arguments), view, plan)
                 except (RetryableError, ConflictError, TargetError, PausedError):
                     raise
                 except PgOutputError as error:
@@ -676,15 +692,15 @@ class Syncing:
                         "the executors could not write a window, so this process writes it: %s",
                         error,
                     )
-            return self._written_by(WindowWriter(*given), view, plan)
+            return self._written_by(WindowWriter(*arguments), view, plan)
         except ConflictError as error:
             # Another job, or a task of a killed sync, may write a table for a while: try again.
             raise RetryableError(error.message, code=error.code, hint=error.hint) from error
 
-    def _written_by(self, one: WindowWriter, view: View, plan: ReadPlan) -> WindowWriter:
+    def _written_by(self, writer: WindowWriter, view: View, plan: ReadPlan) -> WindowWriter:
         with window(self._target):
-            self._stored = one.write(view, plan)
-        return one
+            self._stored = writer.write(view, plan)
+        return writer
 
     def _say_behind(self, *, at_once: bool = False) -> None:
         """Warn once if the change log stays behind the target's position."""
@@ -726,8 +742,8 @@ class Syncing:
         self._stored = Stored(
             self._stored.lsn,
             {
-                key: held._replace(stale=CUT_OFF if key in gone else OTHER_HISTORY)
-                for key, held in tables.items()
+                key: table_state._replace(stale=CUT_OFF if key in gone else OTHER_HISTORY)
+                for key, table_state in tables.items()
             },
         )
         self._say_stale()
@@ -745,11 +761,11 @@ class Syncing:
         }  # fmt: skip
         for relation_id, state in view.states.items():
             if state.held_from is not None:
-                held = self._stored.tables.get(relation_id)
+                table_state = self._stored.tables.get(relation_id)
                 names.append(
                     copied_name(self._directory, state.copies[-1])
-                    if held is None
-                    else qualified(held)
+                    if table_state is None
+                    else qualified(table_state)
                 )
         self._waiting = tuple(names)
 
@@ -760,14 +776,14 @@ class Syncing:
             self._next_told = now + _TOLD
             self._progress(self._told())
 
-    def _note(self, one: WindowWriter) -> None:
+    def _note(self, writer: WindowWriter) -> None:
         self._windows += 1
-        for name, count in one.counts.items():
+        for name, count in writer.counts.items():
             self._counts[name] = self._counts.get(name, 0) + count
-        for name, seconds in one.seconds.items():
+        for name, seconds in writer.seconds.items():
             self._table_seconds[name] = self._table_seconds.get(name, 0.0) + seconds
         changes, states = self._stage_seconds
-        self._stage_seconds = changes + one.change_seconds, states + one.state_seconds
+        self._stage_seconds = changes + writer.change_seconds, states + writer.state_seconds
         self._commit_time = self._newest()
         self._departures.look(self._stored.tables)
         self._pause_troubled()
@@ -777,52 +793,61 @@ class Syncing:
     def _say_stale(self) -> None:
         """Warn once of each stale table, and request snapshots."""
         is_new = False
-        for relation_id, held in self._stored.tables.items():
-            if held.stale is not None and (relation_id, held.stale) not in self._said:
-                self._said.add((relation_id, held.stale))
+        for relation_id, table_state in self._stored.tables.items():
+            if table_state.stale is not None and (relation_id, table_state.stale) not in self._said:
+                self._said.add((relation_id, table_state.stale))
                 is_new = True
-                _log.warning("%s is not kept up to date: %s", qualified(held), held.stale)
+                _log.warning(
+                    "%s is not kept up to date: %s", qualified(table_state), table_state.stale
+                )
         self._requests.ask(self._stored.tables, at_once=is_new)
 
     def _say_gaps(self) -> None:
         """Warn once of each change table that another program has changed."""
-        for relation_id, held in self._stored.tables.items():
-            if held.gap is None or (relation_id, str(held.gap)) in self._said:
+        for relation_id, table_state in self._stored.tables.items():
+            if table_state.gap is None or (relation_id, str(table_state.gap)) in self._said:
                 continue
-            self._said.add((relation_id, str(held.gap)))
+            self._said.add((relation_id, str(table_state.gap)))
             _log.warning(
                 "%s: another program changed its change table. Changes in it before %s may differ "
                 "from the server's",
-                qualified(held), format_lsn(held.gap),
+                qualified(table_state), format_lsn(table_state.gap),
             )  # fmt: skip
 
     def _newest(self) -> int | None:
         """Return the commit time of the newest change in the target."""
-        times = [held.commit_time for held in self._stored.tables.values()
-                 if held.commit_time is not None]  # fmt: skip
+        times = [table_state.commit_time for table_state in self._stored.tables.values()
+                 if table_state.commit_time is not None]  # fmt: skip
         return max(times, default=None)
 
     def _told(self) -> SyncProgress:
-        names = {key: self._target.shown(held.stored) for key, held in self._stored.tables.items()}
+        names = {
+            key: self._target.shown(table_state.stored)
+            for key, table_state in self._stored.tables.items()
+        }
         left = self._departures.left  # these can't get a snapshot
         # A dropped table and its successor have the same name: the successor counts.
-        own = {qualified(held): key for key, held in self._stored.tables.items()
+        own = {qualified(table_state): key for key, table_state in self._stored.tables.items()
                if names[key] not in left}  # fmt: skip
-        stale = {qualified(held): held.stale for key, held in self._stored.tables.items()
-                 if held.stale is not None and own.get(qualified(held), key) == key}  # fmt: skip
+        stale = {
+            qualified(table_state): table_state.stale
+            for key, table_state in self._stored.tables.items()
+            if table_state.stale is not None and own.get(qualified(table_state), key) == key
+        }
         asked: list[str] = []
         over_limit: list[str] = []
-        for key, held in self._stored.tables.items():
-            if self._requests.needs(held) and names[key] not in left:
+        for key, table_state in self._stored.tables.items():
+            if self._requests.needs(table_state) and names[key] not in left:
                 is_over = self._requests.is_over_limit(key)
-                (over_limit if is_over else asked).append(qualified(held))
+                (over_limit if is_over else asked).append(qualified(table_state))
         return SyncProgress(
             self.lsn, self._commit_time, sum(self._counts.values()), self._windows, self._seconds,
             dict(self._counts), stale, self._waiting, dict(self._table_seconds),
             tuple(self._stored.tables.values()), self._end_lsn,
             None if self._captured is None else self._captured(), left, *self._stage_seconds,
             names, tuple(asked),
-            {qualified(held): held.paused.reason for held in self._stored.tables.values()
-             if held.paused is not None},
+            {qualified(table_state): table_state.paused.reason
+             for table_state in self._stored.tables.values()
+             if table_state.paused is not None},
             tuple(over_limit),
         )  # fmt: skip

@@ -59,7 +59,7 @@ class TableWindow:
     Parameters
     ----------
     target : Target
-    held : Held
+    table_state : Held
         What the target has of it.
     is_new : bool
         Whether the target has nothing of it yet.
@@ -82,16 +82,16 @@ class TableWindow:
     """
 
     def __init__(
-        self, target: Target, held: Held, *, is_new: bool, evolves: bool, stops: bool,
+        self, target: Target, table_state: Held, *, is_new: bool, evolves: bool, stops: bool,
         makes_null: bool = False, spill_file: SpillFile | None = None,
     ) -> None:  # fmt: skip
         self._target = target
         self._spill_file = spill_file
-        self.held = held
-        self._writers: list[ChangeWriter] = [target.changes(held)]
+        self.held = table_state
+        self._writers: list[ChangeWriter] = [target.changes(table_state)]
         self._state: StateWriter | None = None
-        if target.kept.has_state and held.stale is None:
-            self._state = target.state(held)
+        if target.kept.has_state and table_state.stale is None:
+            self._state = target.state(table_state)
         self._is_new = is_new
         self._first: pa.Schema | None = None  # of the rows with which a new state table begins
         self._evolves = evolves
@@ -110,14 +110,18 @@ class TableWindow:
     @property
     def outcome(self) -> Outcome:
         """What has become of it, once all was committed."""
-        held = self.held
-        return Committed(held) if held.stale is None else Stale(held, held.stale)
+        table_state = self.held
+        return (
+            Committed(table_state)
+            if table_state.stale is None
+            else Stale(table_state, table_state.stale)
+        )
 
     @property
     def removed(self) -> list[str]:
         """The columns that its state table had and has no more, once all was committed."""
-        alterations = [one for part in self._parts for one in part.alterations]
-        return [one.column for one in alterations if isinstance(one, Removed)]
+        alterations = [alteration for part in self._parts for alteration in part.alterations]
+        return [alteration.column for alteration in alterations if isinstance(alteration, Removed)]
 
     def is_beyond(self, lsn: int) -> bool:
         """Whether the state table has changes beyond an LSN, of a window that was cut short."""
@@ -197,9 +201,9 @@ class TableWindow:
     def _meet(self, schema: pa.Schema, lsn: int, known: Callable[[int], Known]) -> _Layout:
         """Go on with other columns, which a transaction brings that is committed at an LSN."""
         version = stored_version(schema)
-        found = known(lsn)
+        known_table = known(lsn)
         turns = turns_digits(self.held.columns, version)
-        alterations = self._evolve(version, found)
+        alterations = self._evolve(version, known_table)
         form = Form.of(schema, self.held.columns)
         if turns or not self._writers[-1].fits(form.schema):
             self._next_version()
@@ -207,7 +211,7 @@ class TableWindow:
         if self._is_new and self._first is None:
             self._first = pa.schema(list(form.schema.field("after").type))
         if self._state is not None:
-            self._fold_on(form, version, alterations, found.table, lsn)
+            self._fold_on(form, version, alterations, known_table.table, lsn)
         return schema, form, version
 
     def _evolve(self, version: Version, known: Known) -> list[Alteration]:
@@ -248,8 +252,8 @@ class TableWindow:
 
     def _check_same(self, version: Version) -> None:
         """Refuse a table that was altered, if its state table shall not follow."""
-        had = {(one.name, one.type_id, one.type_modifier) for one in self.held.columns}
-        has = {(one.name, one.type_id, one.type_modifier) for one in version.columns}
+        had = {(column.name, column.type_id, column.type_modifier) for column in self.held.columns}
+        has = {(column.name, column.type_id, column.type_modifier) for column in version.columns}
         if not self._evolves and had != has:
             raise PgOutputError(
                 f"{version.table} was altered: its columns were {_listed(had)}, and are now "
@@ -265,11 +269,11 @@ class TableWindow:
         marker = self._target.kept.soft_deletes
         if marker is None:
             return
-        for one in self.held.columns:
-            if one.stored.casefold() == marker.casefold():
+        for column in self.held.columns:
+            if column.stored.casefold() == marker.casefold():
                 raise PgOutputError(
-                    f"{self.held.namespace}.{self.held.name} has its own column {one.name!r}, so "
-                    "sync cannot mark deleted rows in a column with this name",
+                    f"{self.held.namespace}.{self.held.name} has its own column "
+                    f"{column.name!r}, so sync cannot mark deleted rows in a column with this name",
                     code="unfit_schema",
                     parameter="soft_deletes",
                     table=f"{self.held.namespace}.{self.held.name}",
@@ -290,18 +294,18 @@ class TableWindow:
         if not names and table is not None:
             names = table.key
         key = None if not names and table is None else tuple(
-            one.stored for name in names for one in self.held.columns if one.name == name
+            column.stored for name in names for column in self.held.columns if column.name == name
         )  # fmt: skip
         nothing = _empty(form.schema)
         # Of changes before, the columns' names mean what they did then.
-        renames = any(isinstance(one, (Removed, Renamed)) for one in alterations)
+        renames = any(isinstance(alteration, (Removed, Renamed)) for alteration in alterations)
         if self._parts and self._parts[-1].key == key and not renames and self._goes_on(nothing):
             self._parts[-1].alterations.extend(alterations)
             self._parts[-1] = self._parts[-1]._replace(schema=form.schema)
             return
         if self._parts and lsn <= self._folded:
-            what = "columns were" if renames else "key was"
-            self.stop(f"its {what} altered within a transaction")
+            subject = "columns were" if renames else "key was"
+            self.stop(f"its {subject} altered within a transaction")
             return
         folding = Folding(key, self._spill_file)
         self._parts.append(_Part(alterations, folding, key, lsn, form.schema))

@@ -255,19 +255,21 @@ class Kept(NamedTuple):
         wanted = None if tables is None else tuple(tables)
         return cls(soft_deletes, wanted, policies_of(policies), keep)
 
-    def is_like(self, found: Kept) -> bool:
+    def is_like(self, target_options: Kept) -> bool:
         """Whether a target has the options of this call."""
-        policies = self.policies in (None, found.policies)
-        return policies and self.keep in (None, found.keep) and self[:2] == found[:2]
+        policies = self.policies in (None, target_options.policies)
+        return (
+            policies and self.keep in (None, target_options.keep) and self[:2] == target_options[:2]
+        )
 
-    def check(self, where: str, found: Kept) -> Kept:
+    def check(self, where: str, target_options: Kept) -> Kept:
         """Return the options that hold from now on; refuse a target that was made with others.
 
         Parameters
         ----------
         where : str
             The target's name in errors.
-        found : Kept
+        target_options : Kept
             The options with which the target was made.
 
         Raises
@@ -276,16 +278,16 @@ class Kept(NamedTuple):
             `soft_deletes`, `tables` or `keep` differ; or the policies do, and the call may not
             change them.
         """
-        keep = self.keep or found.keep
-        for name, given, made in (
-            ("soft_deletes", self.soft_deletes, found.soft_deletes),
-            ("tables", self.tables, found.tables),
-            ("keep", keep, found.keep),
+        keep = self.keep or target_options.keep
+        for name, value, target_value in (
+            ("soft_deletes", self.soft_deletes, target_options.soft_deletes),
+            ("tables", self.tables, target_options.tables),
+            ("keep", keep, target_options.keep),
         ):
-            if given != made:
-                shown = [*made] if isinstance(made, tuple) else made
-                had = "without it" if made is None else f"with {shown!r}"
-                fix = ("Leave out ", Argument(name)) if made is None else (
+            if value != target_value:
+                shown = [*target_value] if isinstance(target_value, tuple) else target_value
+                had = "without it" if target_value is None else f"with {shown!r}"
+                fix = ("Leave out ", Argument(name)) if target_value is None else (
                     "Give ", Argument(name, shown)
                 )  # fmt: skip
                 raise PgOutputError(
@@ -294,12 +296,15 @@ class Kept(NamedTuple):
                     hint=(*fix, ", or start with a new target"),
                 )  # fmt: skip
         if self.policies is None:
-            return self._replace(policies=found.policies, keep=keep)
-        if self.policies != found.policies and not self.changes_policies:
-            made, given = (" ".join(one.policy_texts) or "the defaults" for one in (found, self))
+            return self._replace(policies=target_options.policies, keep=keep)
+        if self.policies != target_options.policies and not self.changes_policies:
+            target_policies, own_policies = (
+                " ".join(options.policy_texts) or "the defaults"
+                for options in (target_options, self)
+            )
             raise PgOutputError(
-                f"the rows in {where} were written with other policies ({made}) than those you "
-                f"give ({given})",
+                f"the rows in {where} were written with other policies ({target_policies}) than "
+                f"those you give ({own_policies})",
                 code="bad_option",
                 parameter="policies",
                 hint=(
@@ -312,22 +317,22 @@ class Kept(NamedTuple):
             )
         return self._replace(keep=keep)
 
-    def concerned(self, made: Policies, held: Held) -> str | None:
+    def concerned(self, policies: Policies, table_state: Held) -> str | None:
         """Return why a table needs a new snapshot under this call's policies; None if it does not.
 
         Parameters
         ----------
-        made : Policies
+        policies : Policies
             The policies by which the table's rows were written.
-        held : Held
+        table_state : Held
         """
         now = self.policies or Policies()
         for name in Policies.__dataclass_fields__:
-            before, after = getattr(made, name), getattr(now, name)
+            before, after = getattr(policies, name), getattr(now, name)
             # "error" stored no such value: rows stay right under a policy that replaces values.
             if before == after or (before == "error" and after in ("null", "clamp", "replace")):
                 continue
-            for column in held.columns:
+            for column in table_state.columns:
                 if _depends(column, name):
                     return (
                         f"the policy {name} changed from {before} to {after}, which affects column "
@@ -365,21 +370,24 @@ PARQUET = "parquet:"
 _KINDS = {"delta": "Delta tables", "parquet": "plain Parquet files", "iceberg": "Iceberg tables"}
 
 
-def check_kind(where: str, kind: str, made: str) -> None:
+def check_kind(where: str, kind: str, target_kind: str) -> None:
     """Refuse change tables of another kind than a target was made with."""
-    if made != kind:
+    if target_kind != kind:
         fix: list[str | Argument] = []
-        if "parquet" in (kind, made):
-            fix = ["Give ", Argument("target", f"{PARQUET}{where}" if made == "parquet" else where)]
+        if "parquet" in (kind, target_kind):
+            fix = [
+                "Give ",
+                Argument("target", f"{PARQUET}{where}" if target_kind == "parquet" else where),
+            ]
         if kind == "iceberg":
             fix += [" without " if fix else "Leave out ", Argument("iceberg")]
-        elif made == "iceberg":
+        elif target_kind == "iceberg":
             fix += [" with " if fix else "Give ", Argument("iceberg")]
         raise PgOutputError(
-            f"the change tables in {where} are {_KINDS[made]}, and a target cannot change their "
-            "kind",
+            f"the change tables in {where} are {_KINDS[target_kind]}, and a target cannot "
+            "change their kind",
             code="bad_option",
-            parameter="target" if "parquet" in (kind, made) else "iceberg",
+            parameter="target" if "parquet" in (kind, target_kind) else "iceberg",
             hint=(*fix, ", or start with a new target"),
         )
 
@@ -419,9 +427,9 @@ class TableError(PgOutputError):
     held : Held
     """
 
-    def __init__(self, held: Held, text: str, **fields: Any) -> None:
+    def __init__(self, table_state: Held, text: str, **fields: Any) -> None:
         super().__init__(text, **fields)
-        self.held = held
+        self.held = table_state
 
 
 class ConflictError(PgOutputError):
@@ -473,8 +481,8 @@ class ChangeWriter(Protocol):
             calls may add or leave out columns.
         """
 
-    def commit(self, held: Held) -> None:
-        """Commit the appended changes, with ``held.lsn`` and ``held.copy_lsn`` as the position."""
+    def commit(self, table_state: Held) -> None:
+        """Commit the appended changes, with the `lsn` and `copy_lsn` of the table state."""
 
 
 class NoChanges:
@@ -482,8 +490,8 @@ class NoChanges:
 
     gap = None
 
-    def __init__(self, held: Held) -> None:
-        self.lsn, self.copy_lsn = held.lsn, held.copy_lsn
+    def __init__(self, table_state: Held) -> None:
+        self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
@@ -493,7 +501,7 @@ class NoChanges:
     def append(self, changes: pa.RecordBatch) -> None:
         """See `ChangeWriter`."""
 
-    def commit(self, held: Held) -> None:
+    def commit(self, table_state: Held) -> None:
         """See `ChangeWriter`."""
 
 
@@ -517,13 +525,13 @@ class StateWriter(Protocol):
     def append(self, rows: pa.RecordBatch) -> None:
         """Write rows of the snapshot."""
 
-    def loaded(self, held: Held) -> None:
-        """Finish loading the snapshot: commit its rows, and `held` with them."""
+    def loaded(self, table_state: Held) -> None:
+        """Finish loading the snapshot: commit its rows, and the table state with them."""
 
     def create(self, schema: pa.Schema) -> None:
         """Create the table without rows."""
 
-    def apply(self, alterations: Sequence[Alteration], net: NetChanges, held: Held) -> None:
+    def apply(self, alterations: Sequence[Alteration], net: NetChanges, table_state: Held) -> None:
         """Alter the table, apply the net changes, and store the table state, all in one commit.
 
         Raises
@@ -573,7 +581,7 @@ class Target(Protocol):
             As for `open`. Another process that writes the target is no error.
         """
 
-    def retry(self, held: Held) -> None:
+    def retry(self, table_state: Held) -> None:
         """Check whether a paused table can be written again.
 
         Raises
@@ -585,19 +593,19 @@ class Target(Protocol):
     def begin(self) -> None:
         """Begin a window, whose changes are committed together."""
 
-    def changes(self, held: Held) -> ChangeWriter:
+    def changes(self, table_state: Held) -> ChangeWriter:
         """Return the writer of a table's change table in this window."""
 
-    def state(self, held: Held) -> StateWriter:
+    def state(self, table_state: Held) -> StateWriter:
         """Return the writer of a table's state table in this window."""
 
     def shown(self, stored: str) -> str:
         """Return the name under which users find the tables with a stored name."""
 
-    def begun(self, held: Held) -> Held:
+    def begun(self, table_state: Held) -> Held:
         """Return the table state of a new table, whose stored name is free."""
 
-    def rename(self, held: Held, stored: str) -> Held:
+    def rename(self, table_state: Held, stored: str) -> Held:
         """Rename both tables to a free name; return the table state."""
 
     def keep(self) -> None:

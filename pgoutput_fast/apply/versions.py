@@ -96,7 +96,9 @@ def version_of(schema: pa.Schema) -> Version:
         )
     row = schema.field(index).type
     metadata = schema.metadata or {}
-    described = {one["name"]: one for one in json.loads(metadata.get(b"pgoutput.columns", b"[]"))}
+    described = {
+        column["name"]: column for column in json.loads(metadata.get(b"pgoutput.columns", b"[]"))
+    }
     digits = json.loads(metadata.get(DIGITS_KEY, b"[]"))
     columns = tuple(
         ColumnVersion(

@@ -159,18 +159,18 @@ class WindowWriter:
         self._follow_catalog(view, after)
         self._write_open(after, begin)
         tables = {
-            relation_id: held._replace(lsn=max(after.of(relation_id), held.lsn))
-            for relation_id, held in self._held.items()
+            relation_id: table_state._replace(lsn=max(after.of(relation_id), table_state.lsn))
+            for relation_id, table_state in self._held.items()
         }
         return self._commit(max(after.lsn, self._lsn), tables, self._newest_of(plan))
 
     def has_news(self, at: Position) -> bool:
         """Whether the catalogue says something of tables that no change has told."""
         news = [*self._news(at)]
-        held = dict(self._held)
+        tables = dict(self._held)
         for relation_id, table, _ in news:
-            held[relation_id] = _renamed(held[relation_id], table, at.lsn)
-        return bool(renames(held)) or any(what is not None for _, _, what in news)
+            tables[relation_id] = _renamed(tables[relation_id], table, at.lsn)
+        return bool(renames(tables)) or any(action is not None for _, _, action in news)
 
     def write_catalog(self, view: View, at: Position) -> Stored:
         """Write what the catalogue says of tables that no change has told; errors as of `write`.
@@ -183,11 +183,11 @@ class WindowWriter:
         """
         with self._pausing_one():
             self._follow_catalog(view, at)
-            ends = {relation_id: max(at.of(relation_id), one.held.lsn)
-                    for relation_id, one in self._open.items()}  # fmt: skip
+            ends = {relation_id: max(at.of(relation_id), window.held.lsn)
+                    for relation_id, window in self._open.items()}  # fmt: skip
             self._write_open(at, time.perf_counter())
-        tables = {relation_id: held._replace(lsn=ends.get(relation_id, held.lsn))
-                  for relation_id, held in self._held.items()}  # fmt: skip
+        tables = {relation_id: table_state._replace(lsn=ends.get(relation_id, table_state.lsn))
+                  for relation_id, table_state in self._held.items()}  # fmt: skip
         return self._commit(self._lsn, tables, self._newest)
 
     def _write_open(self, after: Position, begin: float) -> None:
@@ -195,25 +195,25 @@ class WindowWriter:
         # A window that is read again, as a process was killed behind its commit, may end before
         # what the target has: it never goes back, else what lies between would be taken twice.
         ends = {
-            relation_id: max(after.of(relation_id), one.held.lsn)
-            for relation_id, one in self._open.items()
+            relation_id: max(after.of(relation_id), window.held.lsn)
+            for relation_id, window in self._open.items()
         }
-        for relation_id, one in self._open.items():
+        for relation_id, window in self._open.items():
             if relation_id not in self._paused:
-                with self._pausing(one.held):
-                    one.take_gathered()
+                with self._pausing(window.held):
+                    window.take_gathered()
         self._check_paused()
         self._each(self._commit_changes, ends)
         self._check_paused()
-        for one in self._open.values():
-            if one.changes:
-                self.counts[qualified(one.held)] = one.changes
+        for window in self._open.values():
+            if window.changes:
+                self.counts[qualified(window.held)] = window.changes
         changed = time.perf_counter()
         self.change_seconds = changed - begin
         self._finish_all(ends)
         self._check_paused()
         self.state_seconds = time.perf_counter() - changed
-        outcomes = [one.outcome for one in self._open.values()]
+        outcomes = [window.outcome for window in self._open.values()]
         self._held = fold_outcomes(self._held, outcomes, time.time())
         self._settle_names()
 
@@ -221,11 +221,11 @@ class WindowWriter:
         """End the window."""
         stored = Stored(lsn, tables, newest)
         self._target.commit(stored)
-        for one in self._open.values():
-            for column in one.removed:
+        for window in self._open.values():
+            for column in window.removed:
                 _log.info(
                     "column %s of %s was removed from the state table; the change table keeps its "
-                    "values", column, qualified(one.held),
+                    "values", column, qualified(window.held),
                 )  # fmt: skip
         return stored
 
@@ -247,9 +247,9 @@ class WindowWriter:
     def _end_copy(self, copy: Copy | None) -> None:
         # The rows of one that is paused are not all there.
         if copy is not None and copy.relation_id in self._open.keys() - self._paused.keys():
-            one = self._open[copy.relation_id]
-            with self._pausing(one.held):
-                one.end_copy(copy)
+            window = self._open[copy.relation_id]
+            with self._pausing(window.held):
+                window.end_copy(copy)
 
     # --- tables that can't go on -----------------------------------------------------------------
 
@@ -273,8 +273,8 @@ class WindowWriter:
 
     def _pause_refused(self, _: Chunk, refusals: list[Refusal]) -> None:
         """Pause the tables of which values are refused."""
-        for one in refusals:
-            self._pause(one.relation, one.error)
+        for refusal in refusals:
+            self._pause(refusal.relation, refusal.error)
 
     def _pause(self, table: Any, error: Exception) -> None:
         """Note that a table, a relation or what is held of one, can't go on."""
@@ -287,11 +287,11 @@ class WindowWriter:
 
     def _before(self, table: Any) -> Held:
         """What the target had of a table before the window."""
-        held = self._held.get(table.relation_id)
-        if held is not None:
-            return held
-        one = self._open.get(table.relation_id)
-        stored = self._unbegun(table).stored if one is None else one.held.stored
+        table_state = self._held.get(table.relation_id)
+        if table_state is not None:
+            return table_state
+        window = self._open.get(table.relation_id)
+        stored = self._unbegun(table).stored if window is None else window.held.stored
         return Held(table.relation_id, table.namespace, table.name, stored, version=0)
 
     def _check_paused(self) -> None:
@@ -309,36 +309,36 @@ class WindowWriter:
         run_all(self._target.threads, do, ends.items(), self._tell)
 
     def _commit_changes(self, relation_id: int, end: int) -> None:
-        one = self._open[relation_id]
-        with self._pausing(one.held):
-            one.commit_changes(end)
+        window = self._open[relation_id]
+        with self._pausing(window.held):
+            window.commit_changes(end)
 
     def _finish_all(self, ends: dict[int, int]) -> None:
         """Do to all state tables what the changes come to."""
         self._each(self._finish, ends)
 
     def _finish(self, relation_id: int, end: int) -> None:
-        one = self._open[relation_id]
+        window = self._open[relation_id]
         begin = time.perf_counter()
-        with self._pausing(one.held):
-            one.commit_state(end)
-        self.seconds[qualified(one.held)] = time.perf_counter() - begin
+        with self._pausing(window.held):
+            window.commit_state(end)
+        self.seconds[qualified(window.held)] = time.perf_counter() - begin
 
     def _take(self, chunk: Chunk, copy: Copy | None) -> None:
         for changes, decoded in self._reader.changes(chunk):
             if changes.relation.relation_id in self._paused:
                 continue
             lsn = decoded.column("commit_lsn")[0].as_py()
-            held = self._held_of(changes.relation, lsn)
+            table_state = self._held_of(changes.relation, lsn)
             with self._pausing(changes.relation):
                 batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
                 schema = self._schema(changes.layout, batch.schema)
-                one = self._table_of(changes.relation, held, lsn)
+                window = self._table_of(changes.relation, table_state, lsn)
                 known = functools.partial(self._known, changes.relation)
                 if copy is not None:
-                    one.add_copied(schema, batch, known, copy)
+                    window.add_copied(schema, batch, known, copy)
                 else:
-                    one.add(schema, batch, known)
+                    window.add(schema, batch, known)
 
     def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
         """The schema of a layout's batches, always the same object."""
@@ -358,50 +358,54 @@ class WindowWriter:
         relation_id = relation.relation_id
         if relation_id in self._open:
             return self._open[relation_id].held
-        held = self._held.get(relation_id)
-        return self._new(relation, lsn) if held is None or not held.version else held
+        table_state = self._held.get(relation_id)
+        return (
+            self._new(relation, lsn)
+            if table_state is None or not table_state.version
+            else table_state
+        )
 
-    def _table_of(self, relation: Any, held: Held, lsn: int) -> TableWindow:
-        one = self._opened(held)
-        if lsn >= one.held.schema_lsn:
-            one.held = _renamed(one.held, relation, lsn)
-        return one
+    def _table_of(self, relation: Any, table_state: Held, lsn: int) -> TableWindow:
+        window = self._opened(table_state)
+        if lsn >= window.held.schema_lsn:
+            window.held = _renamed(window.held, relation, lsn)
+        return window
 
-    def _opened(self, held: Held) -> TableWindow:
+    def _opened(self, table_state: Held) -> TableWindow:
         """A table in the window."""
-        one = self._open.get(held.relation_id)
-        if one is None:
-            before = self._held.get(held.relation_id)
-            one = self._open[held.relation_id] = self._table_window(
+        window = self._open.get(table_state.relation_id)
+        if window is None:
+            before = self._held.get(table_state.relation_id)
+            window = self._open[table_state.relation_id] = self._table_window(
                 self._target,
-                held,
+                table_state,
                 is_new=before is None or not before.version,
                 evolves=self._options.schema_changes == "evolve",
                 stops=self._options.on_error == "pause",
                 makes_null=_makes_null(self._decoding["policies"]),
                 spill_file=self._spill_file,
             )
-        return one
+        return window
 
     def _unbegun(self, relation: Any) -> Held:
         """What the target has of a table that it has not, under a name that is free."""
         relation_id = relation.relation_id
         if relation_id in self._held:  # it was paused when it began
             return self._held[relation_id]._replace(version=1)
-        taken = {held.stored.casefold() for held in self._held.values()}
-        taken.update(one.held.stored.casefold() for one in self._open.values())
-        taken.update(one.held.stored.casefold() for one in self._paused.values())
+        taken = {table_state.stored.casefold() for table_state in self._held.values()}
+        taken.update(window.held.stored.casefold() for window in self._open.values())
+        taken.update(outcome.held.stored.casefold() for outcome in self._paused.values())
         name = free_name(stored_table(relation.namespace, relation.name), relation_id, taken)
         return Held(relation_id, relation.namespace, relation.name, name)
 
     def _new(self, relation: Any, lsn: int) -> Held:
         relation_id = relation.relation_id
-        held = self._target.begun(self._unbegun(relation))
+        table_state = self._target.begun(self._unbegun(relation))
         state = self._states.get(relation_id)
         if not self._target.kept.has_state or (state is not None and state.snapshots):
-            return held
+            return table_state
         if self._options.uncopied == "error" and self._has_left(relation_id, lsn):
-            return held._replace(stale=LEFT_UNCOPIED)
+            return table_state._replace(stale=LEFT_UNCOPIED)
         if self._options.uncopied == "error":
             raise PgOutputError(
                 f"{qualified(relation)} has no snapshot in {self._directory}, so its rows before "
@@ -414,8 +418,8 @@ class WindowWriter:
                       Argument("uncopied", "changes"), " keeps only its changes"),
             )  # fmt: skip
         if self._options.uncopied == "changes":
-            return held._replace(stale=CHANGES_ALONE)
-        return held
+            return table_state._replace(stale=CHANGES_ALONE)
+        return table_state
 
     def _has_left(self, relation_id: int, lsn: int) -> bool:
         """Whether a table is no longer published, and nobody can copy it any more."""
@@ -430,8 +434,8 @@ class WindowWriter:
         """The newest state of the catalogue at or before an LSN; None if none is known."""
         if self._history is None:
             return None
-        found = self._history.tables_at(lsn, "older")
-        return found if found.entry else None
+        tables_at = self._history.tables_at(lsn, "older")
+        return tables_at if tables_at.entry else None
 
     def _news(self, at: Position) -> Iterator[tuple[int, CatalogTable, str | None]]:
         """Tables of which the catalogue says something that no change has told.
@@ -439,65 +443,67 @@ class WindowWriter:
         Each with what is to be done to its state table: "follow", "stop", or None, if only its
         name may be another one.
         """
-        found = self._catalog_at(at.lsn)
-        published = {} if found is None else found.catalog.by_id()
-        start = 0 if found is None else min(found.start, at.lsn)
-        tables = {**self._held, **{key: one.held for key, one in self._open.items()}}
-        for relation_id, held in tables.items():
+        tables_at = self._catalog_at(at.lsn)
+        published = {} if tables_at is None else tables_at.catalog.by_id()
+        start = 0 if tables_at is None else min(tables_at.start, at.lsn)
+        tables = {**self._held, **{key: window.held for key, window in self._open.items()}}
+        for relation_id, table_state in tables.items():
             table = published.get(relation_id)
             if table is None:
                 continue
-            is_paused = held.paused is not None or relation_id in self._paused
-            is_behind = held.stale is None and at.of(relation_id) < at.lsn
+            is_paused = table_state.paused is not None or relation_id in self._paused
+            is_behind = table_state.stale is None and at.of(relation_id) < at.lsn
             if is_paused or is_behind:
                 continue  # what comes tells its columns; it follows once it is at the end
-            is_here = self._target.kept.has_state and held.stale is None and held.columns
+            is_here = (
+                self._target.kept.has_state and table_state.stale is None and table_state.columns
+            )
             # Nothing in a stream tells that a column was dropped and another one made under its
             # name: whatever change came last.
-            if is_here and replaced(held.columns, table) is not None:
+            if is_here and replaced(table_state.columns, table) is not None:
                 yield relation_id, table, "stop"
-            elif start > held.schema_lsn:
-                is_other = is_here and differs(held.columns, table)
+            elif start > table_state.schema_lsn:
+                is_other = is_here and differs(table_state.columns, table)
                 yield relation_id, table, "follow" if is_other else None
 
     def _follow_catalog(self, view: View, after: Position) -> None:
         """Have tables of which no change has told it follow the catalogue."""
-        found = self._catalog_at(after.lsn)
-        if found is None:
+        tables_at = self._catalog_at(after.lsn)
+        if tables_at is None:
             return
-        lsn = min(found.start, after.lsn)
-        for relation_id, table, what in [*self._news(after)]:
-            if what is not None:
+        lsn = min(tables_at.start, after.lsn)
+        for relation_id, table, action in [*self._news(after)]:
+            if action is not None:
                 with self._pausing(self._held_now(relation_id)):
-                    one = self._opened(self._held_now(relation_id))
-                    if one.is_beyond(after.lsn):
+                    window = self._opened(self._held_now(relation_id))
+                    if window.is_beyond(after.lsn):
                         continue  # of a window that was cut short: it follows behind that
-                    if what == "stop":
-                        one.stop(
-                            f"column {replaced(one.held.columns, table)} was dropped or renamed, "
-                            "and another column has its name: sync took later changes for those of "
-                            "the former column"
+                    if action == "stop":
+                        window.stop(
+                            f"column {replaced(window.held.columns, table)} was dropped or "
+                            "renamed, and another column has its name: sync took later changes for "
+                            "those of the former column"
                         )
                     else:
                         schema, relation = self._foretold(view, table, after.lsn)
-                        one.follow(schema, self._known_by(relation, found))
-            held = _renamed(self._held_now(relation_id), table, lsn)
+                        window.follow(schema, self._known_by(relation, tables_at))
+            table_state = _renamed(self._held_now(relation_id), table, lsn)
             if relation_id in self._open:
-                self._open[relation_id].held = held
+                self._open[relation_id].held = table_state
             else:
-                self._held[relation_id] = held
+                self._held[relation_id] = table_state
 
     def _held_now(self, relation_id: int) -> Held:
         """What the target has of a table, with this window."""
-        one = self._open.get(relation_id)
-        return self._held[relation_id] if one is None else one.held
+        window = self._open.get(relation_id)
+        return self._held[relation_id] if window is None else window.held
 
     def _foretold(self, view: View, table: CatalogTable, lsn: int) -> tuple[pa.Schema, Any]:
         """The schema of a change that would come of a table at an LSN, and its Relation."""
         if self._reader.follower is not None:
             self._reader.follower.go_to(lsn)
         decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
-        nothing = [None for one in table.columns if one.is_published]
+        nothing = [None for column in table.columns if column.is_published]
         frames = [
             relation_of(table),
             encode_fields("I", relation_id=table.relation_id, new=nothing),
@@ -554,9 +560,9 @@ class WindowWriter:
         return Known(table, before, value, earlier, at.is_certain)
 
 
-def _renamed(held: Held, table: Any, lsn: int) -> Held:
+def _renamed(table_state: Held, table: Any, lsn: int) -> Held:
     """A table with the name that it has at an LSN, by its Relation or the catalogue."""
-    return held._replace(namespace=table.namespace, name=table.name, schema_lsn=lsn)
+    return table_state._replace(namespace=table.namespace, name=table.name, schema_lsn=lsn)
 
 
 def _makes_null(policies: Policies) -> bool:
@@ -588,16 +594,16 @@ def run_all(
         As `do` has raised it; what had not begun by then is not done.
     """
     with ThreadPoolExecutor(threads) as pool:
-        running = [pool.submit(do, *one) for one in arguments]
+        running = [pool.submit(do, *task_arguments) for task_arguments in arguments]
         try:
             done, left = wait(running, _TOLD, FIRST_EXCEPTION)
-            while left and not any(one.exception() for one in done):
+            while left and not any(future.exception() for future in done):
                 tell()
                 done, left = wait(running, _TOLD, FIRST_EXCEPTION)
         finally:
-            for one in running:
-                one.cancel()
-        for one in running:
-            if not one.cancelled():
-                one.result()
+            for future in running:
+                future.cancel()
+        for future in running:
+            if not future.cancelled():
+                future.result()
     tell()
