@@ -185,24 +185,26 @@ def write_changes(
         "max_bytes": 16 << 20,
     }  # fmt: skip
     reader = ChangeReader(decoding, history_of([directory]), history)
-    made: dict[tuple[int, pa.Schema], tuple[_ChangeFile, Form]] = {}
+    open_files: dict[tuple[int, pa.Schema], tuple[_ChangeFile, Form]] = {}
     try:
         for read in reads:
             for chunk in chunks(read, metadata):
                 for changes, decoded in reader.changes(chunk):
                     batch = with_a_column(decoded)
                     key = changes.relation.relation_id, batch.schema
-                    if key not in made:
+                    if key not in open_files:
                         form = Form.of(batch.schema, ())
                         file = _ChangeFile(files, root, changes.relation, form.schema)
-                        made[key] = file, form
-                    file, form = made[key]
+                        open_files[key] = file, form
+                    file, form = open_files[key]
                     file.add(form.batch(batch))
-                while sum(file.pending for file, _ in made.values()) > _PENDING:
-                    max((file for file, _ in made.values()), key=lambda one: one.pending).flush()
-        told = [file.finish() for file, _ in made.values()]
+                while sum(file.pending for file, _ in open_files.values()) > _PENDING:
+                    max(
+                        (file for file, _ in open_files.values()), key=lambda file: file.pending
+                    ).flush()
+        told = [file.finish() for file, _ in open_files.values()]
     except BaseException as error:
-        for file, _ in made.values():
+        for file, _ in open_files.values():
             file.discard()
         if isinstance(error, (OSError, pa.ArrowException)):
             raise PgOutputError(

@@ -34,8 +34,8 @@ def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
 
     # Before PySpark 4.1 the function has no such argument and uses UTC.
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
-    given: dict[str, Any] = {"timezone": zone} if takes_zone else {}
-    return to_arrow_schema(schema, **given)
+    arguments: dict[str, Any] = {"timezone": zone} if takes_zone else {}
+    return to_arrow_schema(schema, **arguments)
 
 
 _TIMESTAMP = re.compile(r"`[^`]*`|\btimestamp\b")
@@ -47,7 +47,9 @@ def explicit(ddl: str) -> str:
 
     ``spark.sql.timestampType`` decides whether a plain `timestamp` is a point in time.
     """
-    return _TIMESTAMP.sub(lambda one: "timestamp_ltz" if one[0] == "timestamp" else one[0], ddl)
+    return _TIMESTAMP.sub(
+        lambda match: "timestamp_ltz" if match[0] == "timestamp" else match[0], ddl
+    )
 
 
 def parsed(name: str, ddl: str) -> DataType:
@@ -115,15 +117,15 @@ def policies_for(
 
 def _fits(ddl: str, wanted: str) -> bool:
     # Spark prints the names of a struct's fields without quotes, and a time with its precision.
-    found, wanted = (re.sub(r"`|(?<=\btime)\(6\)", "", name) for name in (ddl, wanted))
-    if found == wanted or wanted == "string":
+    own_type, wanted = (re.sub(r"`|(?<=\btime)\(6\)", "", name) for name in (ddl, wanted))
+    if own_type == wanted or wanted == "string":
         return True
     for family in (_INTEGERS, _FLOATS):
-        if found in family and wanted in family:
-            return family.index(found) <= family.index(wanted)
-    if found.startswith("decimal(") and wanted.startswith("decimal("):
+        if own_type in family and wanted in family:
+            return family.index(own_type) <= family.index(wanted)
+    if own_type.startswith("decimal(") and wanted.startswith("decimal("):
         (precision, scale), (wanted_precision, wanted_scale) = (
-            [int(number) for number in name[8:-1].split(",")] for name in (found, wanted)
+            [int(number) for number in name[8:-1].split(",")] for name in (own_type, wanted)
         )
         return scale <= wanted_scale and precision - scale <= wanted_precision - wanted_scale
     return False
@@ -134,8 +136,10 @@ def is_text(type_: ColumnType, ddl: str) -> bool:
     if type_.entry is not None and type_.entry.codec == "interval":
         return False
     registered = type_.registered
-    made = registered is not None and registered.arrow is not None
-    return ddl == "string" and not (made and column_ddl(type_, Settings(), binary=False) == ddl)
+    has_arrow = registered is not None and registered.arrow is not None
+    return ddl == "string" and not (
+        has_arrow and column_ddl(type_, Settings(), binary=False) == ddl
+    )
 
 
 def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: bool) -> Field:
@@ -215,10 +219,10 @@ def _variant(value: str) -> bytes:
     from pyspark.sql.types import VariantVal
 
     try:
-        made = VariantVal.parseJson(value)
+        variant = VariantVal.parseJson(value)
     except RecursionError:
         raise ValueError("the JSON is nested too deep for a variant") from None
-    return packed((bytes(made.value), bytes(made.metadata)))
+    return packed((bytes(variant.value), bytes(variant.metadata)))
 
 
 def _iso_interval(value: Interval | str) -> str:

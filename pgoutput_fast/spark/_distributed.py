@@ -86,9 +86,9 @@ class TableOfFiles(TableWindow):
 
     _target: DeltaTarget
 
-    def __init__(self, target: DeltaTarget, held: Held, **options: Any) -> None:
-        super().__init__(target, held, **options)
-        self._before = held
+    def __init__(self, target: DeltaTarget, table_state: Held, **options: Any) -> None:
+        super().__init__(target, table_state, **options)
+        self._before = table_state
         self._files: list[list[_RunFile]] = []
         self._has_copied = False
 
@@ -160,7 +160,7 @@ class TableOfFiles(TableWindow):
         self.held = self.held._replace(commit_time=run.commit_time)
         if section.folded is not None:
             table, form = section.changes.table, section.write.form.schema
-            section.folded.extend(_RunFile(table, one, form) for one in run.changes)
+            section.folded.extend(_RunFile(table, file, form) for file in run.changes)
         if run.state:
             section.state.add_files(run.state)
 
@@ -187,7 +187,11 @@ class TableOfFiles(TableWindow):
         files = self._files + [[] for _ in range(len(self._parts) - len(self._files))]
         parts = [
             FoldedPart(
-                part.alterations, part.key, end, part.schema, [one.committed() for one in of]
+                part.alterations,
+                part.key,
+                end,
+                part.schema,
+                [run_file.committed() for run_file in of],
             )
             for part, end, of in zip(self._parts, ends, files, strict=True)
             if part.alterations or of
@@ -243,9 +247,9 @@ class DistributedWindow(WindowWriter):
     _target: DeltaTarget
 
     def __init__(
-        self, jobs: Jobs, *given: Any, stages: bool = False, shared_bytes: int | None = None
+        self, jobs: Jobs, *arguments: Any, stages: bool = False, shared_bytes: int | None = None
     ) -> None:
-        super().__init__(*given)
+        super().__init__(*arguments)
         self._jobs = jobs
         self._stages = stages
         self._shared_bytes = shared_bytes
@@ -255,14 +259,18 @@ class DistributedWindow(WindowWriter):
     def _take_all(self, view: View, plan: ReadPlan) -> None:
         planned = self._plan_sections(plan)
         tasks = self._write_tasks(view, plan, planned)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as resources:
             if self._stages:
                 place = self._target.place
-                prefix = held.enter_context(staged(place, self._directory.absolute(), plan.reads))
+                prefix = resources.enter_context(
+                    staged(place, self._directory.absolute(), plan.reads)
+                )
                 tasks = [task._replace(staged=prefix) for task in tasks]
-            found = self._jobs.run("decode and write changes", write_window, tasks, self._tell)
+            results = self._jobs.run("decode and write changes", write_window, tasks, self._tell)
         # Those of one section stay in the order of the stream.
-        runs = deque(sorted((run for one in found for run in one), key=lambda run: run.key[0]))
+        runs = deque(
+            sorted((run for result in results for run in result), key=lambda run: run.key[0])
+        )
         try:
             self._take_runs(plan, planned, runs)
         except BaseException:
@@ -273,22 +281,22 @@ class DistributedWindow(WindowWriter):
 
     def _plan_sections(self, plan: ReadPlan) -> dict[tuple[int, int], _Section]:
         """Plan how to write each table in each section of the window, by number and relation id."""
-        found: dict[tuple[int, int], _Section] = {}
+        plans: dict[tuple[int, int], _Section] = {}
         for number, (copy, reads) in enumerate(sections(plan)):
             for relation_id, layout in table_layouts(reads).items():
                 decoded = self._decoded(layout)
                 if decoded is None:
                     continue  # not one of the tables to sync
                 schema, relation = decoded
-                one: Any = self._table(relation, layout.first_lsn)
+                window: Any = self._table(relation, layout.first_lsn)
                 known = functools.partial(self._known, relation)
                 if copy is None:
-                    found[number, relation_id] = one.plan_changes(schema, layout, known)
+                    plans[number, relation_id] = window.plan_changes(schema, layout, known)
                 else:
-                    found[number, relation_id] = one.plan_copied(schema, known, copy)
+                    plans[number, relation_id] = window.plan_copied(schema, known, copy)
             self._end_copy(copy)
             self._tell()
-        return found
+        return plans
 
     def _decoded(self, layout: TableLayout) -> tuple[pa.Schema, Any] | None:
         """Return the schema of decoded changes and their Relation; None for an unwanted table."""
@@ -311,12 +319,12 @@ class DistributedWindow(WindowWriter):
         """Give all runs to their tables. A run leaves `runs` when its table has it."""
         for number, (copy, _) in enumerate(sections(plan)):
             while runs and runs[0].key[0] == number:
-                one: Any = self._open[runs[0].key[1]]
-                one.take(planned[runs[0].key], runs[0])
+                window: Any = self._open[runs[0].key[1]]
+                window.take(planned[runs[0].key], runs[0])
                 runs.popleft()
             if copy is not None and (number, copy.relation_id) in planned:
-                one = self._open[copy.relation_id]
-                one.load_copied(planned[number, copy.relation_id])
+                window = self._open[copy.relation_id]
+                window.load_copied(planned[number, copy.relation_id])
             self._tell()
 
     def _write_tasks(
@@ -353,27 +361,27 @@ class DistributedWindow(WindowWriter):
     def _finish_all(self, ends: dict[int, int]) -> None:
         windows: dict[int, Any] = {**self._open}
         # Tables without a fold task take no more time.
-        self.seconds.update({qualified(one.held): 0.0 for one in self._open.values()})
+        self.seconds.update({qualified(window.held): 0.0 for window in self._open.values()})
         tables = [
             task for relation_id, end in ends.items()
             if (task := windows[relation_id].fold_task(end)) is not None
         ]  # fmt: skip
         if not tables:
             return
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as resources:
             place = None
             if self._shared_bytes is not None:
-                prefix = held.enter_context(staging(self._target.place))
+                prefix = resources.enter_context(staging(self._target.place))
                 place = Staging(prefix, self._shared_bytes)
-            sizes = [sum(_TABLE_BYTES + file.size for part in one.parts for file in part.files)
-                     for one in tables]  # fmt: skip
+            sizes = [sum(_TABLE_BYTES + file.size for part in window.parts for file in part.files)
+                     for window in tables]  # fmt: skip
             tasks = [
                 FoldTasks(group, self._target.arguments, self._target.origin, place)
                 for group in balanced(tables, sizes, self._jobs.cores)
             ]
-            what = "fold changes into state tables"
-            found = self._jobs.run(what, fold_tables, tasks, self._tell)
-            done = [folded for result in found for folded in result]
+            action = "fold changes into state tables"
+            results = self._jobs.run(action, fold_tables, tasks, self._tell)
+            done = [folded for result in results for folded in result]
             for folded in done:
                 self._note(windows[folded.relation_id], folded)
             left = [
@@ -383,20 +391,20 @@ class DistributedWindow(WindowWriter):
             ]
             run_all(self._target.threads, self._merge, left, self._tell)
 
-    def _note(self, one: TableOfFiles, folded: Folded) -> None:
-        self.seconds[qualified(one.held)] = folded.seconds
-        one.folded(folded.position)
+    def _note(self, window: TableOfFiles, folded: Folded) -> None:
+        self.seconds[qualified(window.held)] = folded.seconds
+        window.folded(folded.position)
         if folded.incomplete is not None:
-            one.fail(folded.incomplete)
+            window.fail(folded.incomplete)
 
-    def _merge(self, one: TableOfFiles, left: LeftMerge) -> None:
+    def _merge(self, window: TableOfFiles, left: LeftMerge) -> None:
         begin = time.perf_counter()
         try:
-            one.merge(self._jobs, left)
+            window.merge(self._jobs, left)
         except IncompleteError as error:
-            one.fail(error)
+            window.fail(error)
             return
-        self.seconds[qualified(one.held)] += time.perf_counter() - begin
+        self.seconds[qualified(window.held)] += time.perf_counter() - begin
 
 
 def grouped(reads: Sequence[tuple[int, Read]], cores: int) -> list[list[tuple[int, Read]]]:

@@ -135,9 +135,9 @@ def envelopes(
     reader = ChangeReader(decoding, known, history, refused=refuse)
     for read in reads:
         for chunk in chunks(read, metadata):
-            for found, batch in reader.changes(chunk):
-                waiting = refused.pop(found.relation.relation_id, [])
-                yield from _in_order([made(found.relation, batch), *waiting])
+            for changes, batch in reader.changes(chunk):
+                waiting = refused.pop(changes.relation.relation_id, [])
+                yield from _in_order([made(changes.relation, batch), *waiting])
             for waiting in refused.values():
                 yield from _in_order(waiting)
             refused.clear()
@@ -148,8 +148,10 @@ def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) == 1:
         return batches
     order = [(name, "ascending") for name in ("commit_lsn", "seq", "part")]
-    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).sort_by(order).to_batches()
-    return found
+    sorted_batches: list[pa.RecordBatch] = (
+        pa.Table.from_batches(batches).sort_by(order).to_batches()
+    )
+    return sorted_batches
 
 
 def _primary_key(known: History | None, relation: Any, batch: pa.RecordBatch) -> tuple[str, ...]:
@@ -237,7 +239,7 @@ class _TopicTable:
         is_end = (part == 0) & (is_delete | moved)[rows]
         is_tomb = (part == 1) & tombs[rows]
         is_new = moved[rows] & ~is_end & ~is_tomb
-        at, end, tomb, new = (pa.array(one) for one in (rows, is_end, is_tomb, is_new))
+        at, end, tomb, new = (pa.array(array) for array in (rows, is_end, is_tomb, is_new))
         short = op.dictionary_decode() if pa.types.is_dictionary(op.type) else op
         for name, letter in _OPS.items():
             short = pc.if_else(pc.equal(short, name), letter, short)
@@ -251,7 +253,7 @@ class _TopicTable:
             "" if errors is None else _errors_json(errors).take(at), "}",
         )  # fmt: skip
         key = pc.if_else(pc.or_(end, tomb), old_key.take(at), new_key.take(at))
-        given = {
+        values = {
             "topic": pa.array([self._topic], pa.string()).take(pa.array(np.zeros(len(rows), int))),
             "key": key,
             "value": pc.if_else(tomb, _NONE, value),
@@ -262,7 +264,7 @@ class _TopicTable:
             "part": pa.array(part, pa.int32()),
             "errors": pa.array(errors or [None] * len(op), ERRORS_TYPE).take(at),
         }
-        arrays = [given[field.name].cast(field.type) for field in RECORD_SCHEMA]
+        arrays = [values[field.name].cast(field.type) for field in RECORD_SCHEMA]
         return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
 
     def _with_key(self, after: Any, before: Any, lacking: dict[str, Any]) -> Any:
@@ -271,12 +273,12 @@ class _TopicTable:
         The method removes these rows from `lacking`.
         """
         names = [field.name for field in after.type]
-        there = before.is_valid().to_numpy(zero_copy_only=False)
-        given = {name: lacking[name] & there for name in self._key_names if name in lacking}
-        if not any(mask.any() for mask in given.values()):
+        has_before = before.is_valid().to_numpy(zero_copy_only=False)
+        masks = {name: lacking[name] & has_before for name in self._key_names if name in lacking}
+        if not any(mask.any() for mask in masks.values()):
             return after
         values = dict(zip(names, after.flatten(), strict=True))
-        for name, mask in given.items():
+        for name, mask in masks.items():
             old = before.flatten()[names.index(name)]
             values[name] = pc.if_else(pa.array(mask), old, values[name])
             lacking[name] &= ~mask
@@ -297,8 +299,8 @@ class _TopicTable:
                     instead = f",{json_name(name)}:{_placeholder(self._style, column.type)}"
                 text = pc.if_else(pa.array(lacking[name]), instead, text)
             pieces.append(text)
-        made = pc.replace_substring(joined(*pieces, "}"), "{,", "{", max_replacements=1)
-        return pc.if_else(rows.is_valid(), made, "null")
+        texts = pc.replace_substring(joined(*pieces, "}"), "{,", "{", max_replacements=1)
+        return pc.if_else(rows.is_valid(), texts, "null")
 
     def _key(self, rows: Any) -> Any:
         """Return the key columns of each row as JSON; null if the table has no key."""
@@ -338,8 +340,8 @@ def topic_of(prefix: str, namespace: str, table: str) -> str:
 def _errors_json(errors: list[list[dict[str, str]]]) -> Any:
     """Return the field `errors` of records; the column `errors` has the raw bytes."""
     names = ("code", "column", "message")
-    told = ([{name: one[name] for name in names} for one in row] for row in errors)
-    pieces = (json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in told)
+    told = ([{name: error[name] for name in names} for error in row] for row in errors)
+    pieces = (json.dumps(fields, ensure_ascii=False, separators=(",", ":")) for fields in told)
     return pa.array([f',"errors":{piece}' for piece in pieces], pa.string())
 
 
@@ -385,12 +387,12 @@ def _lacking(unchanged: Any) -> dict[str, Any]:
     parents = pc.list_parent_indices(unchanged).to_numpy()
     names = pc.dictionary_encode(pc.list_flatten(unchanged))
     numbers = names.indices.to_numpy()
-    found = {}
+    masks = {}
     for number, name in enumerate(names.dictionary.to_pylist()):
         mask = np.zeros(len(unchanged), bool)
         mask[parents[numbers == number]] = True
-        found[name] = mask
-    return found
+        masks[name] = mask
+    return masks
 
 
 def _placeholder(style: Style, type_: Any) -> str:

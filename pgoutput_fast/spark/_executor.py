@@ -210,25 +210,27 @@ def _check_names(relation: Relation, target: ExecutorTarget) -> None:
     version = target.version
     if version is None or relation.relation_id != version.relation_id:
         return
-    there, here = version.columns, FixedVersion.of(relation, newest=False).columns
+    columns, relation_columns = version.columns, FixedVersion.of(relation, newest=False).columns
     wanted = {name for name, _ in target.columns}
-    common = [name for name in there if name in here]
-    for one, other in zip(common, (name for name in here if name in there), strict=True):
-        if one != other and not wanted.isdisjoint((one, other)):
+    common = [name for name in columns if name in relation_columns]
+    for column, other in zip(
+        common, (name for name in relation_columns if name in columns), strict=True
+    ):
+        if column != other and not wanted.isdisjoint((column, other)):
             raise PgOutputError(
-                f"{target.table}: the columns {other} and {one} changed places between two "
+                f"{target.table}: the columns {other} and {column} changed places between two "
                 "Relation messages, so a name moved from one column to another",
                 code="unfit_schema",
                 hint=_SNAPSHOT.capitalize(),
                 table=target.table,
             )
-    candidates_after = _gaps(here, there)
-    for neighbour, names in _gaps(there, here).items():
-        found = candidates_after.get(neighbour, [])
+    candidates_after = _gaps(relation_columns, columns)
+    for neighbour, names in _gaps(columns, relation_columns).items():
+        others = candidates_after.get(neighbour, [])
         last = not common or neighbour == common[-1]
         for name in names:
-            like = [other for other in found if here[other] == there[name]]
-            candidates = like if like or last else found
+            like = [other for other in others if relation_columns[other] == columns[name]]
+            candidates = like if like or last else others
             group = {name, *candidates}
             if wanted.isdisjoint(group) or (candidates and wanted >= group):
                 continue
@@ -319,7 +321,7 @@ def explained(
         hints.append(_ALTERED)
     if error.code == "out_of_range" and error.tag not in ("B", "b"):
         hints.append(_AS_STRING)
-    hint = [part for one in hints for part in (". ", *one)][1:]
+    hint = [part for pieces in hints for part in (". ", *pieces)][1:]
     return PgOutputError(f"{place}: {error.message}", hint=hint).locate(error, frame, path)
 
 
@@ -353,8 +355,8 @@ class _Mapping:
             type_ = plan.column_types[position]
             fitting = policies_for(type_, wanted, plan.settings)
             if fitting is None:
-                found = column_ddl(type_, plan.settings, binary=True)
-                other = f"the column {name} is {found}, but {wanted} in the schema"
+                own_ddl = column_ddl(type_, plan.settings, binary=True)
+                other = f"the column {name} is {own_ddl}, but {wanted} in the schema"
                 if target.version is not None and not (target.version.newest or target.relations):
                     raise PgOutputError(
                         f"{target.table}: in the changes, {other}",
@@ -369,7 +371,7 @@ class _Mapping:
                     plan.relation, newest=target.version.newest
                 ):
                     raise PgOutputError(
-                        f"{target.table}: the column {name} is {found}, but {wanted} in the "
+                        f"{target.table}: the column {name} is {own_ddl}, but {wanted} in the "
                         "schema, which cannot hold every value",
                         code="unfit_schema",
                         hint="Declare the column as string in the schema to get the text",
@@ -387,47 +389,47 @@ class _Mapping:
                 )
             policies, binary = fitting
             settings = replace(plan.settings, policies=policies)
-            made = column_field(type_, settings, wanted, binary=binary)
-            fields[position] = replace(made, name=name, position=position)
+            new_field = column_field(type_, settings, wanted, binary=binary)
+            fields[position] = replace(new_field, name=name, position=position)
         columns = tuple(fields[position] for position in sorted(fields))
         self.layout = Layout(plan, columns, head_fields("spark"), {})
         self.added = [name for name in positions if name not in target.known]
         metadata = relation_metadata(plan)
         self.relation = json.dumps({name.decode(): metadata[name].decode() for name in metadata})
 
-    def tuples(self, found: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
+    def tuples(self, array: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
         """Convert a batch's `before` or `after` to the target's struct."""
-        if found.type == type_:
-            return found
+        if array.type == type_:
+            return array
         children = []
         for wanted in type_:
-            position = found.type.get_field_index(wanted.name)
+            position = array.type.get_field_index(wanted.name)
             if position < 0:
-                children.append(pa.nulls(len(found), wanted.type))
+                children.append(pa.nulls(len(array), wanted.type))
                 continue
-            child = found.field(position)
+            child = array.field(position)
             if child.type != wanted.type:
                 child = child.cast(wanted.type)  # an older version had a smaller type
             children.append(child)
-        mask = found.is_null() if found.null_count else None
+        mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
 
-    def unchanged(self, found: pa.ListArray, ops: pa.StringArray) -> pa.ListArray:
+    def unchanged(self, array: pa.ListArray, ops: pa.StringArray) -> pa.ListArray:
         """Return `unchanged` with the names of the columns that this version lacks put first."""
         count = len(self.lacking)
         if not count:
-            return found
-        counts = pc.fill_null(found.value_lengths(), 0).to_numpy()
+            return array
+        counts = pc.fill_null(array.value_lengths(), 0).to_numpy()
         known = pc.not_equal(ops, "truncate").to_numpy(zero_copy_only=False)
-        offsets = np.zeros(len(found) + 1, np.int32)
+        offsets = np.zeros(len(array) + 1, np.int32)
         offsets[1:] = np.cumsum(counts + known * count)
-        # Each index points into the missing names, followed by the values of `found`.
+        # Each index points into the missing names, followed by the values of `array`.
         indices = np.empty(offsets[-1], np.int64)
         free = np.ones(offsets[-1], bool)
         for i in range(count):
             indices[offsets[:-1][known] + i] = i
             free[offsets[:-1][known] + i] = False
-        values = found.flatten()
+        values = array.flatten()
         indices[free] = np.arange(len(values)) + count
         names = pa.concat_arrays([pa.array(self.lacking, pa.string()), values])
         return pa.ListArray.from_arrays(
@@ -460,7 +462,7 @@ class FrameReader:
         self.told = ""  # the relation of the last batch, so that only a new one is written
         decoder = decoder_of(target.settings)
         announced = [decoder.decode(frame) for frame in target.relations]
-        self.given = {one.relation_id for one in announced if isinstance(one, Relation)}
+        self.given = {message.relation_id for message in announced if isinstance(message, Relation)}
         self.decoder = pf.ColumnarDecoder(
             decoder=decoder,
             target="spark",
@@ -515,8 +517,8 @@ class FrameReader:
         self.where = where
         names = batch.schema.names
         frames = batch.column(names.index("data"))
-        given = {name: batch.column(names.index(name)) for name in _GIVEN if name in names}
-        self.lsns = given.get("lsn")
+        frame_fields = {name: batch.column(names.index(name)) for name in _GIVEN if name in names}
+        self.lsns = frame_fields.get("lsn")
         count = len(frames)
         if rows is not None:
             chosen, places = frames.take(pa.array(rows)), rows
@@ -526,10 +528,10 @@ class FrameReader:
             chosen, places = frames.slice(0, count), np.arange(count)
         for change in self.decoded(chosen, places.astype(np.uint64)):
             try:
-                found = self.finished(change, frames, given)
+                changes = self.finished(change, frames, frame_fields)
             except DecodeError as error:
                 raise self.refused(error, error.frame) from error
-            yield found
+            yield changes
         *_, self.counted = self.chunks(self.streamed)[1]
         if count < len(frames):
             null = PgOutputError(
@@ -570,18 +572,18 @@ class FrameReader:
             self.follower.check(self.target.version.relation_id, self.where)
         error.frame = None  # `place` names the frame already
         place = f"{self.target.table}: {self.where}, frame {frame}"
-        found = explained(place, error, self.decoder.state, frame, self.path)
+        refusal = explained(place, error, self.decoder.state, frame, self.path)
         if self.lsns is not None and frame is not None:
             lsn = self.lsns[frame].as_py()
             if lsn is not None and lsn >= 0:
-                found.args = (f"{found.message}; the frame has the LSN {format_lsn(lsn)}",)
-        return found
+                refusal.args = (f"{refusal.message}; the frame has the LSN {format_lsn(lsn)}",)
+        return refusal
 
     @property
     def messages(self) -> dict[int, Message]:
         """The messages of this call other than rows, by the frame's index in its batch."""
-        found = self.decoder.events.messages
-        return {int(self.places[frame]): message for frame, message in found.items()}
+        messages = self.decoder.events.messages
+        return {int(self.places[frame]): message for frame, message in messages.items()}
 
     def chunks(self, streamed: set[int]) -> tuple[list[int], list[bool]]:
         """Return where stream chunks begin in this call, and whether their rows can be counted.
@@ -612,25 +614,27 @@ class FrameReader:
                 streamed.discard(message.xid)
         return starts, counted
 
-    def finished(self, change: Any, frames: pa.Array, given: dict[str, pa.Array]) -> pa.RecordBatch:
+    def finished(
+        self, change: Any, frames: pa.Array, frame_fields: dict[str, pa.Array]
+    ) -> pa.RecordBatch:
         """Return a decoded batch in the form of the target."""
         layout = change.layout
         if self.is_read:
-            commit = (given[name][-1].as_py() for name in ("commit_lsn", "commit_time"))
+            commit = (frame_fields[name][-1].as_py() for name in ("commit_lsn", "commit_time"))
             change = change.as_read(*commit, 0)  # the column beside the frames has the seq
-        found = pa.record_batch(change)
+        batch = pa.record_batch(change)
         if self.follower is not None:
-            self.follower.check_batch(layout, found, self.where)
-        columns = dict(zip(found.schema.names, found.columns, strict=True))
+            self.follower.check_batch(layout, batch, self.where)
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         schema = self.target.schema
         mapping = self.mappings[layout]
         for name in ("before", "after"):
             columns[name] = mapping.tuples(columns[name], schema.field(name).type)
         columns["unchanged"] = mapping.unchanged(columns["unchanged"], columns["op"])
         first = [] if self.told == mapping.relation else [mapping.relation]
-        columns["relation"] = pa.array(first + [None] * (len(found) - len(first)), pa.string())
+        columns["relation"] = pa.array(first + [None] * (len(batch) - len(first)), pa.string())
         self.told = mapping.relation
-        self.fill(columns, change, frames, given)
+        self.fill(columns, change, frames, frame_fields)
         self.check_added(mapping, columns["commit_lsn"])
         arrays = [columns[field.name] for field in schema]
         for array, expected in zip(arrays, schema, strict=True):
@@ -664,13 +668,13 @@ class FrameReader:
         columns: dict[str, pa.Array],
         change: Any,
         frames: pa.Array,
-        given: dict[str, pa.Array],
+        frame_fields: dict[str, pa.Array],
     ) -> None:
         """Fill in the columns that came beside the frames."""
         indices = columns["lsn"]
         beside = {
             name: self.as_type(name, values.take(indices), self.target.schema.field(name).type)
-            for name, values in given.items()
+            for name, values in frame_fields.items()
             if values.null_count < len(values)
         }
         columns["lsn"] = pa.nulls(len(indices), pa.int64())
@@ -742,12 +746,12 @@ class FrameReader:
             return
         frame = indices[refused[0]].as_py()
         xid = xids[refused[0]].as_py()
-        found = (
+        text = (
             f"the first stream chunk of xid {xid} is not in this partition, so the change's seq "
             "is unknown"
         )
         try:
-            fail("stream_order", frames[frame].as_py(), 0, found=found)
+            fail("stream_order", frames[frame].as_py(), 0, found=text)
         except DecodeError as error:
             error.frame = frame
             raise

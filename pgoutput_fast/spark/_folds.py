@@ -134,7 +134,7 @@ def fold_tables(tasks: FoldTasks) -> list[Folded]:
         return [_fold(target, tasks.tables[0], tasks.staging)]
     # A small table spends most of its time in waiting for the commit.
     with ThreadPoolExecutor(target.threads) as pool:
-        return list(pool.map(lambda one: _fold(target, one, tasks.staging), tasks.tables))
+        return list(pool.map(lambda task: _fold(target, task, tasks.staging), tasks.tables))
 
 
 def _fold(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> Folded:
@@ -161,7 +161,7 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
                     with as_incomplete(makes_null=True):  # the driver decides what follows
                         folding.add(since(rows, state.lsn))
             folding.add(_empty(part.schema))
-            alterations = [_stored(one) for one in part.alterations]
+            alterations = [_stored(alteration) for alteration in part.alterations]
             with as_incomplete(makes_null=True):  # the driver decides what follows
                 net = with_added(folding.finish(), alterations)
             if not (net.rows.num_rows or net.truncated or alterations):
@@ -190,8 +190,8 @@ def _is_large(
     if not table.exists:
         return False
     shape = shape_of(table.schema, alterations)
-    found = touched_bytes(table, shape, net, state.marker)
-    return found > 0 and found >= staging.least_bytes
+    size = touched_bytes(table, shape, net, state.marker)
+    return size > 0 and size >= staging.least_bytes
 
 
 def _stored(alteration: Alteration) -> Alteration:

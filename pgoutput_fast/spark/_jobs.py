@@ -40,7 +40,7 @@ class Jobs(Protocol):
 
     def run(
         self,
-        what: str,
+        action: str,
         function: Callable[[_T], _R],
         tasks: Sequence[_T],
         tell: Callable[[], None],
@@ -51,7 +51,7 @@ class Jobs(Protocol):
 
         Parameters
         ----------
-        what : str
+        action : str
             What the tasks do, for errors and Spark's user interface.
         function : callable
             A function at the top level of a module.
@@ -88,27 +88,27 @@ class SparkJobs:
 
     def run(
         self,
-        what: str,
+        action: str,
         function: Callable[[_T], _R],
         tasks: Sequence[_T],
         tell: Callable[[], None],
     ) -> list[_R]:
         """See `Jobs`."""
-        job = self._thread.submit(self._run, what, function, tasks)
+        job = self._thread.submit(self._run, action, function, tasks)
         while not wait([job], _TOLD).done:
             tell()
         from pyspark.errors import PythonException
 
-        with calls(what, PythonException):  # an error of the function would only come again
-            found = job.result()
-        results = {number: unpickled(payload) for number, payload in found}
+        with calls(action, PythonException):  # an error of the function would only come again
+            pairs = job.result()
+        results = {number: unpickled(payload) for number, payload in pairs}
         for number in range(len(tasks)):
             if isinstance(results[number], PgOutputError):
                 raise results[number]
         return [results[number] for number in range(len(tasks))]
 
     def _run(
-        self, what: str, function: Callable[[_T], _R], tasks: Sequence[_T]
+        self, action: str, function: Callable[[_T], _R], tasks: Sequence[_T]
     ) -> list[tuple[int, bytes]]:
         payloads = [pickle.dumps(task) for task in tasks]
 
@@ -116,14 +116,14 @@ class SparkJobs:
             prepare()
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    made = pa.array([outcome(function, payloads[number])], pa.binary())
-                    columns = [pa.array([number], pa.int64()), made]
+                    payload = pa.array([outcome(function, payloads[number])], pa.binary())
+                    columns = [pa.array([number], pa.int64()), payload]
                     yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
-        self._spark.sparkContext.setJobDescription(f"pgoutput: {what}")  # for this thread only
+        self._spark.sparkContext.setJobDescription(f"pgoutput: {action}")  # for this thread only
         numbers = self._spark.range(0, len(tasks), 1, len(tasks))
-        found = numbers.mapInArrow(run, _DDL).toArrow()
-        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        table = numbers.mapInArrow(run, _DDL).toArrow()
+        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def outcome(function: Callable[[Any], Any], task: bytes) -> bytes:

@@ -46,8 +46,8 @@ def json_string(text: Any) -> Any:
 
 def joined(*parts: Any) -> Any:
     """Concatenate texts row by row; null where one of them is null."""
-    made = [pa.scalar(one) if isinstance(one, str) else one for one in parts]
-    return pc.binary_join_element_wise(*made, _NOTHING)
+    texts = [pa.scalar(part) if isinstance(part, str) else part for part in parts]
+    return pc.binary_join_element_wise(*texts, _NOTHING)
 
 
 def json_name(name: str) -> str:
@@ -57,8 +57,8 @@ def json_name(name: str) -> str:
 
 def escaped(text: Any) -> Any:
     r"""Escape quotes, backslashes and control characters of texts."""
-    found = _bytes_of(text)
-    special = np.unique(found[(found < 0x20) | (found == 0x22) | (found == 0x5C)])
+    codes = _bytes_of(text)
+    special = np.unique(codes[(codes < 0x20) | (codes == 0x22) | (codes == 0x5C)])
     # Backslashes first: the escapes of the other characters contain one.
     for byte in sorted(special.tolist(), key=lambda byte: byte != 0x5C):
         character = chr(byte)
@@ -131,8 +131,8 @@ def _object(array: Any) -> Any:
         pieces += [f"{comma}{json_name(field.name)}:", json_column(column)]
     if len(pieces) == 1:
         return pc.if_else(array.is_valid(), pa.scalar("{}"), pa.scalar(None, pa.string()))
-    made = joined(*pieces, "}")
-    return pc.if_else(array.is_valid(), made, pa.scalar(None, pa.string()))
+    text = joined(*pieces, "}")
+    return pc.if_else(array.is_valid(), text, pa.scalar(None, pa.string()))
 
 
 def _float_json(array: Any) -> Any:
@@ -142,8 +142,8 @@ def _float_json(array: Any) -> Any:
     finite = pc.is_finite(array)
     if pc.all(finite).as_py() is not False:
         return text
-    for found, wanted in (("nan", "NaN"), ("-inf", "-Infinity"), ("inf", "Infinity")):
-        text = pc.if_else(pc.equal(text, found), f'"{wanted}"', text)
+    for word, wanted in (("nan", "NaN"), ("-inf", "-Infinity"), ("inf", "Infinity")):
+        text = pc.if_else(pc.equal(text, word), f'"{wanted}"', text)
     # Arrow prints NaN's sign bit. PostgreSQL has one NaN only.
     return pc.if_else(pc.equal(text, "-nan"), '"NaN"', text)
 
@@ -154,7 +154,7 @@ def _decimal_text(array: Any) -> Any:
     odd = pc.match_substring(text, "E")
     if not pc.any(odd).as_py():
         return text
-    shown = pa.array([format(one, "f") for one in array.filter(odd).to_pylist()], pa.string())
+    shown = pa.array([format(number, "f") for number in array.filter(odd).to_pylist()], pa.string())
     return pc.replace_with_mask(text, pc.fill_null(odd, False), shown)
 
 
@@ -185,8 +185,10 @@ def base64_text(array: Any) -> Any:
     missing = 3 * groups - lengths
     text[4 * ends[missing >= 1] - 1] = ord("=")
     text[4 * ends[missing == 2] - 2] = ord("=")
-    made = np.zeros(len(array) + 1, np.int64)
-    made[1:] = 4 * ends
-    plain = pa.LargeStringArray.from_buffers(len(array), pa.py_buffer(made), pa.py_buffer(text))
-    found = plain.cast(pa.string())
-    return pc.if_else(array.is_valid(), found, pa.scalar(None, pa.string()))
+    byte_offsets = np.zeros(len(array) + 1, np.int64)
+    byte_offsets[1:] = 4 * ends
+    plain = pa.LargeStringArray.from_buffers(
+        len(array), pa.py_buffer(byte_offsets), pa.py_buffer(text)
+    )
+    texts = plain.cast(pa.string())
+    return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.string()))

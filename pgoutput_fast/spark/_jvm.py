@@ -23,12 +23,12 @@ _CAUSE = re.compile(r"^(?:Caused by)?: ([\w.$]+)(?:: (.*))?$")
 
 
 @contextlib.contextmanager
-def calls(what: str, *lasting: type[Exception]) -> Iterator[None]:
+def calls(action: str, *lasting: type[Exception]) -> Iterator[None]:
     """Raise errors of calls into Java as errors that say what Spark could not do.
 
     Parameters
     ----------
-    what : str
+    action : str
         What the calls do.
     *lasting : type
         Exceptions that would come again. Any other exception may pass: lost executors, or a lost
@@ -46,13 +46,13 @@ def calls(what: str, *lasting: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if is_gone():
             raise RetryableError(
-                f"Spark could not {what}: the driver's JVM has ended. It may have been killed, or "
-                "had too little memory",
+                f"Spark could not {action}: the driver's JVM has ended. It may have been killed, "
+                "or had too little memory",
                 code="process_failed",
                 hint="Start again with a new Spark session",
             ) from error
         kind = PgOutputError if isinstance(error, lasting) else RetryableError
-        raise kind(f"Spark could not {what}: {said(error)}", code="io_failed") from error
+        raise kind(f"Spark could not {action}: {said(error)}", code="io_failed") from error
 
 
 def is_gone() -> bool:
@@ -77,9 +77,9 @@ def said(error: Exception) -> str:
         text = str(error)  # py4j asks the JVM for the text
     except Exception:  # noqa: BLE001 - the JVM has ended
         text = ""
-    found = raised_in(text)
-    is_whole = _RAISED.match(found) or _messages(text)
-    return found if is_whole else f"{type(error).__name__}: {found}"
+    message = raised_in(text)
+    is_whole = _RAISED.match(message) or _messages(text)
+    return message if is_whole else f"{type(error).__name__}: {message}"
 
 
 def raised_in(text: str) -> str:
@@ -96,11 +96,11 @@ def raised_in(text: str) -> str:
 
 def _messages(text: str) -> str:
     """Return the messages of a Java stack trace; the exceptions' classes if none has a message."""
-    causes = [found for line in text.splitlines() if (found := _CAUSE.match(line))]
+    causes = [match for line in text.splitlines() if (match := _CAUSE.match(line))]
     messages: list[str] = []
-    for one in causes:
-        message = (one[2] or "").strip()
+    for cause in causes:
+        message = (cause[2] or "").strip()
         # A message that ends with a colon is followed by its cause. Causes repeat messages, too.
         if message and not message.endswith(":") and not any(message in had for had in messages):
             messages.append(message)
-    return "; ".join(messages or dict.fromkeys(one[1] for one in causes))
+    return "; ".join(messages or dict.fromkeys(cause[1] for cause in causes))

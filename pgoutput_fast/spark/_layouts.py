@@ -61,11 +61,11 @@ def sections(plan: ReadPlan) -> Iterator[tuple[Copy | None, list[Read]]]:
 
 def table_layouts(reads: Iterable[Read]) -> dict[int, TableLayout]:
     """Return the layout of each table in a section without layout changes, by relation id."""
-    found: dict[int, TableLayout] = {}
+    layouts: dict[int, TableLayout] = {}
     for relation_id, layout in _layouts(reads):
-        first = found.setdefault(relation_id, layout)
-        found[relation_id] = first._replace(last_lsn=layout.last_lsn)
-    return found
+        first = layouts.setdefault(relation_id, layout)
+        layouts[relation_id] = first._replace(last_lsn=layout.last_lsn)
+    return layouts
 
 
 def layout_change(plan: ReadPlan) -> int | None:

@@ -192,18 +192,18 @@ class SparkSteps(LocalSteps):
     jobs : Jobs
     least_bytes : int
         The process does a step itself if the step's files have fewer bytes.
-    held : contextlib.ExitStack
+    resources : contextlib.ExitStack
         Keeps the staged file of net changes until the merge has ended.
     net : NetFile, optional
         A file that already has the net changes; by default a step writes it when tasks need it.
     """
 
     def __init__(
-        self, jobs: Jobs, least_bytes: int, held: contextlib.ExitStack, net: NetFile | None
+        self, jobs: Jobs, least_bytes: int, resources: contextlib.ExitStack, net: NetFile | None
     ) -> None:
         self._jobs = jobs
         self._least_bytes = least_bytes
-        self._held = held
+        self._held = resources
         self._net = net
 
     def find(
@@ -215,8 +215,8 @@ class SparkSteps(LocalSteps):
             return super().find(merge, keys, names, files)
         table = self._table(merge)
         tasks = [FindTask(table, group) for group in balanced(files, sizes, self._jobs.cores)]
-        found = self._jobs.run("find rows of a state table", find_hits, tasks, _nothing)
-        return itertools.chain.from_iterable(found)
+        results = self._jobs.run("find rows of a state table", find_hits, tasks, _nothing)
+        return itertools.chain.from_iterable(results)
 
     def rewrite(self, merge: Merge, writer: DeltaFileWriter) -> Written:
         """See `MergeSteps`."""
@@ -225,8 +225,8 @@ class SparkSteps(LocalSteps):
         table = self._table(merge)
         parts = merge.parts(self._jobs.cores)
         tasks = [RewriteTask(table, part, writer.partition_by) for part in parts]
-        found = self._jobs.run("write files of a state table", rewrite_files, tasks, _nothing)
-        return [file for files in found for file in files]
+        results = self._jobs.run("write files of a state table", rewrite_files, tasks, _nothing)
+        return [file for files in results for file in files]
 
     def _is_shared(self, sizes: Sequence[int]) -> bool:
         return bool(sizes) and sum(sizes) >= self._least_bytes
@@ -244,8 +244,8 @@ class SparkSteps(LocalSteps):
 @contextlib.contextmanager
 def spark_steps(jobs: Jobs, least_bytes: int, net: NetFile | None = None) -> Iterator[SparkSteps]:
     """Let Spark do the steps of a merge; the arguments are those of `SparkSteps`."""
-    with contextlib.ExitStack() as held:
-        yield SparkSteps(jobs, least_bytes, held, net)
+    with contextlib.ExitStack() as resources:
+        yield SparkSteps(jobs, least_bytes, resources, net)
 
 
 def _nothing() -> None:

@@ -41,10 +41,10 @@ def newest_of(offset: Mapping[str, Any]) -> CommitRecord | None:
     PgOutputError
         This source does not write such offsets.
     """
-    if (found := offset.get("newest")) is None:
+    if (newest := offset.get("newest")) is None:
         return None
     try:
-        lsn, time = found
+        lsn, time = newest
         return CommitRecord(parse_lsn(lsn), int(time))
     except (ValueError, TypeError, AttributeError, PgOutputError):
         raise is_no_offset(offset) from None

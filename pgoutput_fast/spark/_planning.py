@@ -111,8 +111,8 @@ class Planned:
             for relation_id, state in self._view.states.items():
                 name = tables.fields(state.copies[-1]).get("table")
                 if isinstance(name, list) and shown_name(".".join(map(str, name))) == table:
-                    there = [copy.lsn for copy in state.copies if copy.state != "gone"]
-                    copied[relation_id] = max(there, default=-1)
+                    lsns = [copy.lsn for copy in state.copies if copy.state != "gone"]
+                    copied[relation_id] = max(lsns, default=-1)
         last = max(copied, key=copied.__getitem__, default=None)
         if last is None or announced is None or last == announced:
             return announced if last is None else last
@@ -147,8 +147,8 @@ class Planned:
         if kept is None or kept.is_empty or kept.newest_start <= lsn:
             return False
         return any(
-            one.relation_id == announced and shown_table(one) == table
-            for one in kept.newest_tables.tables
+            entry.relation_id == announced and shown_table(entry) == table
+            for entry in kept.newest_tables.tables
         )
 
     def tables(self) -> set[str]:

@@ -127,8 +127,8 @@ def refused_rows(
             for changes in decoder.decode(frames, lsns=np.array([0, *range(len(group))])):
                 batch = pa.record_batch(changes)
                 taken = [group[i] for i in batch.column("lsn").to_pylist()]
-                for one in itertools.chain.from_iterable(row.errors for row in taken):
-                    one["message"] = explain(one["message"])
+                for row_error in itertools.chain.from_iterable(row.errors for row in taken):
+                    row_error["message"] = explain(row_error["message"])
                 errors = [row.errors for row in taken]
                 yield RefusedRows(changes.relation, _placed(batch, chunk, taken), errors)
             for bad in decoder.errors:
@@ -145,15 +145,15 @@ def _decoder(row: _RefusedRow, chunk: Chunk, decoding: Mapping[str, Any]) -> Col
     for field in natural.columns:
         form = row.forms.get(field.name)
         if form is not None:
-            made = Field("", "z", text=bytes, binary=bytes)
+            new_field = Field("", "z", text=bytes, binary=bytes)
             if form == _TEXT:
-                made = text_field(plan.column_types[field.position], plan.settings)
-            field = replace(made, name=field.name, position=field.position)
+                new_field = text_field(plan.column_types[field.position], plan.settings)
+            field = replace(new_field, name=field.name, position=field.position)
         columns.append(field)
     layout = Layout(plan, tuple(columns), natural.head, natural.metadata)
-    given = {name: value for name, value in decoding.items() if name != "tables"}
-    given |= {"on_error": "collect", "encoding": chunk.encoding, "layouts": lambda _: layout}
-    return ColumnarDecoder(**given)
+    arguments = {name: value for name, value in decoding.items() if name != "tables"}
+    arguments |= {"on_error": "collect", "encoding": chunk.encoding, "layouts": lambda _: layout}
+    return ColumnarDecoder(**arguments)
 
 
 def _placed(batch: pa.RecordBatch, chunk: Chunk, rows: Sequence[_RefusedRow]) -> pa.RecordBatch:

@@ -108,9 +108,9 @@ def _is_found() -> bool:
     """Return whether Spark finds the package in the directories of the import path."""
     # Spark starts its Python in this working directory. It does not see a script's directory.
     is_safe = getattr(sys.flags, "safe_path", False)
-    first = [] if is_safe else [one for one in sys.path[:1] if one not in {"", str(Path.cwd())}]
+    first = [] if is_safe else [path for path in sys.path[:1] if path not in {"", str(Path.cwd())}]
     places = sys.path[len(first) :]
-    return any(one.name == _PACKAGE for one in pkgutil.iter_modules(places))
+    return any(module.name == _PACKAGE for module in pkgutil.iter_modules(places))
 
 
 def begin_java(
@@ -137,19 +137,19 @@ def begin_java(
     for name, value in _settings(master, configuration).items():
         conf.set(name, value)
     # Java inherits standard error. A reader that waits for its end therefore waits for Java, too.
-    held = os.dup(2)
+    descriptor = os.dup(2)
     try:
         with _environment():
             launch: Any = launch_gateway
-            gateway = launch(conf, {"stdout": output, "stderr": output, "pass_fds": (held,)})
+            gateway = launch(conf, {"stdout": output, "stderr": output, "pass_fds": (descriptor,)})
             SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - as Spark's own
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _settings(master: str | None, configuration: Mapping[str, str] | None) -> dict[str, str]:
-    given = {} if master is None else {"spark.master": master}
-    return {**CONFIGURATION, **given, **(configuration or {})}
+    settings = {} if master is None else {"spark.master": master}
+    return {**CONFIGURATION, **settings, **(configuration or {})}
 
 
 @contextlib.contextmanager

@@ -40,14 +40,14 @@ _SEGMENTS = "segments"
 """The last part of the default directory's name, beside a checkpoint."""
 
 
-def _names(given: str) -> tuple[str, ...]:
-    return tuple(one.strip() for one in given.split(","))
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(","))
 
 
-def _policies(given: str) -> Policies:
+def _policies(value: str) -> Policies:
     try:
         # Do not split at commas: numeric=10,2 contains one.
-        return policies_of(one for one in re.split(r"[;\s]+", given) if one)
+        return policies_of(word for word in re.split(r"[;\s]+", value) if word)
     except PgOutputError as error:  # its text may show the option's value
         raise ValueError from error
 
@@ -59,9 +59,9 @@ def _registry(path: str) -> TypeRegistry:
         raise ValueError from error
 
 
-def _lsn(given: str) -> int:
+def _lsn(value: str) -> int:
     try:
-        return parse_lsn(given)
+        return parse_lsn(value)
     except PgOutputError as error:
         raise ValueError from error
 
@@ -258,8 +258,8 @@ class SourceOptions(Options):
             )  # fmt: skip
         local = re.sub("^file:(//)?(?=/)", "", where)
         if re.match("[A-Za-z][A-Za-z0-9+.-]*:", local):
-            given = "segments" if self.segments else "path" if self.path else "checkpoint_location"
-            raise _refused(given, f"{without_secrets(local)} is not a local directory")
+            name = "segments" if self.segments else "path" if self.path else "checkpoint_location"
+            raise _refused(name, f"{without_secrets(local)} is not a local directory")
         return Path(local).absolute()
 
 
@@ -302,13 +302,14 @@ def shown(argument: Argument) -> str:
 
 
 _KNOWN = {
-    in_spark(one.name).lower(): one for one in (*CaptureOptions.options(), *SourceOptions.options())
+    in_spark(definition.name).lower(): definition
+    for definition in (*CaptureOptions.options(), *SourceOptions.options())
 }
 """The options by their names in lower case: Spark ignores the case of option names."""
-_OWN = frozenset(one.name for one in SourceOptions.options())
+_OWN = frozenset(definition.name for definition in SourceOptions.options())
 
 
-def source_options(given: Mapping[str, str]) -> SourceOptions:
+def source_options(query_options: Mapping[str, str]) -> SourceOptions:
     """Read the options of a query.
 
     Raises
@@ -318,12 +319,13 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     """
     own: dict[str, Any] = {}
     of_capture: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in query_options.items():
         known = _KNOWN.get(name.lower())
         if known is None:
             raise PgOutputError(
                 f"the source pgoutput has no option {name!r}", code="bad_option",
-                parameter=name, hint=near(name, [in_spark(one.name) for one in _KNOWN.values()]),
+                parameter=name,
+                hint=near(name, [in_spark(definition.name) for definition in _KNOWN.values()]),
             )  # fmt: skip
         if not value.strip():
             raise _refused(known.name, "it is empty")

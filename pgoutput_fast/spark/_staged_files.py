@@ -131,11 +131,13 @@ def _delete(place: DeltaPlace, storage: Any, directory: str) -> None:
             delete_below(place.path / directory, lambda path: _is_own(f"{directory}/{path}"))
             return
         chosen = fs.FileSelector(directory, recursive=True, allow_not_found=True)
-        found = [
-            one.path for one in storage.get_file_info(chosen) if one.is_file and _is_own(one.path)
+        paths = [
+            info.path
+            for info in storage.get_file_info(chosen)
+            if info.is_file and _is_own(info.path)
         ]
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(storage.delete_file, found))
+            list(pool.map(storage.delete_file, paths))
 
 
 @contextlib.contextmanager
@@ -178,19 +180,19 @@ def taken(
         def local(path: Path) -> Path:
             return own / path.relative_to(directory)
 
-        found = [
+        local_reads = [
             (number, read._replace(files=tuple(map(local, read.files)))) for number, read in reads
         ]
         with place.refusals(prefix):
             chosen = fs.FileSelector(f"{prefix}/{HISTORY.name}", allow_not_found=True)
             names = [
-                f"{HISTORY.name}/{Path(one.path).name}" for one in storage.get_file_info(chosen)
+                f"{HISTORY.name}/{Path(info.path).name}" for info in storage.get_file_info(chosen)
             ]
-            names += [str(path.relative_to(own)) for _, read in found for path in read.files]
+            names += [str(path.relative_to(own)) for _, read in local_reads for path in read.files]
             with ThreadPoolExecutor(_THREADS) as pool:
                 list(pool.map(take, names))
         try:
-            yield own, found
+            yield own, local_reads
         except PgOutputError as error:
             if error.args:
                 text = str(error.args[0]).replace(temporary, directory)

@@ -102,7 +102,7 @@ class State:
     def flag(self, name: str) -> str:
         """Return a column name that no column has, for the flag "the value of `name` is known"."""
         end = "?"
-        while any(one.endswith(end) for one in self.columns):
+        while any(column.endswith(end) for column in self.columns):
             end += "?"
         return f"{name}{end}"
 
@@ -154,7 +154,7 @@ class _RowsSoFar:
             changes, batch = changes.slice(count), batch.slice(count)
         self._folding.add(changes)
 
-    def _check_empty(self, one: Break) -> None:
+    def _check_empty(self, break_: Break) -> None:
         if self._folding is None:
             return
         net = self._folding.finish()
@@ -162,17 +162,17 @@ class _RowsSoFar:
             row = net.rows.column("row")[0].as_py()
             names = self._state.key or self._state.columns
             raise PgOutputError(
-                f"{self._state.table}: {one.reason}. So rows from before are unknown, such as "
+                f"{self._state.table}: {break_.reason}. So rows from before are unknown, such as "
                 f"the {_shown(names, [row[name] for name in names])}",
                 code="unfit_row",
-                hint=one.hint,
+                hint=break_.hint,
                 table=self._state.table,
             )
 
     def result(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows after all changes."""
-        for one in self._breaks:
-            self._check_empty(one)
+        for break_ in self._breaks:
+            self._check_empty(break_)
         if self._folding is None:
             return
         for batch in self._folding.finish().rows.to_batches(max_chunksize=_BATCH_ROWS):
@@ -180,7 +180,7 @@ class _RowsSoFar:
 
     def _finished(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         row = batch.column("row")
-        fields = dict(zip([one.name for one in row.type], row.flatten(), strict=True))
+        fields = dict(zip([child.name for child in row.type], row.flatten(), strict=True))
         for name in self._state.unknown:
             known = fields[self._state.flag(name)]
             if pc.any(pc.invert(known)).as_py():
@@ -195,13 +195,13 @@ class _RowsSoFar:
             else:
                 column = pa.nulls(count, wanted.type)  # there are no rows: a Break made sure
             columns.append(column if column.type == wanted.type else column.cast(wanted.type))
-        made = pa.RecordBatch.from_arrays(columns, schema=self._state.schema)
+        rows = pa.RecordBatch.from_arrays(columns, schema=self._state.schema)
         if "count" not in batch.schema.names:
-            yield made
+            yield rows
             return
         numbers = np.repeat(np.arange(count), batch.column("count").to_numpy())
         for start in range(0, len(numbers), _BATCH_ROWS):
-            yield made.take(pa.array(numbers[start : start + _BATCH_ROWS]))
+            yield rows.take(pa.array(numbers[start : start + _BATCH_ROWS]))
 
 
 def _shown(names: Sequence[str], values: Sequence[Any]) -> str:
@@ -209,8 +209,8 @@ def _shown(names: Sequence[str], values: Sequence[Any]) -> str:
 
 
 def _lost(state: State, name: str, fields: Mapping[str, pa.Array], at: int) -> PgOutputError:
-    key = state.key or [one for one in state.columns if one != name]
-    values = [fields[one][at].as_py() for one in key]
+    key = state.key or [column for column in state.columns if column != name]
+    values = [fields[column][at].as_py() for column in key]
     return PgOutputError(
         f"{state.table}, {_shown(key, values)}, column {name}: {_UNSENT}",
         code="unfit_row",
@@ -233,7 +233,7 @@ def _filled(column: pa.Array, rows: Any, value: pa.Array) -> pa.Array:
 
 def _emptied(schema: pa.Schema) -> pa.RecordBatch:
     """Return a Truncate that comes before all changes."""
-    columns = [pa.nulls(1, one.type) for one in schema]
+    columns = [pa.nulls(1, child.type) for child in schema]
     for name, value in (("op", "truncate"), ("commit_lsn", 0), ("seq", -1)):
         at = schema.get_field_index(name)
         columns[at] = pa.array([value], schema.field(at).type)
@@ -246,8 +246,8 @@ def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
     ops = batch.column("op")
     comes = _flags(pc.is_in(ops, pa.array(["insert", "read"], ops.type)))
     updates, whole = (
-        _flags(pc.equal(batch.column(name), one))
-        for name, one in (("op", "update"), ("old_kind", "O"))
+        _flags(pc.equal(batch.column(name), value))
+        for name, value in (("op", "update"), ("old_kind", "O"))
     )
     unsent = _unsent(batch.column("unchanged"), state)
     nothing = np.zeros(batch.num_rows, bool)
@@ -277,11 +277,13 @@ def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
             left[names[-1]] = left[name]
             after.append(pa.array(~lacks))
             before.append(pa.array(~lacks))
-    return _batch(batch, state, names, before, after, _listed([left[one] for one in names], names))
+    return _batch(
+        batch, state, names, before, after, _listed([left[name] for name in names], names)
+    )
 
 
 def _columns(tuples: pa.StructArray, names: Sequence[str]) -> list[pa.Array]:
-    flat = dict(zip([one.name for one in tuples.type], tuples.flatten(), strict=True))
+    flat = dict(zip([child.name for child in tuples.type], tuples.flatten(), strict=True))
     return [flat[name] for name in names]
 
 
@@ -296,11 +298,11 @@ def _unsent(unchanged: pa.ListArray, state: State) -> dict[str, Any]:
     rows = pc.list_parent_indices(unchanged).to_numpy()
     at = pc.index_in(unchanged.flatten(), pa.array(state.columns, unchanged.type.value_type))
     at = at.fill_null(-1).to_numpy()
-    found = {}
+    flags_by_name = {}
     for i in np.unique(at[at >= 0]).tolist():
-        found[state.columns[i]] = flags = np.zeros(len(unchanged), bool)
+        flags_by_name[state.columns[i]] = flags = np.zeros(len(unchanged), bool)
         flags[rows[at == i]] = True
-    return found
+    return flags_by_name
 
 
 def _listed(flags: Sequence[Any], names: Sequence[str]) -> pa.ListArray:
@@ -364,10 +366,10 @@ def united(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return
     ends = np.concatenate([np.concatenate(part) for part in zip(*parts, strict=True)])
     hashes, at = np.unique(ends, return_inverse=True)
-    one, other = np.split(at, 2)
+    old_at, new_at = np.split(at, 2)
     place = np.arange(len(hashes))
     while True:
-        first, second = place[one], place[other]
+        first, second = place[old_at], place[new_at]
         if (first == second).all():
             break
         np.minimum.at(place, np.maximum(first, second), np.minimum(first, second))

@@ -65,7 +65,7 @@ def _fields(error: PgOutputError) -> str:
     fields: dict[str, Any] = {
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "message": error.args[0] if error.args else "",
-        "hint": [one if isinstance(one, str) else _named(one) for one in error.hint],
+        "hint": [part if isinstance(part, str) else _named(part) for part in error.hint],
     }
     for name in _ATTRIBUTES:
         value = getattr(error, name)
@@ -102,11 +102,11 @@ def error_of(exception: BaseException) -> PgOutputError | None:
     current: BaseException | None = exception
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        found = _read(str(current))
-        if found is None and isinstance(current, PgOutputError):
+        error = _read(str(current))
+        if error is None and isinstance(current, PgOutputError):
             return current
-        if found is not None:
-            return found
+        if error is not None:
+            return error
         current = current.__cause__ or current.__context__
     return None
 
@@ -133,15 +133,15 @@ def _restored(told: dict[str, Any]) -> PgOutputError:
     )
     for name in names:
         setattr(error, name, told.get(name))
-    error.hint = tuple(one if isinstance(one, str) else Argument(**one) for one in told["hint"])
+    error.hint = tuple(part if isinstance(part, str) else Argument(**part) for part in told["hint"])
     return error
 
 
 def _class(name: str) -> type[PgOutputError]:
     """Return the class of an error of this package by its name; an unknown one: the base class."""
     known: list[type[PgOutputError]] = [PgOutputError]
-    for one in known:  # the loop adds subclasses to the list
-        if f"{one.__module__}.{one.__qualname__}" == name:
-            return one
-        known += one.__subclasses__()
+    for kind in known:  # the loop adds subclasses to the list
+        if f"{kind.__module__}.{kind.__qualname__}" == name:
+            return kind
+        known += kind.__subclasses__()
     return PgOutputError

@@ -50,7 +50,7 @@ def frames_dataframe(
             code="unfit_input",
         )
     try:
-        taken = table.cast(pa.schema([(one.name, _type(one)) for one in table.schema]))
+        taken = table.cast(pa.schema([(field.name, _type(field)) for field in table.schema]))
     except pa.ArrowException as error:
         raise PgOutputError(
             f"Spark has no type for a column beside data: {error}", code="unfit_input"

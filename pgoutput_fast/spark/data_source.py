@@ -132,8 +132,8 @@ class PgOutputDataSource(DataSource):
             return DDL
         if self._options.mode == "envelope":
             return RECORD_DDL
-        found = _find(self._options)
-        return changes_ddl(found.columns, _AS_OF.format(format_lsn(found.as_of)))
+        table = _find(self._options)
+        return changes_ddl(table.columns, _AS_OF.format(format_lsn(table.as_of)))
 
     @_telling
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -276,11 +276,11 @@ def _find(options: SourceOptions) -> FoundTable:
     )  # fmt: skip
 
 
-def _choose(options: SourceOptions, schema: StructType, found: FoundTable) -> ChosenTable:
+def _choose(options: SourceOptions, schema: StructType, table: FoundTable) -> ChosenTable:
     """Return a table with the schema that Spark has from :func:`_find` or from a user."""
     after: Any = schema["after"].dataType if "after" in schema.fieldNames() else None
     if hasattr(after, "fields"):
-        chosen = found.chosen(after, options.history, may_lack=True)
+        chosen = table.chosen(after, options.history, may_lack=True)
         if chosen.changes.simpleString() == schema.simpleString():
             return chosen
     raise PgOutputError(
@@ -363,35 +363,35 @@ class _FilteringReader(_BatchReader):
 
     @_telling
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        for one in filters:
-            bounds = _bounds(one)
+        for filter_ in filters:
+            bounds = _bounds(filter_)
             if bounds is not None:
                 self._wanted = _both(self._wanted, bounds)
             # In the other modes the filters only leave out whole files; Spark filters the rest.
             if bounds is None or self._options.mode != "table":
-                yield one
+                yield filter_
 
 
-def _both(one: tuple[int, int | None], other: tuple[int, int | None]) -> tuple[int, int | None]:
+def _both(bounds: tuple[int, int | None], other: tuple[int, int | None]) -> tuple[int, int | None]:
     """Return the intersection of two ranges of LSNs."""
-    ends = [end for _, end in (one, other) if end is not None]
-    return max(one[0], other[0]), min(ends, default=None)
+    ends = [end for _, end in (bounds, other) if end is not None]
+    return max(bounds[0], other[0]), min(ends, default=None)
 
 
-def _bounds(one: Filter) -> tuple[int, int | None] | None:
+def _bounds(filter_: Filter) -> tuple[int, int | None] | None:
     """Return the range of commit LSNs that a filter passes: (first, end); None: no such filter."""
-    value = getattr(one, "value", None)
-    if getattr(one, "attribute", None) != ("commit_lsn",) or type(value) is not int:
+    value = getattr(filter_, "value", None)
+    if getattr(filter_, "attribute", None) != ("commit_lsn",) or type(value) is not int:
         return None
-    if isinstance(one, EqualTo):
+    if isinstance(filter_, EqualTo):
         return value, value + 1
-    if isinstance(one, GreaterThan):
+    if isinstance(filter_, GreaterThan):
         return value + 1, None
-    if isinstance(one, GreaterThanOrEqual):
+    if isinstance(filter_, GreaterThanOrEqual):
         return value, None
-    if isinstance(one, LessThan):
+    if isinstance(filter_, LessThan):
         return 0, value
-    if isinstance(one, LessThanOrEqual):
+    if isinstance(filter_, LessThanOrEqual):
         return 0, value + 1
     return None
 
@@ -630,7 +630,7 @@ class _Planner:
         PgOutputError
             The offset has another mode, whose query read other changes, or none.
         """
-        found: int | None = offset.get("relation_id")
+        relation_id: int | None = offset.get("relation_id")
         if (before := offset.get("mode")) is None:
             raise is_no_offset(offset)
         if before != self._options.mode:
@@ -645,7 +645,7 @@ class _Planner:
                     ", or begin with a new checkpoint, and a new target",
                 ),
             )
-        return found
+        return relation_id
 
     def _check_history(self, offset: Mapping[str, Any]) -> None:
         """Refuse a change log that was restored to an earlier state and then continued.
@@ -773,9 +773,9 @@ class _Planner:
             The offset `start` belongs to another table.
         """
         if self._chosen is None:
-            found = _find(self._options)
+            table = _find(self._options)
             before = start.get("relation_id")
-            now = before if found.plan is None else found.plan.relation.relation_id
+            now = before if table.plan is None else table.plan.relation.relation_id
             if before not in (None, now):
                 raise PgOutputError(
                     f"the checkpoint belongs to the table with relation id {before}, but "
@@ -789,7 +789,7 @@ class _Planner:
                         ". Otherwise begin with a new checkpoint, and a new target",
                     ),
                 )
-            chosen = _choose(self._options, self._schema, found)
+            chosen = _choose(self._options, self._schema, table)
             version = chosen.target.version
             if version is None:
                 return chosen  # the change log has nothing of the table yet
@@ -806,7 +806,7 @@ _LONGEST = 63
 
 def _consumer_name(read: str) -> str:
     """Return the default consumer name of a query; characters not allowed become their codes."""
-    coded = re.sub("[^A-Za-z0-9_.]", lambda one: f"-{one[0].encode().hex().upper()}", read)
+    coded = re.sub("[^A-Za-z0-9_.]", lambda match: f"-{match[0].encode().hex().upper()}", read)
     name = f"spark_{coded}"
     if len(name) > _LONGEST:
         digest = hashlib.sha256(read.encode()).hexdigest()[:16]

@@ -163,10 +163,10 @@ def read_segments(
                 parameter="partitions" if schema is None else "schema",
                 hint=("Give ", Argument("table"), " too"),
             )
-        given = {"registry": registry, "policies": policies, "encoding": encoding}
-        return _tables_there(spark, path, given)
-    found = find_table(path, table, registry=registry, policies=policies, encoding=encoding)
-    chosen = found.chosen(schema, history)
+        decoding = {"registry": registry, "policies": policies, "encoding": encoding}
+        return _tables_there(spark, path, decoding)
+    found_table = find_table(path, table, registry=registry, policies=policies, encoding=encoding)
+    chosen = found_table.chosen(schema, history)
     changes, target, metadata = chosen.changes, chosen.target, chosen.metadata
     groups = read_groups(chosen.reads(), partitions or _default_tasks(spark))
 
@@ -180,16 +180,16 @@ def read_segments(
     return spark.range(0, len(groups), 1, len(groups)).mapInArrow(decode, changes)
 
 
-def _tables_there(spark: SparkSession, path: Paths, given: dict[str, Any]) -> DataFrame:
+def _tables_there(spark: SparkSession, path: Paths, decoding: dict[str, Any]) -> DataFrame:
     """Return the list of the tables in segments, for :func:`read_segments`."""
     path = path if isinstance(path, (str, os.PathLike)) else list(path)
     rows = []
-    for name in find_table(path, "", **given).others():
-        one = find_table(path, name, **given)
-        columns = ", ".join(f"{_quoted(column)} {type_}" for column, type_ in one.columns)
+    for name in find_table(path, "", **decoding).others():
+        table = find_table(path, name, **decoding)
+        columns = ", ".join(f"{_quoted(column)} {type_}" for column, type_ in table.columns)
         # A table that was renamed is listed under its newest name only.
-        if one.plan is not None and shown_table(one.plan.relation) == name:
-            rows.append((name, one.plan.relation.relation_id, columns))
+        if table.plan is not None and shown_table(table.plan.relation) == name:
+            rows.append((name, table.plan.relation.relation_id, columns))
     return spark.createDataFrame(rows, "table string, relation_id bigint, schema string")
 
 
@@ -239,9 +239,9 @@ class FoundTable(NamedTuple):
                     hint="Wait for the first snapshot, or request one with pgoutput-fast snapshot",
                     table=self.name,
                 )
-            there = ", ".join(self.others()) or "none"
+            names = ", ".join(self.others()) or "none"
             raise PgOutputError(
-                f"the change log has no table {self.name}; its tables are: {there}",
+                f"the change log has no table {self.name}; its tables are: {names}",
                 code="no_table",
                 hint="Check the name: schema.table, case counts. Check that the table is "
                 "published, and has changed since the slot was created",
@@ -251,10 +251,10 @@ class FoundTable(NamedTuple):
 
     def others(self) -> list[str]:
         """Return the names of all tables in the segments and in the schema history."""
-        found = set() if self.planned is None else self.planned.tables()
+        names = set() if self.planned is None else self.planned.tables()
         if self.history is not None and not self.history.is_empty:
-            found |= {shown_table(one) for one in self.history.newest_tables.tables}
-        return sorted(found)
+            names |= {shown_table(table) for table in self.history.newest_tables.tables}
+        return sorted(names)
 
     def chosen(
         self, schema: T.StructType | str | None, history: HistoryPolicy, *, may_lack: bool = False
@@ -402,23 +402,23 @@ def published_table(
 
 def catalogued(catalog: Catalog, table: str, settings: Settings) -> RelationPlan | None:
     """Return the plan of a published table without changes; None if the catalogue lacks it."""
-    for one in catalog.tables:
-        if shown_table(one) == table:
+    for entry in catalog.tables:
+        if shown_table(entry) == table:
             break
     else:
         return None
     columns = [
-        (int(column.name in one.key), column.name, column.type_id, column.type_modifier)
-        for column in one.columns
+        (int(column.name in entry.key), column.name, column.type_id, column.type_modifier)
+        for column in entry.columns
         if column.is_published
     ]
     decoder = decoder_of(settings)
     frame = encode_fields(
-        "R", settings.encoding, relation_id=one.relation_id, namespace=one.namespace,
-        name=one.name, replica_identity=one.replica_identity, columns=columns,
+        "R", settings.encoding, relation_id=entry.relation_id, namespace=entry.namespace,
+        name=entry.name, replica_identity=entry.replica_identity, columns=columns,
     )  # fmt: skip
     decoder.decode(frame)
-    return decoder.state.plan(one.relation_id)
+    return decoder.state.plan(entry.relation_id)
 
 
 def decode_frames(
@@ -671,7 +671,7 @@ def read_groups(reads: list[Read], count: int) -> list[list[Read]]:
     """
     groups: list[list[Read]] = [[] for _ in range(max(1, min(count, len(reads))))]
     sizes = [0] * len(groups)
-    for read in sorted(reads, key=lambda one: (one.size, one.files), reverse=True):
+    for read in sorted(reads, key=lambda read: (read.size, read.files), reverse=True):
         smallest = sizes.index(min(sizes))
         groups[smallest].append(read)
         sizes[smallest] += read.size
@@ -686,9 +686,9 @@ def _check_known(target: ExecutorTarget, planned: Planned) -> None:
     for relation in planned.relations(version.relation_id, target.settings) if version else ():
         if not missing:
             return
-        found = {shown_name(column.name) for column in relation.columns}
-        missing -= found
-        known |= found
+        names = {shown_name(column.name) for column in relation.columns}
+        missing -= names
+        known |= names
     if missing:
         raise PgOutputError(
             f"in the change log, {target.table} never had the columns "
@@ -715,10 +715,10 @@ def _announced(frames: Iterable[bytes], table: str, settings: Settings) -> Relat
 
 def _relation_frames(relations: Relations | None) -> tuple[bytes, ...]:
     """Return the frames of the Types, then of the Relations, at most one for each table."""
-    given = relations.values() if isinstance(relations, Mapping) else relations or ()
+    items = relations.values() if isinstance(relations, Mapping) else relations or ()
     types: list[bytes] = []
     others: dict[int, bytes] = {}
-    for item in given:
+    for item in items:
         message = pf.decode(item) if isinstance(item, bytes) else item
         if not isinstance(message, (Relation, Type)):
             raise PgOutputError(
@@ -758,7 +758,7 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
         import pyarrow as pa
 
         decoder = pf.Decoder(encoding=encoding)
-        found: dict[bytes, int] = {}
+        first_places: dict[bytes, int] = {}
         for batch in batches:
             for frame, place in zip(*(column.to_pylist() for column in batch), strict=True):
                 try:
@@ -771,13 +771,16 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
                     isinstance(message, Relation) and shown_table(message) == table
                 ):
                     outside = published(message) if message.in_stream else message
-                    found[outside.frame] = place
+                    first_places[outside.frame] = place
         yield pa.RecordBatch.from_arrays(
-            [pa.array(list(found), pa.binary()), pa.array(list(found.values()), pa.int64())],
+            [
+                pa.array(list(first_places), pa.binary()),
+                pa.array(list(first_places.values()), pa.int64()),
+            ],
             names=["data", "place"],
         )
 
-    found = (
+    rows = (
         frames.filter(F.substring("data", 1, 1).isin(tags))
         .select("data", F.monotonically_increasing_id().alias("place"))
         .mapInArrow(find, "data binary, place bigint")
@@ -786,7 +789,7 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
         .orderBy(F.substring("data", 1, 1) == bytearray(b"R"), "place")
         .collect()
     )
-    return [bytes(row.data) for row in found]
+    return [bytes(row.data) for row in rows]
 
 
 def partition() -> str:

@@ -134,8 +134,8 @@ class _Decoding:
 
     def row(self, data: bytes | None) -> Any:
         """Return the change of a frame, or None, as Spark takes it from a Python function."""
-        found = self.arrays(pa.array([data], pa.binary()))
-        return _value(found[0].as_py(), self._returned)
+        changes = self.arrays(pa.array([data], pa.binary()))
+        return _value(changes[0].as_py(), self._returned)
 
     def _decoded(self, frames: pa.Array) -> pa.Array:
         if self._reader is None:
@@ -149,18 +149,18 @@ class _Decoding:
         wanted = _wanted(frames, tags, numbers, version.relation_id)
         # Put the frame's index into commit_lsn: it says which frame each change came from.
         beside = {"data": frames, "commit_lsn": pa.array(np.arange(len(frames)))}
-        given = pa.RecordBatch.from_pydict(beside)
+        input_batch = pa.RecordBatch.from_pydict(beside)
         schema = self._target.schema
         fields = [schema.field(name) for name in _COLUMNS]
         places = [np.empty(0, np.int64)]
         changes = [pa.array([], pa.struct(fields))]
-        for batch in self._reader.read(partition(), given, np.flatnonzero(wanted)):
+        for batch in self._reader.read(partition(), input_batch, np.flatnonzero(wanted)):
             places.append(batch["commit_lsn"].to_numpy())
             columns = [batch[name] for name in _COLUMNS]
             changes.append(pa.StructArray.from_arrays(columns, fields=fields))
-        found = np.concatenate(places)
+        positions = np.concatenate(places)
         indices = np.full(len(frames), -1)
-        indices[found] = np.arange(len(found))
+        indices[positions] = np.arange(len(positions))
         return pa.concat_arrays(changes).take(pa.array(indices, mask=indices < 0))
 
     def _check(self, data: bytes, version: FixedVersion, frame: int) -> None:
@@ -219,10 +219,10 @@ def _heads(frames: pa.Array, skipped: int = 0) -> tuple[NDArray[np.uint8], NDArr
     tags[has_tag] = data[starts[has_tag]]
     long = lengths >= 5 + skipped
     places = (starts + 1 + skipped)[long]
-    found = np.zeros(len(places), np.uint32)
+    heads = np.zeros(len(places), np.uint32)
     for i in range(4):
-        found = (found << np.uint32(8)) | data[places + i]
-    numbers[long] = found
+        heads = (heads << np.uint32(8)) | data[places + i]
+    numbers[long] = heads
     return tags, numbers
 
 
@@ -257,9 +257,9 @@ def _value(value: Any, type_: T.DataType) -> Any:
     if isinstance(type_, T.StructType):
         return {field.name: _value(value[field.name], field.dataType) for field in type_}
     if isinstance(type_, T.ArrayType):
-        return [_value(one, type_.elementType) for one in value]
+        return [_value(item, type_.elementType) for item in value]
     if isinstance(type_, T.MapType):
-        return {key: _value(one, type_.valueType) for key, one in value}
+        return {key: _value(item, type_.valueType) for key, item in value}
     if isinstance(type_, T.VariantType):
         return T.VariantVal(value["value"], value["metadata"])
     return value

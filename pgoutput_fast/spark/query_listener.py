@@ -174,7 +174,7 @@ class PgOutputQueryListener(StreamingQueryListener):
     def numbers(self) -> dict[str, dict[str, Any]]:
         """Return the present numbers of each query; docs/reference/log-records.md names them."""
         with self._lock:
-            return {name: _numbers(name, one) for name, one in self._queries.items()}
+            return {name: _numbers(name, query) for name, query in self._queries.items()}
 
     def wrote(self, query: str, files: Iterable[Any]) -> None:
         """Count the changes in files that a query with ``mode=manifest`` has written.
@@ -192,9 +192,9 @@ class PgOutputQueryListener(StreamingQueryListener):
         for file in files:
             tables[file["table"]] = tables.get(file["table"], 0) + file["rows"]
         with self._lock:
-            one = self._queries.get(query)
-            if one is not None:
-                one.count(tables)
+            entry = self._queries.get(query)
+            if entry is not None:
+                entry.count(tables)
                 return
             waiting = self._written.setdefault(query, {})
             for name, number in tables.items():
@@ -210,7 +210,7 @@ class PgOutputQueryListener(StreamingQueryListener):
     def onQueryProgress(self, event: Any) -> None:
         """See `StreamingQueryListener`."""
         told = json.loads(event.progress.json)
-        sources = [one for one in told["sources"] if _is_ours(one)]
+        sources = [source for source in told["sources"] if _is_ours(source)]
         for number, source in enumerate(sources, 1):
             name = told.get("name") or told["id"]
             self._take(name if number == 1 else f"{name} ({number})", source, told)
@@ -218,50 +218,52 @@ class PgOutputQueryListener(StreamingQueryListener):
     def onQueryIdle(self, event: Any) -> None:
         """See `StreamingQueryListener`: the query has read all of the change log."""
         with self._lock:
-            for one in self._queries.values():
-                if one.id == str(event.id):
-                    one.progress = one.progress._replace(end_lsn=one.progress.lsn)
+            for query in self._queries.values():
+                if query.id == str(event.id):
+                    query.progress = query.progress._replace(end_lsn=query.progress.lsn)
 
     def onQueryTerminated(self, event: Any) -> None:
         """See `StreamingQueryListener`."""
         text = event.exception
         with self._lock:
             begun = self._names.pop(str(event.id), str(event.id))
-            ended = {name: one for name, one in self._queries.items() if one.id == str(event.id)}
+            ended = {
+                name: query for name, query in self._queries.items() if query.id == str(event.id)
+            }
             numbers = {}
-            for name, one in ended.items():
-                one.is_running = False
-                numbers[name] = _numbers(name, one)
+            for name, query in ended.items():
+                query.is_running = False
+                numbers[name] = _numbers(name, query)
             self._forget()
         if not ended and text is not None and "pgoutput" in text:
             numbers = {begun: {"query": begun}}  # it failed before its first batch
-        for name, found in numbers.items():
+        for name, fields in numbers.items():
             if text is None:
-                _log.info("query %s ends", _shown(name), extra={"event": "stop", "numbers": found})
+                _log.info("query %s ends", _shown(name), extra={"event": "stop", "numbers": fields})
             else:
                 _log.error("query %s has failed: %s", _shown(name), _shown(raised_in(text)),
-                           extra={"event": "error", "numbers": found})  # fmt: skip
+                           extra={"event": "error", "numbers": fields})  # fmt: skip
 
     # --- queries ---------------------------------------------------------------------------------
 
     def _take(self, name: str, source: Mapping[str, Any], told: Mapping[str, Any]) -> None:
         with self._lock:
-            one = self._queries.get(name)
-            is_new = one is None or not one.is_running
-            if one is None:
+            query = self._queries.get(name)
+            is_new = query is None or not query.is_running
+            if query is None:
                 labels = {key: source["endOffset"][key] for key in ("database", "slot")}
-                one = self._queries[name] = _Query(told["id"], labels)
-                one.next_line = time.monotonic() + self._interval
-            one.id, one.is_running = told["id"], True
-            one.take(source, told)
-            one.count(self._written.pop(name, {}))
-            numbers = _numbers(name, one)
-            is_time = time.monotonic() >= one.next_line
+                query = self._queries[name] = _Query(told["id"], labels)
+                query.next_line = time.monotonic() + self._interval
+            query.id, query.is_running = told["id"], True
+            query.take(source, told)
+            query.count(self._written.pop(name, {}))
+            numbers = _numbers(name, query)
+            is_time = time.monotonic() >= query.next_line
             if is_time:
-                one.next_line = time.monotonic() + self._interval
-                rate = one.meter.rates(one.progress).all
+                query.next_line = time.monotonic() + self._interval
+                rate = query.meter.rates(query.progress).all
         if is_new:
-            labels = one.labels
+            labels = query.labels
             begins = (source["startOffset"] or {}).get("position", "its beginning")
             _log.info(
                 "query %s reads slot %s of database %s, from %s on", _shown(name),
@@ -278,7 +280,7 @@ class PgOutputQueryListener(StreamingQueryListener):
 
     def _forget(self) -> None:
         """Forget the oldest queries that have ended."""
-        ended = [name for name, one in self._queries.items() if not one.is_running]
+        ended = [name for name, query in self._queries.items() if not query.is_running]
         for name in ended[:-_ENDED]:
             del self._queries[name]
 
@@ -287,8 +289,8 @@ class PgOutputQueryListener(StreamingQueryListener):
 
         with self._lock:
             return {
-                name: WatchedQuery(one.figures(), one.is_running, dict(one.labels))
-                for name, one in self._queries.items()
+                name: WatchedQuery(query.figures(), query.is_running, dict(query.labels))
+                for name, query in self._queries.items()
             }
 
 
@@ -298,9 +300,9 @@ def _is_ours(source: Mapping[str, Any]) -> bool:
     return isinstance(offset, dict) and {"position", "tables", *_IDENTITY} <= offset.keys()
 
 
-def _numbers(name: str, one: _Query) -> dict[str, Any]:
-    found = one.figures().as_dict()
-    return {"query": name, "batch": one.batch, **{key: found[key] for key in _SHOWN}}
+def _numbers(name: str, query: _Query) -> dict[str, Any]:
+    figures = query.figures().as_dict()
+    return {"query": name, "batch": query.batch, **{key: figures[key] for key in _SHOWN}}
 
 
 def _micros(text: str) -> int:

@@ -226,7 +226,7 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenCha
     place = F.struct("commit_lsn", "seq")
     relation = F.col("relation") if "relation" in changes.columns else F.lit(None).cast("string")
     told = F.struct("commit_lsn", "seq", relation.alias("relation"))
-    found = changes.agg(
+    row = changes.agg(
         F.count("*").alias("number"),
         F.count_if(F.col("commit_lsn").isNull() | F.col("seq").isNull()).alias("unplaced"),
         F.max(F.when(F.col("op") == "truncate", place)).alias("truncated"),
@@ -236,20 +236,20 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenCha
         ),
         F.max(keys.moves).alias("moves"),
     ).collect()[0]
-    if found.unplaced:
+    if row.unplaced:
         raise PgOutputError(
-            f"{qualified(table)}: {found.unplaced} changes lack commit_lsn or seq",
+            f"{qualified(table)}: {row.unplaced} changes lack commit_lsn or seq",
             code="unfit_input",
             hint="Read the changes from a change log, or from frames with the columns commit_lsn "
             "and seq",
             table=qualified(table),
         )
     return _SeenChanges(
-        found.number,
-        None if found.truncated is None else tuple(found.truncated),
-        sorted(((one.commit_lsn, one.seq), one.relation) for one in found.relations),
-        set(itertools.chain.from_iterable(found.lacking)),
-        bool(found.moves),
+        row.number,
+        None if row.truncated is None else tuple(row.truncated),
+        sorted(((entry.commit_lsn, entry.seq), entry.relation) for entry in row.relations),
+        set(itertools.chain.from_iterable(row.lacking)),
+        bool(row.moves),
     )
 
 
@@ -309,7 +309,7 @@ class _Told:
         self._table = table
         self._truncated = truncated
         stretches = [_RelationSince(place, _version(text)) for place, text in relations]
-        ids = {one.version.relation_id for one in stretches}
+        ids = {entry.version.relation_id for entry in stretches}
         if ids and table.relation_id not in ids:
             raise PgOutputError(
                 f"the changes of {stretches[-1].version.table} have relation id "
@@ -323,13 +323,13 @@ class _Told:
         self._others = stretches if len(ids) > 1 else []
         self.versions: list[_RelationSince] = []
         """The versions since the last Truncate, each with its first position."""
-        for one in stretches:
-            if one.version.relation_id != table.relation_id:
+        for entry in stretches:
+            if entry.version.relation_id != table.relation_id:
                 continue
-            if truncated is not None and one.position <= truncated:
+            if truncated is not None and entry.position <= truncated:
                 self.versions = []
-            if not self.versions or self.versions[-1].version != one.version:
-                self.versions.append(one)
+            if not self.versions or self.versions[-1].version != entry.version:
+                self.versions.append(entry)
 
     @property
     def behind(self) -> Column | None:
@@ -337,15 +337,15 @@ class _Told:
         conditions = []
         if self._truncated is not None:
             conditions.append(~_before(self._truncated) & ~_is_at(self._truncated))
-        ends = [one.position for one in self._others[1:]]
-        for one, end in itertools.zip_longest(self._others, ends):
-            if one.version.relation_id != self._table.relation_id:
-                before = _before(one.position)
+        ends = [entry.position for entry in self._others[1:]]
+        for entry, end in itertools.zip_longest(self._others, ends):
+            if entry.version.relation_id != self._table.relation_id:
+                before = _before(entry.position)
                 conditions.append(before if end is None else before | ~_before(end))
-        found = None
+        conjunction = None
         for condition in conditions:
-            found = condition if found is None else found & condition
-        return found
+            conjunction = condition if conjunction is None else conjunction & condition
+        return conjunction
 
     @property
     def last(self) -> Version | None:
@@ -358,10 +358,10 @@ class _Told:
         The table may have gained columns since its last change, or lost some, but not both.
         """
         name, last = qualified(self._table), self.last
-        there = set(names) if last is None else {column.name for column in last.columns}
-        columns = {shown_name(one.name): one for one in self._table.columns}
-        gone = there - set(columns)
-        come = {shown for shown, one in columns.items() if one.is_published} - there
+        old_names = set(names) if last is None else {column.name for column in last.columns}
+        columns = {shown_name(column.name): column for column in self._table.columns}
+        gone = old_names - set(columns)
+        come = {shown for shown, column in columns.items() if column.is_published} - old_names
         if gone and come:
             raise PgOutputError(
                 f"{name} in the catalogue lacks the changes' columns {', '.join(sorted(gone))}, "
@@ -376,25 +376,27 @@ class _Told:
 
     def born(self) -> dict[str, Position]:
         """Return the first position of each column whose name an earlier column had."""
-        found = {}
-        names = [{column.name for column in one.version.columns} for one in self.versions]
+        positions = {}
+        names = [{column.name for column in entry.version.columns} for entry in self.versions]
         for name in names[-1] if names else ():
             lacking = [i for i, version in enumerate(names) if name not in version]
             if lacking and any(name in version for version in names[: lacking[-1]]):
-                found[name] = self.versions[lacking[-1] + 1].position
-        return found
+                positions[name] = self.versions[lacking[-1] + 1].position
+        return positions
 
     def renamed(self) -> set[str]:
         """Return columns that replaced a column of the same type: that column may be renamed."""
-        found: set[str] = set()
-        for one, following in itertools.pairwise(self.versions):
-            there, here = (
+        names: set[str] = set()
+        for previous, following in itertools.pairwise(self.versions):
+            old_types, new_types = (
                 {column.name: (column.type_id, column.type_modifier) for column in version.columns}
-                for version in (one.version, following.version)
+                for version in (previous.version, following.version)
             )
-            gone = {there[name] for name in there if name not in here}
-            found |= {name for name, type_ in here.items() if name not in there and type_ in gone}
-        return found
+            gone = {old_types[name] for name in old_types if name not in new_types}
+            names |= {
+                name for name, type_ in new_types.items() if name not in old_types and type_ in gone
+            }
+        return names
 
     def breaks(self, rewritten: Rewritten, before: CatalogTable | None) -> list[Break]:
         """Return the positions after which rows from before are unknown."""
@@ -405,11 +407,13 @@ class _Told:
             qualified(self._table), self._table.relation_id, self._table.replica_identity,
             tuple(shown_name(name) for name in self._table.key),
             tuple(
-                ColumnVersion(shown_name(one.name), pa.null(), one.type_id, one.type_modifier)
-                for one in self._table.columns
+                ColumnVersion(
+                    shown_name(column.name), pa.null(), column.type_id, column.type_modifier
+                )
+                for column in self._table.columns
             ),
         )  # fmt: skip
-        found = []
+        breaks = []
         versions: list[tuple[Position | None, Version]] = [*self.versions, (None, now)]
         key: tuple[str, ...] = ()
         for i, (position, version) in enumerate(versions):
@@ -417,7 +421,7 @@ class _Told:
             if version.replica_identity not in ("f", "n") or position is None:
                 # While there is no key there are only inserts, which go with any later key.
                 if key and version.key and set(key) != set(version.key):
-                    found.append(
+                    breaks.append(
                         Break(
                             position,
                             f"{where}, the key changed from ({', '.join(key)}) to "
@@ -431,7 +435,7 @@ class _Told:
                     check_follows(versions[i - 1][1], version)
                     _check_files(versions[i - 1][1], version, self._table, before)
                 except PgOutputError as error:
-                    found.append(
+                    breaks.append(
                         Break(
                             position,
                             f"{where}, {error.message}",
@@ -443,7 +447,7 @@ class _Told:
                             ),
                         )
                     )
-        return found
+        return breaks
 
 
 def _check_files(
@@ -455,14 +459,16 @@ def _check_files(
     """
     if _has_first_files(table):
         return
-    types = {one.name: one[2:4] for one in old.columns}
+    types = {column.name: column[2:4] for column in old.columns}
     for column in new.columns:
         then = types.get(column.name)
         if then is None or None in then or then == column[2:4]:
             continue
         was = () if before is None else before.columns
         is_older = then in [
-            (one.type_id, one.type_modifier) for one in was if shown_name(one.name) == column.name
+            (candidate.type_id, candidate.type_modifier)
+            for candidate in was
+            if shown_name(candidate.name) == column.name
         ]
         if not is_older or is_rewritten(table, before):
             raise PgOutputError(
@@ -497,7 +503,7 @@ def _where(position: Position | None) -> str:
 def _version(told: str) -> Version:
     """Parse the column `relation` of a change."""
     metadata = json.loads(told)
-    names = [one["name"] for one in json.loads(metadata["pgoutput.columns"])]
+    names = [column["name"] for column in json.loads(metadata["pgoutput.columns"])]
     row = pa.struct([(name, pa.null()) for name in names])
     return version_of(pa.schema([("after", row)], metadata))
 
@@ -537,7 +543,7 @@ class _StatePlan:
         """Return the columns that the table got after the last change."""
         if self.told.last is None:
             return []
-        had = {column.name for one in self.told.versions for column in one.version.columns}
+        had = {column.name for entry in self.told.versions for column in entry.version.columns}
         had |= set(self.row.fieldNames())
         fields = []
         for name, column in self._columns.items():
@@ -552,7 +558,7 @@ class _StatePlan:
     def result(self) -> T.StructType:
         """Return the schema of the result."""
         fields = [*self._kept(), *self._later()]
-        found = new_columns(
+        columns = new_columns(
             Version("", None, None, (), tuple(
                 ColumnVersion(field.name, pa.null(), None, None) for field in fields
             ))
@@ -560,7 +566,7 @@ class _StatePlan:
         return T.StructType(
             [
                 T.StructField(column.stored, field.dataType)
-                for column, field in zip(found, fields, strict=True)
+                for column, field in zip(columns, fields, strict=True)
             ]
         )
 
@@ -604,17 +610,17 @@ class _StatePlan:
 
     def _values(self, names: set[str], fields: dict[str, T.StructField]) -> dict[str, pa.Array]:
         """Return the known values that older rows have in columns that were added later."""
-        found: dict[str, pa.Array] = {}
+        values: dict[str, pa.Array] = {}
         added = {shown_name(name): text for name, text in self.table.added_values.items()}
         for name in names - self.told.renamed():
             if name not in added:
                 continue
             text = added[name]
             if text is not None:
-                found[name] = self._default(text, self._columns[name], fields[name])
+                values[name] = self._default(text, self._columns[name], fields[name])
             elif self._is_as_it_was(name):
-                found[name] = pa.nulls(1)
-        return found
+                values[name] = pa.nulls(1)
+        return values
 
     def _is_as_it_was(self, name: str) -> bool:
         """Return whether the server has not rewritten the table since a column was added.
@@ -623,11 +629,15 @@ class _StatePlan:
         """
         if _has_first_files(self.table):
             return True
-        older = itertools.takewhile(lambda one: shown_name(one.name) != name, self.table.columns)
-        if not self.table.partition_ids and any(one.has_missing for one in older):
+        older = itertools.takewhile(
+            lambda column: shown_name(column.name) != name, self.table.columns
+        )
+        if not self.table.partition_ids and any(column.has_missing for column in older):
             # A rewrite drops the catalogue's stored values for rows older than their column.
             return True
-        if self.before is None or name in {shown_name(one.name) for one in self.before.columns}:
+        if self.before is None or name in {
+            shown_name(column.name) for column in self.before.columns
+        }:
             return False
         return not is_rewritten(self.table, self.before)
 
@@ -646,8 +656,10 @@ class _StatePlan:
                     table=qualified(self.table),
                 )
             # The type is a domain, or was altered since: let Spark parse the text.
-            one = self.spark.sql("SELECT 1").select(F.lit(text).cast(field.dataType).alias("value"))
-            return one.toArrow().column("value").combine_chunks()
+            dataframe = self.spark.sql("SELECT 1").select(
+                F.lit(text).cast(field.dataType).alias("value")
+            )
+            return dataframe.toArrow().column("value").combine_chunks()
         if is_text(type_, wanted):
             return pa.array([text])
         used = replace(self.settings, policies=fitting[0])

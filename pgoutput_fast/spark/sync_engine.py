@@ -111,10 +111,10 @@ class SparkEngine:
     def begin(self, target: Target) -> None:
         """See `Engine`."""
         # Only now does this sync own the target: before, another sync may use the staged files.
-        found = checked_target(target)
-        clear(found.place)
+        delta_target = checked_target(target)
+        clear(delta_target.place)
         if self._shared_bytes is not None:
-            found.steps = functools.partial(spark_steps, self.jobs, self._shared_bytes)
+            delta_target.steps = functools.partial(spark_steps, self.jobs, self._shared_bytes)
 
     def plan(
         self, view: View, position: Position, max_bytes: int, **options: Any
@@ -122,12 +122,12 @@ class SparkEngine:
         """See `Engine`."""
         return window_plan(view, position, max_bytes, self.driver_bytes, **options)
 
-    def writer(self, plan: ReadPlan, *given: Any) -> WindowWriter:
+    def writer(self, plan: ReadPlan, *arguments: Any) -> WindowWriter:
         """See `Engine`."""
         if is_for_driver(plan, self.driver_bytes):
-            return WindowWriter(*given)
+            return WindowWriter(*arguments)
         return DistributedWindow(
-            self.jobs, *given, stages=self._stages, shared_bytes=self._shared_bytes
+            self.jobs, *arguments, stages=self._stages, shared_bytes=self._shared_bytes
         )
 
 

@@ -275,7 +275,7 @@ class _Elsewhere(InProcessJobs):
         self._directory = directory
         self.staged: list[list[str]] = []
 
-    def run(self, what: str, function: Any, tasks: Any, tell: Any) -> list[Any]:
+    def run(self, action: str, function: Any, tasks: Any, tell: Any) -> list[Any]:
         hidden = self._directory.with_name("hidden")
         self._directory.rename(hidden)
         try:
@@ -284,7 +284,7 @@ class _Elsewhere(InProcessJobs):
                     root = Path(task.uri) / prefix
                     found = (str(one.relative_to(root)) for one in root.rglob("*.*"))
                     self.staged.append(sorted(found))
-            return super().run(what, function, tasks, tell)
+            return super().run(action, function, tasks, tell)
         finally:
             hidden.rename(self._directory)
 
