@@ -30,11 +30,11 @@ METADATA = SegmentMetadata("1", "d", "s", ("p",), 180004, "UTF8", {}, {})
 
 
 class Stop:
-    """Ends the capture once everything is durable, or after a second."""
+    """Ends the capture once everything is durable, or after ten seconds."""
 
     def __init__(self, writer: SegmentWriter, lsn: int) -> None:
         self.writer, self.lsn = writer, lsn
-        self.until = time.monotonic() + 1.0
+        self.until = time.monotonic() + 10.0
         self.segments = 0
 
     def is_set(self) -> bool:
