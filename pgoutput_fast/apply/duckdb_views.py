@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from .duckdb_sql import quoted
+from .naming import stored_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -103,13 +104,21 @@ def _names(
     used: dict[str, set[str]] = {}
     for schema, name in others:
         used.setdefault(schema.casefold(), set()).add(name.casefold())
-    for table_state in sorted(tables, key=lambda table_state: table_state.relation_id):
+    # Of several tables with one name, the newest has the plain stored name: see `renames`. It gets
+    # the plain view, too.
+    for table_state in sorted(
+        tables, key=lambda table: (table.stored != _plain(table), table.relation_id)
+    ):
         schema = schemas[table_state.namespace]
         names = used.setdefault(schema.casefold(), set())
         name = _free(table_state.name, names)
         names.add(name.casefold())
         views[schema, name] = table_state.stored
     return views
+
+
+def _plain(table: Held) -> str:
+    return stored_table(table.namespace, table.name)
 
 
 def _free(name: str, taken: Collection[str]) -> str:

@@ -268,7 +268,7 @@ class Upkeep:
         for relation_id in seen.keys() - members.partitions:
             state = self._tables.states.get(relation_id)
             is_gone = state is not None and relation_id not in members.tables
-            if is_gone and self._leave(relation_id, members.lsn):
+            if is_gone and self._leave(relation_id, members.lsn, members):
                 continue
             why = self._change(relation_id, members)
             if why is not None:
@@ -293,7 +293,7 @@ class Upkeep:
 
     def _take_members(self, members: Members) -> None:
         """Request snapshots of tables that joined or changed; note tables that left."""
-        self._members = members
+        earlier, self._members = self._members, members
         states = self._tables.states.copy()  # the copier changes them
         for member in members.tables.values():
             state = states.get(member.relation_id)
@@ -302,20 +302,25 @@ class Upkeep:
                 if why is not None:
                     self._order(member.relation_id, [member.namespace, member.name], why)
         for relation_id in states.keys() - members.tables.keys():
-            self._leave(relation_id, members.lsn)
+            self._leave(relation_id, members.lsn, earlier)
 
-    def _leave(self, relation_id: int, lsn: int) -> bool:
+    def _leave(self, relation_id: int, lsn: int, earlier: Members) -> bool:
         """Note that a table left the publications; return whether this is new.
 
-        Changes before `lsn` count, as far as the stream has them.
+        Changes before `lsn` count, as far as the stream has them. `earlier` has the table's name.
         """
         last = self._tables.states[relation_id].copies[-1]
         # The catalogue may have been read before the snapshot.
         if last.state != "snapshot" or lsn <= last.lsn:
             return False
         fields = self._tables.fields(last)
-        name = cast("list[str]", fields.get("table") or [])  # empty if the name is not known
-        _log.info("table %s has left the publications", ".".join(name))
+        member = earlier.tables.get(relation_id)
+        if member is not None:
+            name = f"{member.namespace}.{member.name}"
+        else:  # it may have been renamed since its snapshot
+            copied = cast("list[str]", fields.get("table") or [])  # empty if it is not known
+            name = f"{'.'.join(copied)} (its name at its snapshot)"
+        _log.info("table %s has left the publications", name)
         self._tables.leave(relation_id, lsn, fields)
         return True
 

@@ -96,3 +96,16 @@ def test_views_follow_their_tables(made: MadeDirectory, tmp_path: Path) -> None:
     assert (found["public.sales"], found["public.mine"]) == ([(8,)], [(7,)])
     with pytest.raises(duckdb.CatalogException):
         rows(path, "public.orders")
+
+
+def test_a_new_table_has_the_name_of_a_dropped_one(made: MadeDirectory, tmp_path: Path) -> None:
+    """Its view does, too, and the dropped table's gets another name."""
+    path = tmp_path / "x.duckdb"
+    for number in (16400, 16401):
+        table = testing.Table("orders", {"id": "int4"}, number, key=["id"])
+        lsn = 1200 + 100 * (number - 16400)
+        made.commit(lsn, table.relation(), testing.insert(table, [number]))
+        sync(made, path)
+    assert rows(path, "public.orders", "public.orders_") == {
+        "public.orders": [(16401,)], "public.orders_": [(16400,)]
+    }  # fmt: skip
