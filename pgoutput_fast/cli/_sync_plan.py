@@ -18,6 +18,7 @@ from ..apply.embedded_capture import DEFAULT_CAPTURE
 from ..apply.options import SyncOptions, TargetOptions
 from ..apply.synchronize import open_target, published_tables
 from ..capture_options import CaptureOptions
+from ..connections import doctor_command
 from ..errors import PgOutputError, counted, printable
 from ..lsn import format_lsn
 from ..replication.walsender import check_slot_name
@@ -190,7 +191,8 @@ def _lines(plan: SyncPlan, call: SyncCall, target: Target) -> Iterator[str]:
             f"slot {plan.slot.name} exists, and continues at {format_lsn(confirmed)}; the server's "
             f"log is {behind} ahead"
             if plan.slot.exists
-            else f"slot {plan.slot.name} would be made"
+            else f"slot {plan.slot.name} would be made; check with "
+            f"{doctor_command(call.publications or ())} that the server allows it"
         )
     if plan.has_begun:
         yield (
