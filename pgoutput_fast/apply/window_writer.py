@@ -518,7 +518,10 @@ class WindowWriter:
             self._held[relation_id] = self._target.rename(self._held[relation_id], name)
 
     def _known(self, relation: Any, lsn: int) -> Known:
-        """What is known of a table when a transaction was committed."""
+        """Return what is known of a table when a transaction was committed.
+
+        Wait until the catalogue was read after it, but not again where that was in vain.
+        """
         end = time.monotonic() + _CATALOG_TIMEOUT
         while True:
             at = None if self._history is None else self._history.tables_at(lsn)
@@ -527,8 +530,11 @@ class WindowWriter:
                 self._history is None
                 or lsn < self._history.confirmed
                 or known.now(relation.columns) is not None
-                or time.monotonic() > end
+                or self._history.confirmed == self._log.awaited
             ):
+                return known
+            if time.monotonic() > end:
+                self._log.awaited = self._history.confirmed
                 return known
             time.sleep(_CATALOG_WAIT)
             self._tell()

@@ -40,10 +40,14 @@ class ChangeLog:
     Attributes
     ----------
     directory : pathlib.Path
+    awaited : int or None
+        Somebody waited in vain for a schema history that is confirmed beyond this LSN, perhaps
+        because no capture runs.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
+        self.awaited: int | None = None
         self._snapshots = _Cached(self.directory, (TABLES, SNAPSHOTS), find_snapshots)
         self._view = _Cached(self.directory, (SEGMENTS, TABLES, SNAPSHOTS), self._view_of)
         self._history = _Cached(self.directory, (SEGMENTS, HISTORY), _history_of)

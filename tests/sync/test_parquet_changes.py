@@ -47,6 +47,11 @@ OTHERS = testing.Table("others", {**COLUMNS, "n": "int4"}, 16390, key=["id"])
 ENGINES = pytest.mark.parametrize("engine", ["local", "distributed"])
 
 
+@pytest.fixture(autouse=True)
+def _no_catalogue_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_writer, "_CATALOG_TIMEOUT", 0.2)
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[MadeDirectory]:
     with contextlib.closing(MadeDirectory(tmp_path / "segments")) as found:
@@ -192,10 +197,7 @@ def test_the_net_effect_of_stored_changes(
     ]  # fmt: skip
 
 
-def test_another_type_begins_another_directory(
-    made: MadeDirectory, tables: ParquetTables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window_writer, "_CATALOG_TIMEOUT", 0.2)  # it never comes here
+def test_another_type_begins_another_directory(made: MadeDirectory, tables: ParquetTables) -> None:
     sync(made, tables)
     other = testing.Table("things", {"id": "int4", "note": "int8"}, 16390, key=["id"])
     made.commit(1500, other.relation(), testing.insert(other, [5, 6]))
