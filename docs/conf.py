@@ -48,20 +48,20 @@ nitpick_ignore_regex = [("py:.*", r"(?!pgoutput_fast\b).*")]
 linkcheck_ignore = [r"https?://(localhost|127\.0\.0\.1)"]
 
 _GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
-
-
+_NOT_ON_SITE = re.compile(r"^<!-- not on the site -->\n.*?^<!-- end -->\n\n", re.MULTILINE | re.DOTALL)
 _OUTSIDE = re.compile(r"\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
 
 
 def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
-    """Replace the comments that name a generated part, and offer files outside for download."""
+    """Put generated parts in place of their comments, and offer files outside for download."""
 
     def link(found: re.Match[str]) -> str:
         path = (Path(app.srcdir) / page).parent / found[1]
         is_page = path.resolve().is_relative_to(app.srcdir)
         return found[0] if is_page else f"](path:{found[1]})"
 
-    text = _GENERATED.sub(lambda found: reference_pages.PARTS[found[1]](), source[0])
+    text = _NOT_ON_SITE.sub("", source[0])
+    text = _GENERATED.sub(lambda found: reference_pages.PARTS[found[1]](), text)
     source[0] = _OUTSIDE.sub(link, text)
 
 

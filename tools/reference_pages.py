@@ -1,11 +1,14 @@
 """Make the generated parts of the reference: Markdown from what the code says of itself.
 
+python tools/reference_pages.py NAME     # prints one part
+
 `docs/conf.py` puts each part where a page has the comment ``<!-- generated: NAME -->``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 
 import click
@@ -181,3 +184,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "source_options": source_options,
     "sync_metrics": sync_metrics,
 }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == [] or sys.argv[1] not in PARTS:
+        sys.exit(f"usage: reference_pages.py {'|'.join(PARTS)}")
+    print(PARTS[sys.argv[1]]())
