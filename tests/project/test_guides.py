@@ -508,6 +508,7 @@ def test_a_server_is_prepared(tmp_path: Path) -> None:
                     connection.execute(statement.encode())
             connection.execute("SELECT pg_reload_conf()")
         dsn = conninfo.make_conninfo(server.dsn(), user="capture")
+        check = check.replace("//capture@localhost/", "///")
         ran = run_shell(check, dsn, tmp_path)
         assert ran.returncode == 0, ran.stdout
         ran = run_python("-c", on(server, examine) + "print(report.ready)", cwd=tmp_path)
