@@ -139,7 +139,7 @@ def running_engine(
     if engine != "spark":
         yield None
         return
-    # The start takes some 10 seconds without any other output, imports included.
+    # The start takes 10 to 30 seconds without any other output, imports included.
     _log.info(
         "starting Spark%s", "" if master is None else f" ({master})",
         extra={"event": "spark", "numbers": {} if master is None else {"master": master}},

@@ -427,7 +427,8 @@ def the_shop(tmp_path: Path) -> Iterator[str]:
 def follow(tutorial: str, query: str, says: Callable[[str], bool], tmp_path: Path) -> None:
     """Do what a tutorial says: its query has to say so before sync is killed, and after that."""
     *others, sync, _, kill, verify = blocks("sh", TUTORIALS / tutorial)
-    assert kill.startswith("pkill -9")
+    (pattern,) = re.findall(r"^kill -9 \$\(pgrep -f '(.*)'\)$", kill, re.MULTILINE)
+    assert f"pgoutput-fast {pattern}" in sync
     command = [sys.executable, "-m", "pgoutput_fast", *shlex.split(sync)[1:]]
 
     def is_there() -> bool:
