@@ -48,7 +48,9 @@ nitpick_ignore_regex = [("py:.*", r"(?!pgoutput_fast\b).*")]
 linkcheck_ignore = [r"https?://(localhost|127\.0\.0\.1)"]
 
 _GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
-_NOT_ON_SITE = re.compile(r"^<!-- not on the site -->\n.*?^<!-- end -->\n\n", re.MULTILINE | re.DOTALL)
+_NOT_ON_SITE = re.compile(
+    r"^<!-- not on the site -->\n.*?^<!-- end -->\n\n", re.MULTILINE | re.DOTALL
+)
 _OUTSIDE = re.compile(r"\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
 
 

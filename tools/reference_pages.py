@@ -23,7 +23,6 @@ from pgoutput_fast.cli._service import ServiceOptions
 from pgoutput_fast.cli._spark_engine import SparkOptions
 from pgoutput_fast.doctor import KINDS
 from pgoutput_fast.options import OptionField, Options
-from pgoutput_fast.spark._source_options import SourceOptions, in_spark
 from pgoutput_fast.watching.metrics import (
     METRICS,
     PREFIX,
@@ -103,6 +102,9 @@ def options() -> str:
 
 def source_options() -> str:
     """Return each option of Spark's source that is none of a capture."""
+    # The other parts need no PySpark.
+    from pgoutput_fast.spark._source_options import SourceOptions, in_spark
+
     fields = SourceOptions.options()
     return "\n".join(
         _option(dataclasses.replace(field, name=in_spark(field.name))) for field in fields
@@ -187,6 +189,6 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == [] or sys.argv[1] not in PARTS:
+    if len(sys.argv) != 2 or sys.argv[1] not in PARTS:
         sys.exit(f"usage: reference_pages.py {'|'.join(PARTS)}")
     print(PARTS[sys.argv[1]]())
