@@ -212,6 +212,8 @@ _UNCLEAR_FOR = 60.0
 # The part of a statement that libpq quotes in an error, and the line with a ^ below it. The
 # statements belong to this package, and do not help the user.
 _EXCERPT = re.compile(r"\n[^\n]*\n *\^ *(?=\n|$)")
+CANT_CONNECT = "can't connect"
+_PSYCOPG_PREFIXES = ("connection failed: ", "connection is bad: ")
 _PING_TIMEOUT = 2  # seconds
 
 
@@ -283,6 +285,8 @@ def server_error(
         todo = next((told for words, told in _CONNECTING_ADVICE if words.search(text)), None)
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
     said = _in_one_line(_EXCERPT.sub("", text))
+    if doing == CANT_CONNECT:
+        doing, said = _said_once(said)
     kind = RetryableError if _is_retryable(text, sqlstate) else ReplicationError
     error = kind(
         f"{doing}: {said}{code}",
@@ -292,6 +296,19 @@ def server_error(
     )
     error.sqlstate = sqlstate
     return error
+
+
+def _said_once(said: str) -> tuple[str, str]:
+    """Return what failed and why, without the words with which psycopg and libpq repeat it.
+
+    A text that does not begin with these words stays as it is, as do texts of other languages.
+    """
+    for prefix in _PSYCOPG_PREFIXES:
+        said = said.removeprefix(prefix)
+    server, failed, why = said.partition(" failed: ")
+    if failed and server.startswith("connection to server "):
+        return f"can't connect to {server.removeprefix('connection to ')}", why
+    return CANT_CONNECT, said
 
 
 def _in_one_line(text: str) -> str:
@@ -513,7 +530,7 @@ class ConnectionParameters:
             )
         except psycopg.Error as error:
             text = self.without_secrets(str(error))
-            refused = server_error("can't connect", text, error.sqlstate)
+            refused = server_error(CANT_CONNECT, text, error.sqlstate)
             if isinstance(refused, RetryableError) and _is_unclear(text, connection_string):
                 refused = RetryableError(
                     f"{refused.message}; this may not pass by itself: only messages in English say "

@@ -81,9 +81,19 @@ def test_lines_of_libpq_are_told_apart() -> None:
         "Multiple connection attempts failed. All failures were:\n- host: 'a'\n- host: 'b'\n"
     )
     assert server_error("can't connect", text, None).message == (
-        'can\'t connect: connection to server at "127.0.0.1", port 1 failed: Connection refused; '
+        'can\'t connect to server at "127.0.0.1", port 1: Connection refused; '
         "Is the server running on that host and accepting TCP/IP connections? Multiple connection "
         "attempts failed. All failures were: - host: 'a'; - host: 'b'"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "connection failed: ", "connection is bad: "])
+def test_the_failure_to_connect_is_said_once(prefix: str) -> None:
+    text = (
+        'connection to server at "h" (::1), port 5432 failed: FATAL:  database "x" does not exist'
+    )
+    assert server_error("can't connect", prefix + text, None).message == (
+        'can\'t connect to server at "h" (::1), port 5432: FATAL: database "x" does not exist'
     )
 
 
