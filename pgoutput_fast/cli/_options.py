@@ -31,6 +31,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _MOST = 1 << 20  # the largest number of bytes in a file of options
 _CLASSES = "pgoutput_fast.classes"
 _FROM_FILE = "pgoutput_fast.options"
+_NOT_IN_FILE = frozenset({"dsn", "dsn_file"})
+"""Options that a file of options can't have, as a connection string may contain a password."""
 _FLAG_NAMES = {"tables": "--table", "policies": "--policy"}
 """Flags with names of their own: each of them is repeated to give several values."""
 
@@ -240,10 +242,17 @@ def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
             try:
                 if name in by_name:
                     values[name] = value_of(name, by_name[name].kind, value)
-                elif name in flags and name not in ("dsn", "dsn_file"):
+                elif name in flags.keys() - _NOT_IN_FILE:
                     context.default_map[name] = value
+                elif name in flags:  # and not allowed in the file
+                    raise PgOutputError(
+                        "it is not allowed in the file. Give --dsn, --dsn-file or "
+                        "PGOUTPUT_FAST_DSN",
+                        code="bad_option",
+                        parameter=name,
+                    )
                 else:
-                    known = {*by_name, *(flag for flag in flags if flag)} - {"dsn", "dsn_file"}
+                    known = {*by_name, *(flag for flag in flags if flag)} - _NOT_IN_FILE
                     raise PgOutputError(
                         f"there is no such option. {near(name, known)}".strip(),
                         code="bad_option",
@@ -260,7 +269,7 @@ def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
         is_eager=True,
         expose_value=False,
         callback=read,
-        help="File with any options; a flag overrides the file.",
+        help="File with options; a flag overrides the file.",
     )
 
 

@@ -90,7 +90,7 @@ def test_errors_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (config(merge="maybe"), "merge: 'maybe' is not a bool"),
         (config(connections="two"), "connections: 'two' is not a number"),
         (config(max_dealy=1), "max_dealy: there is no such option. Did you mean max_delay?"),
-        (config(dsn="host=h"), "dsn: there is no such option"),
+        (config(dsn="host=h"), "dsn: it is not allowed in the file. Give --dsn, --dsn-file"),
         (["--config", "/nonexistent/x.toml"], "can't read /nonexistent/x.toml: No such file"),
         (["--metrics-port", "x"], "'x' is not a number from 0 to 65535"),
     ],
