@@ -305,9 +305,12 @@ def claim_directory(directory: Path, writer: str, contents: str, name: str | Non
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise PgOutputError(
-            f"can't use {directory} for {contents}: {error.strerror}",
+            f"can't use {name or directory} for {contents}: {error.strerror}",
             code="io_failed",
             path=str(directory),
+            hint=f"Make the directory {_nearest(directory)} writable"
+            if isinstance(error, PermissionError)
+            else (),
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -337,6 +340,15 @@ def claim_directory(directory: Path, writer: str, contents: str, name: str | Non
         os.close(descriptor)
         return claim_directory(directory, writer, contents, name)
     return descriptor
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    for parent in (path, *path.parents):
+        # Path.exists raises an error for a parent that may not be searched.
+        if os.path.exists(parent):  # noqa: PTH110
+            return parent
+    return path
 
 
 def _is_at(descriptor: int, directory: Path) -> bool:

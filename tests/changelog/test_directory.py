@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 import random
@@ -407,6 +408,19 @@ def test_where_a_new_consumer_begins_with_a_table_that_waits() -> None:
     assert first_position(states, 100) == Position(100, {1: 99})
     # What came behind the copy is deleted.
     assert first_position(states, 300) == Position(300, {1: 500})
+
+
+def test_a_directory_that_may_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    hint = (f"Make the directory {tmp_path} writable",)
+    with expect_error(code="io_failed", hint=hint) as caught:
+        claim_directory(tmp_path / "ro" / "x.lock", "sync", "tables", "ro/x")
+    assert "can't use ro/x for tables: Permission denied" in str(caught.value)
 
 
 def test_a_directory_that_is_deleted_while_it_is_claimed(
