@@ -336,7 +336,11 @@ def check_beginning(
             code="not_ours",
             path=os.fspath(directory),
             hint=(
-                "Give the directory of the slot's change log. If there is none, give ",
+                "For another target, give another ",
+                Argument("slot"),
+                ". To continue the slot's change log, give its directory as ",
+                Argument("directory"),
+                ". If no change log of the slot is in use, give ",
                 Argument("adopt_slot", True),
                 f" to begin at the slot's position {format_lsn(state.confirmed_flush_lsn or 0)}",
             ),
