@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import counted, printable
+from ..options import near
 from ._examined import listed, quoted, quoted_literal
 from .findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ._examined import Examined
     from ._published_tables import ExaminedPublication, ExaminedPublications, ExaminedTable
@@ -54,7 +55,7 @@ def existence(server: Examined, published: ExaminedPublications) -> Iterator[Fin
             yield _missing(
                 server, "publication-missing", name,
                 f"there is no publication {printable(name)} in database "
-                f"{printable(server.role.database)}",
+                f"{printable(server.role.database)}", published.known,
             )  # fmt: skip
     if not there and not server.role.can_create:
         database = quoted(server.role.database)
@@ -67,7 +68,12 @@ def existence(server: Examined, published: ExaminedPublications) -> Iterator[Fin
         )
 
 
-def _missing(server: Examined, kind: str, name: str, found: str) -> Finding:
+def _missing(
+    server: Examined, kind: str, name: str, found: str, known: Sequence[str] = ()
+) -> Finding:
+    """Return the finding for a missing publication; `known` are the names of the others."""
+    if known:
+        found += f", which has {listed(known)}"
     tables = _suitable(server)
     which, fix = None, "list the tables that you want"
     if not tables and not server.rows(_ANY_TABLE)[0][0]:
@@ -82,6 +88,10 @@ def _missing(server: Examined, kind: str, name: str, found: str) -> Finding:
     elif len(tables) <= _MOST_TABLES:
         which = f"TABLE {', '.join(tables)}"
         fix += "; the statement has all tables with a primary key"
+    if known:
+        similar = near(name, map(printable, known))
+        existing = f"give an existing name. {similar}" if similar else "give an existing name."
+        fix = f"{existing} To make a new publication, {fix}"
     sql = () if which is None else (f"CREATE PUBLICATION {quoted(name)} FOR {which};",)
     return Finding(kind, found, sql, fix, (name,))
 

@@ -137,6 +137,8 @@ class ExaminedPublications:
         The given publications, or all of the database.
     tables : dict of int to ExaminedTable
         By OID.
+    known : list of str
+        The names of all publications of the database.
 
     Raises
     ------
@@ -151,6 +153,7 @@ class ExaminedPublications:
             for publication in self._all.publications
             if server.given is None or publication.name in server.given
         )
+        self.known = sorted(publication.name for publication in self._all.publications)
         for publication in self.publications:
             of = self._of(publication)
             publication.members.update(

@@ -360,6 +360,18 @@ CASES = [
 ]
 
 
+def test_a_typo_in_the_name_of_a_publication(running: EmbeddedServer) -> None:
+    """The finding first names the publications that exist."""
+    dsn = cleaned(running)
+    run(dsn, KEYED, f"CREATE PUBLICATION shop FOR TABLE {T}")
+    finding = the(examine(dsn, publications=["shpo"]), "publication-missing")
+    assert finding.found.startswith("there is no publication shpo in database ")
+    assert finding.found.endswith(", which has shop")
+    assert (finding.advice or "").startswith(
+        "give an existing name. Did you mean shop? To make a new publication, list the tables"
+    )
+
+
 @pytest.mark.everyday("publication-missing", "identity-missing0", "identity-generated0")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_sql_mends(running: EmbeddedServer, case: Case) -> None:
