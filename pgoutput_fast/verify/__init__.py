@@ -552,15 +552,18 @@ def _segments(target: VerifiedTarget) -> tuple[str | Argument, ...]:
 
 def _check_same(server: tuple[str, str], target: VerifiedTarget) -> None:
     """Refuse a target of another server or database; an empty target fits any."""
-    for what, here, there in zip(
-        ("system identifier", "database"),
-        server,
-        (target.system_identifier, target.database),
-        strict=True,
-    ):
-        if there not in ("", here):
-            raise PgOutputError(
-                f"the target belongs to another server: its {what} is {there!r}, and the server's "
-                f"is {here!r}",
-                code="another_history",
-            )
+    system_identifier, database = server
+    if target.system_identifier not in ("", system_identifier):
+        raise PgOutputError(
+            f"the target belongs to another server: its system identifier is "
+            f"{target.system_identifier!r}, and the server's is {system_identifier!r}",
+            code="another_history",
+            hint=("Give ", Argument("dsn"), " of the target's server"),
+        )
+    if target.database not in ("", database):
+        raise PgOutputError(
+            f"the target has tables of database {target.database!r}, and this is database "
+            f"{database!r} of the same server",
+            code="another_history",
+            hint=("Give ", Argument("dsn"), f" of database {target.database!r}"),
+        )

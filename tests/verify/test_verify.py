@@ -344,11 +344,15 @@ def test_another_database(
     """It is said before a slot is made, and before the target is read."""
     monkeypatch.setattr(ReplicationConnection, "make_slot", lambda *_, **__: pytest.fail("made"))
     monkeypatch.setattr(ChangeFiles, "read", lambda *_: pytest.fail("read"))
-    for dsn in (pg16.dsn("other"), pg18.dsn()):  # another database, and another system
+    for dsn, hint in (
+        (pg16.dsn("other"), "Give dsn= of database "),  # another database, and another system
+        (pg18.dsn(), "Give dsn= of the target's server"),
+    ):
         run(dsn, "CREATE PUBLICATION p")
         try:
-            with expect_error(code="another_history"):
+            with expect_error(code="another_history") as caught:
                 verify(dsn, publications=["p"], target=str(made.segments), timeout=1)
+            assert hint in str(caught.value)
         finally:
             run(dsn, "DROP PUBLICATION p")
 
