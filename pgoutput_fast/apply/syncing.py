@@ -626,7 +626,9 @@ class Syncing:
         for relation_id, table_state in self._stored.tables.items():
             if table_state.paused is not None:
                 self._apart.add(relation_id, at_once=True)
-        self._say_paused()
+        # With other policies, a table may go on at once. If it does not, `_try_apart` warns.
+        if not self._target.kept.changes_policies:
+            self._say_paused()
 
     def _say_paused(self) -> None:
         """Warn once of each paused table."""
