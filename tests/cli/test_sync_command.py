@@ -613,6 +613,8 @@ def test_errors_and_their_exit_codes(
     error = run.event("error")
     assert error is not None
     assert (error["code"], "--adopt-slot" in error["message"]) == ("not_ours", True)
+    assert "For another target, give another --slot" in error["message"]
+    assert "give its directory as --dir" in error["message"]
     run([*arguments(published, file, "--until", "now", "--snapshot", "never", "--adopt-slot")])
     published.execute("INSERT INTO t VALUES (100, 'x')")
     run(arguments(published, file, "--until", "now", "--snapshot", "never"), code=1)
