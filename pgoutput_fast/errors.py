@@ -104,6 +104,9 @@ class PgOutputError(Exception):
         Index of the frame in the batch of frames that was decoded.
     column : str or None
         The name of the column whose value is refused.
+    policy : tuple of (str, str or None), or None
+        Name and value of a policy that lets the refused value pass. The value is None if it depends
+        on the data.
     """
 
     parameter: str | None = None
@@ -115,6 +118,7 @@ class PgOutputError(Exception):
     frame: int | None = None
     path: str | None = None
     column: str | None = None
+    policy: tuple[str, str | None] | None = None
 
     def __init__(
         self,
@@ -178,7 +182,7 @@ class PgOutputError(Exception):
             This error.
         """
         self.code, self.offset, self.tag = error.code, error.offset, error.tag
-        self.column = error.column
+        self.column, self.policy = error.column, error.policy
         self.frame, self.path = frame, path
         return self
 

@@ -84,6 +84,15 @@ class Policies:
     arrays: Literal["error", "text"] | int = "error"
     invalid_text: InvalidText = "error"
 
+    def __repr__(self) -> str:
+        """Show the policies that are not the default, as errors name them."""
+        chosen = [
+            f"{name}={getattr(self, name)!r}"
+            for name in self.__dataclass_fields__
+            if getattr(self, name) != self.__dataclass_fields__[name].default
+        ]
+        return f"Policies({', '.join(chosen)})"
+
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             choice(*choices).check(name, getattr(self, name))

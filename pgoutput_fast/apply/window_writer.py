@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ..changelog.read_frames import Chunk
     from ..changelog.read_plan import Position, ReadPlan
     from ..changelog.view import View
+    from ..errors import Hint
     from ..policies import Policies
     from ..segments.reader import CommitRecord
     from .options import SyncOptions
@@ -60,12 +62,6 @@ _CATALOG_WAIT = 0.1  # seconds between two looks
 _TOLD = 0.5  # seconds between two calls of `tell` while tables are written
 _BY_POLICY = frozenset({"out_of_range", "bad_encoding"})
 """The codes of values that another policy may let pass."""
-_OTHER_POLICIES = (
-    "Choose another policy for such values: give ",
-    Argument("policies"),
-    " (NAME=VALUE, such as infinity=null) and ",
-    Argument("change_policies", True),
-)
 LEFT_UNCOPIED = (
     "it has no snapshot, and was dropped or left the publications before one could be made; its "
     "changes are kept"
@@ -281,7 +277,7 @@ class WindowWriter:
         if isinstance(error, PgOutputError) and (
             isinstance(error, NullKeyError) or error.code in _BY_POLICY
         ):
-            error.hint = _OTHER_POLICIES
+            error.hint = _other_policies(error, self._decoding["policies"])
         if table.relation_id not in self._paused:
             self._paused[table.relation_id] = Paused(self._before(table), error)
 
@@ -569,6 +565,27 @@ class WindowWriter:
 def _renamed(table_state: Held, table: Any, lsn: int) -> Held:
     """A table with the name that it has at an LSN, by its Relation or the catalogue."""
     return table_state._replace(namespace=table.namespace, name=table.name, schema_lsn=lsn)
+
+
+def _other_policies(error: PgOutputError, policies: Policies) -> Hint:
+    """Return a hint to let a refused value pass by another policy; keep the other policies."""
+    name, value = error.policy or (None, None)
+    if name is None and not isinstance(error, NullKeyError):
+        return error.hint  # no policy lets the value pass
+    if value is None:
+        return (
+            "Choose another policy for such values: give ",
+            Argument("policies"),
+            f" ({name or 'NAME'}=VALUE) and ",
+            Argument("change_policies", True),
+        )
+    changed: dict[str, Any] = {str(name): value}
+    return (
+        "To let such values pass, give ",
+        Argument("policies", dataclasses.replace(policies, **changed)),
+        " and ",
+        Argument("change_policies", True),
+    )
 
 
 def _makes_null(policies: Policies) -> bool:

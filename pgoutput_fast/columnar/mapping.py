@@ -453,13 +453,15 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
     separator = "," if target == "spark" else ", "
     name = f"decimal({precision}{separator}{scale})"
     by_policy = "" if type.modifier >= 4 else "; the policy numeric sets precision and scale"
+    wider = None if type.modifier >= 4 else ("numeric", None)
 
     def store(value: Decimal) -> bytes | None:
         if not value.is_finite():
-            if choice == "clamp" and value.is_nan():
+            if choice in ("error", "clamp") and value.is_nan():
                 raise OutOfRange(
                     f"NaN does not fit into {name}, nor is it near to any value of it; the policy "
-                    "special_values can be 'null' or 'text'"
+                    "special_values can be 'null' or 'text'",
+                    ("special_values", "null"),
                 )
             clamped = 1 - limit if value.is_signed() else limit - 1
             kept = limited(choice, "special_values", _numeric_word(value), clamped, name)
@@ -469,7 +471,7 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
         # A numeric has up to 131,072 digits before the point: refuse a number that is too long
         # before it is made into an integer.
         if len(digits) + exponent > precision - scale and any(digits):
-            raise OutOfRange(f"{_abridged(value)} does not fit into {name}{by_policy}")
+            raise OutOfRange(f"{_abridged(value)} does not fit into {name}{by_policy}", wider)
         unscaled, rest = int("".join(map(str, digits)) or 0) if any(digits) else 0, 0
         if unscaled:
             shift = exponent + scale
@@ -478,7 +480,7 @@ def _numeric(type: ColumnType, codec: Codec, settings: Settings, target: str) ->
             else:
                 unscaled, rest = divmod(unscaled, 10**-shift)
         if rest or unscaled >= limit:
-            raise OutOfRange(f"{_abridged(value)} does not fit into {name}{by_policy}")
+            raise OutOfRange(f"{_abridged(value)} does not fit into {name}{by_policy}", wider)
         return (-unscaled if sign else unscaled).to_bytes(width, _ORDER, signed=True)
 
     bits = ",256" if width == 32 else ""

@@ -159,7 +159,8 @@ def _array(dimensions: int) -> Pack:
             raise OutOfRange(
                 f"an array of {found} dimension{plural}{lowers} does not fit where all have "
                 f"{dimensions}, counted from 1; the policy arrays can make it text, or have "
-                "another number of dimensions"
+                "another number of dimensions",
+                ("arrays", "text"),
             )
         return level(value, dimensions)
 

@@ -230,4 +230,8 @@ def refuse_value(
         )  # fmt: skip
     except DecodeError as refused:
         refused.column = None if plan is None else shown_name(plan.names[position])
+        if isinstance(error, OutOfRange):
+            refused.policy = error.policy
+        elif code == "bad_encoding" and settings.is_sql_ascii:
+            refused.policy = ("invalid_text", "replace")
         raise refused from error

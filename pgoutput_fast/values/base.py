@@ -10,7 +10,19 @@ from ..types import Converter
 
 
 class OutOfRange(ValueError):
-    """A valid value of PostgreSQL that does not fit into its Python type or Arrow column."""
+    """A valid value of PostgreSQL that does not fit into its Python type or Arrow column.
+
+    Parameters
+    ----------
+    message : str
+    policy : tuple of (str, str or None), optional
+        Name and value of a policy that lets the value pass; the value is None if it depends on
+        the caller's data.
+    """
+
+    def __init__(self, message: str, policy: tuple[str, str | None] | None = None) -> None:
+        super().__init__(message)
+        self.policy = policy
 
 
 class NoTextForm(ValueError):
@@ -74,7 +86,8 @@ def limited(choice: str, policy: str, shown: str, clamp: Any, name: str, note: s
         return shown
     raise OutOfRange(
         f"{shown} does not fit into {name}; the policy {policy} can be 'null', 'clamp' (the "
-        f"nearest value) or 'text'{note}"
+        f"nearest value) or 'text'{note}",
+        (policy, "null"),
     )
 
 

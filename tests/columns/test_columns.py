@@ -813,6 +813,7 @@ def test_lsns_are_checked(lsns: list[Any], error: type[Exception]) -> None:
         ("null", "NaN", None),
         ("null", "-Infinity", None),
         ("clamp", "NaN", "out_of_range"),
+        ("error", "NaN", "out_of_range"),
         ("error", "-Infinity", "out_of_range"),
         ("text", "NaN", "NaN"),
     ],
@@ -825,8 +826,10 @@ def test_what_a_decimal_does_not_hold(choice: str, value: str, expected: Any) ->
         frames = [numeric, insert(sent)]
         policies = pf.Policies(special_values=choice, numeric=(5, 2))
         if isinstance(expected, str) and choice != "text":
-            with expect_error(pf.DecodeError, code=expected, frame=1):
+            policy = ("special_values", "null")
+            with expect_error(pf.DecodeError, code=expected, frame=1, policy=policy) as caught:
                 batches_of(frames, policies=policies)
+            assert ("'clamp'" in str(caught.value)) == (value != "NaN")  # NaN has no nearest value
         else:
             assert column(batches_of(frames, policies=policies), "after") == [{"n": expected}]
 

@@ -131,6 +131,24 @@ def test_a_reason_names_options_as_the_command_does(
     assert rows(tables, "public.days") == [("1", "None")]
 
 
+def test_a_reason_names_the_policy_of_its_value(
+    made: MadeDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hint keeps the target's other policies. A call with new policies forgets the reason."""
+    tables = DuckdbTables(tmp_path)
+    prices = testing.Table("prices", {"id": "int4", "price": "numeric(12,2)"}, 16390, key=["id"])
+    begin(made, prices)
+    both(made, 2000, prices, [1, "NaN"])
+    (reason,) = sync(made, tables, policies=pf.Policies(infinity="clamp")).paused.values()
+    policies = "policies=Policies(infinity='clamp', special_values='null')"
+    assert f"To let such values pass, give {policies} and change_policies=True" in reason
+    caplog.clear()
+    changed = pf.Policies(infinity="clamp", special_values="null")
+    assert sync(made, tables, policies=changed, change_policies=True).paused == {}
+    assert "is paused" not in caplog.text
+    assert rows(tables, "public.prices") == [("1", "None")]
+
+
 @pytest.mark.slow
 def test_a_refused_value_in_a_snapshot(made: MadeDirectory, tables: Tables) -> None:
     """The target has nothing of the table then."""
