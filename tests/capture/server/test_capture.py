@@ -451,8 +451,8 @@ def test_slot_that_was_there_does_not_begin_another_directory(
     mistyped = tmp_path / "segmets"
     for directory in (mistyped, tmp_path):  # an empty one neither
         for create in (False, True):
-            adopt = [Argument("adopt_slot", True)]
-            with expect_error(code="not_ours", path=str(directory), options=adopt):
+            advised = [Argument("slot"), Argument("directory"), Argument("adopt_slot", True)]
+            with expect_error(code="not_ours", path=str(directory), options=advised):
                 run(prepared, directory, adopt_slot=False, create_slot=create)
     assert list(tmp_path.iterdir()) == []
     assert confirmed(prepared) == before
