@@ -70,6 +70,12 @@ def write(directory: Path, server: Server, cuts: list[int], segment_bytes: int) 
         assert out.position == max([0, *told]) == (server.sent[-1].lsn if count else 0)
 
 
+def bytes_of(batch: pa.RecordBatch) -> int:
+    """The bytes of the batch's buffers in a file, where each is padded."""
+    buffers = (buffer for column in batch.columns for buffer in column.buffers())
+    return sum(-(-buffer.size // 64) * 64 for buffer in buffers if buffer)
+
+
 def read(directory: Path, segment_bytes: int) -> list[Row]:
     """The rows of all files but what they repeat; each file is checked by itself."""
     found: list[Row] = []
@@ -79,17 +85,17 @@ def read(directory: Path, segment_bytes: int) -> list[Row]:
             batches = list(reader)
         sizes = []
         for batch in batches:
-            buffers = (buffer for column in batch.columns for buffer in column.buffers())
-            sizes.append(sum(-(-buffer.size // 64) * 64 for buffer in buffers if buffer))
+            sizes.append(bytes_of(batch))
             assert batch.num_rows > 0
             assert batch.num_rows <= form.BATCH_FRAMES
             content = sum(map(len, batch["data"].to_pylist()))
             assert content <= writing.BATCH_BYTES or batch.num_rows == 1
         with pa.ipc.open_file(str(segment.path)) as opened:
             assert opened.num_record_batches == len(batches) + 1
-            # Beside the record batches a file has a head, the end mark and a footer, which repeats
-            # the head and lists the batches.
+            # Beside the record batches a file has a head, the end batch with the layout index, and
+            # a footer, which repeats the head and lists the batches.
             others = 2 * opened.schema.serialize().size + AROUND + 24 * opened.num_record_batches
+            others += bytes_of(opened.get_batch(len(batches)))
         size = segment.path.stat().st_size
         assert size <= 1.5 * segment_bytes + max(sizes) + 2 * AROUND + others
 
