@@ -1,7 +1,7 @@
-"""One table in one window: its changes go to its change table, and what they come to, to its rows.
+"""One table in one window: append its changes, and apply their net effect to its state table.
 
-A window is a stretch of the stream. What of it the target has already, as a call before was cut
-short, is left out here, by what the target says of each of the two tables.
+After a kill, the target may have a part of a window. The change table and the state table each have
+an LSN in the target, and changes before it are skipped.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 _TOGETHER = 4096
-"""Changes of a table that are written and folded at once."""
+"""Number of changes of a table that are written and folded together."""
 
 
 class _Part(NamedTuple):
-    """Changes that are folded together, and what is altered before.
+    """Changes that are folded together, and the alterations before them.
 
-    Fields: alterations, folding, key, begins (an LSN), schema (of the columns at its end).
+    Fields: alterations, folding, key, begins (the first commit LSN), schema (of the last changes).
     """
 
     alterations: list[Alteration]
@@ -50,7 +50,7 @@ class _Part(NamedTuple):
 
 
 _Layout = tuple["pa.Schema", Form, "Version"]
-"""A schema of batches, and what it is for the target."""
+"""A schema of batches, its conversion for the target, and its version of the table."""
 
 
 class TableWindow:
@@ -60,25 +60,26 @@ class TableWindow:
     ----------
     target : Target
     table_state : Held
-        What the target has of it.
+        The table state before the window.
     is_new : bool
-        Whether the target has nothing of it yet.
+        Whether the target has no such table yet.
     evolves : bool
-        Whether its state table follows when it is altered; else that is an error.
+        Whether the state table follows alterations; if not, an alteration is an error.
     stops : bool
-        Whether its state table is left as it is if its rows are not known any more; else that is an
-        error.
+        Whether the table becomes stale when its rows are no longer known; if not, an error is
+        raised.
     makes_null : bool
-        Whether a policy makes NULL of values, so that a key without a value is refused, not lost.
+        Whether a policy replaces values by NULL. Then a NULL in a key is the policy's, and a new
+        snapshot would not help.
     spill_file : SpillFile, optional
-        As of `Folding`.
+        As in `Folding`.
 
     Attributes
     ----------
     held : Held
-        As it will be.
+        The table state after what was taken so far.
     changes : int
-        Changes that were written.
+        The number of written changes.
     """
 
     def __init__(
@@ -93,23 +94,22 @@ class TableWindow:
         if target.kept.has_state and table_state.stale is None:
             self._state = target.state(table_state)
         self._is_new = is_new
-        self._first: pa.Schema | None = None  # of the rows with which a new state table begins
+        self._first: pa.Schema | None = None  # columns of a new state table
         self._evolves = evolves
         self._stops = stops
         self._makes_null = makes_null
-        # Changes of the layout that is met last, which are written and folded together.
+        # Changes of the newest layout that are not written yet.
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
         self._parts: list[_Part] = []
-        # The batches of one layout have one form.
         self._last: _Layout | None = None
         self._copying: tuple[bool, bool] | None = None
-        self._folded = 0  # the commit LSN of the last change that was folded
+        self._folded = 0  # commit LSN of the last folded change
         self.changes = 0
 
     @property
     def outcome(self) -> Outcome:
-        """What has become of it, once all was committed."""
+        """The outcome of the window for this table, after the commit."""
         table_state = self.held
         return (
             Committed(table_state)
@@ -119,16 +119,16 @@ class TableWindow:
 
     @property
     def removed(self) -> list[str]:
-        """The columns that its state table had and has no more, once all was committed."""
+        """The stored names of the columns that the window has removed from the state table."""
         alterations = [alteration for part in self._parts for alteration in part.alterations]
         return [alteration.column for alteration in alterations if isinstance(alteration, Removed)]
 
     def is_beyond(self, lsn: int) -> bool:
-        """Whether the state table has changes beyond an LSN, of a window that was cut short."""
+        """Whether the state table has later changes, from a window that a kill ended."""
         return self._state is not None and self._state.lsn > lsn
 
     def stop(self, reason: str) -> None:
-        """Do not keep the state up to date any more."""
+        """Mark the table as stale: its rows are no longer known."""
         if not self._stops:
             raise IncompleteError(
                 f"the rows of {qualified(self.held)} are no longer known: {reason}",
@@ -145,18 +145,18 @@ class TableWindow:
     # --- changes ---------------------------------------------------------------------------------
 
     def add(self, schema: pa.Schema, batch: pa.RecordBatch, known: Callable[[int], Known]) -> None:
-        """Take changes of the stream.
+        """Add changes of the stream.
 
         Parameters
         ----------
         schema : pyarrow.Schema
-            That of the batch; the same object for batches of one layout.
+            The batch's schema, which is the same object for all batches of a layout.
         batch : pyarrow.RecordBatch
         known : callable
-            Gives what is known of the table at a commit LSN.
+            Takes a commit LSN; returns what the catalogue says of the table there.
         """
         if batch.column("commit_lsn")[-1].as_py() < self.held.lsn:
-            return  # the target has them, and its columns may have been altered since
+            return  # the target has them, maybe with later alterations
         last = self._last
         if last is None or last[0] is not schema:
             self.take_gathered()
@@ -167,7 +167,7 @@ class TableWindow:
             self.take_gathered()
 
     def take_gathered(self) -> None:
-        """Write and fold the changes that came, together, as small batches cost more."""
+        """Write and fold the gathered changes together, because small batches cost more."""
         if not self._gathered:
             return
         rows, *others = self._gathered
@@ -199,7 +199,7 @@ class TableWindow:
             self.held = self.held._replace(commit_time=time)
 
     def _meet(self, schema: pa.Schema, lsn: int, known: Callable[[int], Known]) -> _Layout:
-        """Go on with other columns, which a transaction brings that is committed at an LSN."""
+        """Go on with the layout of a transaction that was committed at an LSN."""
         version = stored_version(schema)
         known_table = known(lsn)
         turns = turns_digits(self.held.columns, version)
@@ -215,7 +215,7 @@ class TableWindow:
         return schema, form, version
 
     def _evolve(self, version: Version, known: Known) -> list[Alteration]:
-        """Have the state table follow other columns; what is altered."""
+        """Let the state table follow new columns; return its alterations."""
         alterations: list[Alteration] = []
         if not self.held.columns:
             self.held = self.held._replace(columns=new_columns(version, known))
@@ -225,7 +225,7 @@ class TableWindow:
             if evolved.unknown is not None:
                 if self._target.kept.has_state:
                     self.stop(evolved.unknown)
-                # Change tables go on with the columns that there are.
+                # The change table goes on with the new columns.
                 self.held = self.held._replace(columns=new_columns(version, known))
             else:
                 self.held = self.held._replace(columns=evolved.columns)
@@ -234,12 +234,12 @@ class TableWindow:
         return alterations
 
     def follow(self, schema: pa.Schema, known: Known) -> None:
-        """Have the state table follow the catalogue, as no change has its columns yet.
+        """Let the state table follow the catalogue before a change has the new columns.
 
         Parameters
         ----------
         schema : pyarrow.Schema
-            That of a batch of changes that would come now.
+            The schema that changes would have now.
         known : Known
         """
         self.take_gathered()
@@ -251,7 +251,7 @@ class TableWindow:
         self._last = None  # the next change begins with these columns
 
     def _check_same(self, version: Version) -> None:
-        """Refuse a table that was altered, if its state table shall not follow."""
+        """Refuse an alteration if the state table must not follow it."""
         had = {(column.name, column.type_id, column.type_modifier) for column in self.held.columns}
         has = {(column.name, column.type_id, column.type_modifier) for column in version.columns}
         if not self._evolves and had != has:
@@ -265,7 +265,7 @@ class TableWindow:
             )
 
     def _check_marker(self) -> None:
-        """Refuse a column of the server where deleted rows are marked."""
+        """Refuse a column of the server with the name of the column for deleted rows."""
         marker = self._target.kept.soft_deletes
         if marker is None:
             return
@@ -288,8 +288,8 @@ class TableWindow:
         table: CatalogTable | None,
         lsn: int,
     ) -> None:
-        """Have the changes that come folded with those before, if that can be."""
-        # A Relation flags the key of these very changes, or, with FULL, all columns.
+        """Fold the next changes together with those before, if possible."""
+        # The Relation has the key of these changes; with FULL, it flags all columns.
         names = version.key if version.replica_identity not in ("f", "n") else ()
         if not names and table is not None:
             names = table.key
@@ -297,7 +297,7 @@ class TableWindow:
             column.stored for name in names for column in self.held.columns if column.name == name
         )  # fmt: skip
         nothing = _empty(form.schema)
-        # Of changes before, the columns' names mean what they did then.
+        # Changes before a rename or a removal have other columns under the same names.
         renames = any(isinstance(alteration, (Removed, Renamed)) for alteration in alterations)
         if self._parts and self._parts[-1].key == key and not renames and self._goes_on(nothing):
             self._parts[-1].alterations.extend(alterations)
@@ -312,7 +312,7 @@ class TableWindow:
         self._parts[-1].folding.add(nothing)
 
     def _goes_on(self, nothing: pa.RecordBatch) -> bool:
-        """Whether the changes that come can be folded together with those before."""
+        """Whether the next changes can be folded together with those before."""
         try:
             self._parts[-1].folding.add(nothing)
         except PgOutputError:
@@ -328,7 +328,7 @@ class TableWindow:
         known: Callable[[int], Known],
         copy: Copy,
     ) -> None:
-        """Take rows of a snapshot; the first batch begins with a Truncate."""
+        """Add rows of a snapshot; the first batch begins with a Truncate."""
         if self._copying is None:
             self.take_gathered()
             self._copying = self._begin_copy(schema, known(copy.lsn), copy)
@@ -352,20 +352,20 @@ class TableWindow:
                 )
 
     def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
-        """Whether the change table, and the state table, still want the rows of a snapshot."""
+        """Return whether the change table and the state table still lack a snapshot."""
         state = self._state
         if state is None and self._target.kept.has_state:
             state = self._target.state(self.held)
-        # Behind a copy, changes are taken from where the tables are. So one that is older than that
-        # would take away what came between: `check_position` tells of it.
+        # A snapshot older than the table would remove the changes in between, and nothing reads
+        # them again. `check_position` reports such a snapshot.
         wants_changes = copy.lsn > self._writers[-1].copy_lsn and copy.lsn >= self._writers[-1].lsn
-        # A copy that it has already does not mend what was found to be wrong behind it.
+        # A snapshot that the table has already can't repair a table that became stale later.
         is_new = copy.lsn > self.held.copy_lsn and copy.lsn >= self.held.lsn
         wants_rows = state is not None and (
             (copy.lsn > state.copy_lsn and copy.lsn >= state.lsn)
             or (self.held.stale is not None and is_new)
         )
-        # The state table may have been written by a process that was killed before it could say so.
+        # A killed process may have loaded the state table without committing the table state.
         begins = is_new or wants_rows
         if not (wants_changes or begins):
             return False, False
@@ -377,7 +377,7 @@ class TableWindow:
         if wants_changes and (turns or not self._writers[-1].fits(form.schema)):
             self._next_version()
         if begins:
-            # What the catalogue says of a later time counts from here on.
+            # Reads of the catalogue count from the snapshot on.
             self.held = self.held._replace(columns=columns, stale=None, schema_lsn=copy.lsn)
             self._check_marker()
             self._state, self._parts, self._is_new = state, [], False
@@ -390,16 +390,16 @@ class TableWindow:
         return schema, Form.of(schema, columns), stored_version(schema)
 
     def _next_version(self) -> None:
-        """Go on in a new version of the change table."""
+        """Begin a new version of the change table."""
         self.held = self.held._replace(version=self.held.version + 1)
         self._writers.append(self._target.changes(self.held))
 
     def end_copy(self, copy: Copy) -> None:
-        """The rows of a snapshot came."""
+        """End a snapshot, after its last row."""
         has_changes, has_rows = self._copying or (False, False)
         self._copying = self._last = None
         if has_changes:
-            # A snapshot of 5 rows counts as 5 changes: nobody made its Truncate on the server.
+            # A snapshot counts as its rows, without its Truncate.
             self.changes -= 1
         if copy.lsn >= self.held.lsn:
             self.held = self.held._replace(copy_lsn=max(self.held.copy_lsn, copy.lsn), lsn=copy.lsn)
@@ -407,25 +407,25 @@ class TableWindow:
             self._commit_copied()
 
     def _commit_copied(self) -> None:
-        """Have the state table be at a snapshot whose rows it has."""
+        """Commit the snapshot's rows in the state table."""
         if self._state is not None:
             self._state.loaded(self.held)
 
     # --- the end ---------------------------------------------------------------------------------
 
     def commit_changes(self, lsn: int) -> None:
-        """Have the change table stand; all changes were taken."""
+        """Commit the change table, after the last change."""
         for writer in self._writers:
             writer.commit(self.held._replace(lsn=lsn))
             self.held = self.held._replace(gap=writer.gap or self.held.gap)
 
     def commit_state(self, lsn: int) -> None:
-        """Do what the changes come to to the rows.
+        """Apply the net changes to the state table, and commit it.
 
         Raises
         ------
         IncompleteError
-            They do not fit what is there, and the table does not stop.
+            The net changes do not fit the rows, and the table must not become stale.
         """
         state = self._state
         if state is None:
@@ -449,10 +449,10 @@ class TableWindow:
 
 @contextlib.contextmanager
 def as_incomplete(*, makes_null: bool = False) -> Iterator[None]:
-    """Raise what a fold refuses as changes that do not fit what a state table has.
+    """Raise the errors of a fold as `IncompleteError`: the changes do not fit the state table.
 
-    Some may be missing, or the table's key may be another one than is known: either way, a copy
-    mends it. Where a policy makes NULL of a key (`makes_null`), no copy does: that error stays.
+    Changes may be missing, or the known key may be wrong. A new snapshot repairs both. It does not
+    help if a policy has replaced a key's value by NULL (`makes_null`), so that error stays.
     """
     try:
         yield
@@ -469,7 +469,7 @@ def as_incomplete(*, makes_null: bool = False) -> Iterator[None]:
 
 
 def since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:
-    """Those of the changes that were committed from an LSN on."""
+    """Return the changes that were committed from an LSN on."""
     lsns = rows.column("commit_lsn")
     if not lsn or rows.num_rows == 0 or lsns[0].as_py() >= lsn:
         return rows
@@ -477,7 +477,7 @@ def since(rows: pa.RecordBatch, lsn: int) -> pa.RecordBatch:
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch without rows."""
+    """Return a batch without rows."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 

@@ -1,4 +1,4 @@
-"""Write one window of changes into the tables of a target."""
+"""Write one window of changes to the tables of a target."""
 
 from __future__ import annotations
 
@@ -56,43 +56,42 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A capture reads the catalogue when it meets a new Relation, and does not wait for that.
+# A capture reads the catalogue after a new Relation, and meanwhile goes on with the stream.
 _CATALOG_TIMEOUT = 10.0  # seconds
-_CATALOG_WAIT = 0.1  # seconds between two looks
-_TOLD = 0.5  # seconds between two calls of `tell` while tables are written
+_CATALOG_WAIT = 0.1  # seconds between two checks
+_TOLD = 0.5  # seconds between two calls of `tell`
 _BY_POLICY = frozenset({"out_of_range", "bad_encoding"})
-"""The codes of values that another policy may let pass."""
+"""Error codes of refused values that another policy may let pass."""
 LEFT_UNCOPIED = (
     "it has no snapshot, and was dropped or left the publications before one could be made; its "
     "changes are kept"
 )
-"""Why a table is stale that nobody can copy any more."""
+"""Reason of a stale table that can't get a snapshot any more."""
 
 
 class WindowWriter:
-    """What is written together.
+    """Writes one window.
 
     Parameters
     ----------
     log : ChangeLog
     target : Target
     stored : Stored
-        What it has.
+        The target state before the window.
     decoding : dict
         Arguments of :class:`ColumnarDecoder`.
     options : SyncOptions
     tell : callable
-        Called now and then.
+        Called now and then, to report progress.
 
     Attributes
     ----------
     counts : dict of str to int
-        Changes that were written, by table.
+        Written changes by table.
     seconds : dict of str to float
-        How long each table took.
+        Seconds spent on each state table.
     change_seconds, state_seconds : float
-        How long it took until the changes stood in their tables, and from then until the state
-        tables had them.
+        Seconds spent on reading and on the change tables, and then on the state tables.
     """
 
     _table_window: Callable[..., TableWindow] = TableWindow
@@ -127,20 +126,21 @@ class WindowWriter:
         self.change_seconds = self.state_seconds = 0.0
 
     def write(self, view: View, plan: ReadPlan) -> Stored:
-        """Write everything; what the target has then.
+        """Write the window; return the target state after it.
 
         Raises
         ------
         PausedError
-            Some tables can't go on, and the others may. Nothing of the window stands, but for what
-            each table of a target that is not transactional says of itself.
+            Some tables can't be written; the others can go on without them. The window is not
+            committed. If the target is not transactional, single tables may be: each table's own
+            record says so.
         """
         with self._pausing_one():
             return self._write(view, plan)
 
     @contextlib.contextmanager
     def _pausing_one(self) -> Iterator[None]:
-        """Have an error that names its table pause that table."""
+        """Turn an error that names its table into a pause of that table."""
         try:
             yield
         except TableError as error:
@@ -161,7 +161,7 @@ class WindowWriter:
         return self._commit(max(after.lsn, self._lsn), tables, self._newest_of(plan))
 
     def has_news(self, at: Position) -> bool:
-        """Whether the catalogue says something of tables that no change has told."""
+        """Whether the catalogue has a name or columns of a table that no change has shown."""
         news = [*self._news(at)]
         tables = dict(self._held)
         for relation_id, table, _ in news:
@@ -169,13 +169,18 @@ class WindowWriter:
         return bool(renames(tables)) or any(action is not None for _, _, action in news)
 
     def write_catalog(self, view: View, at: Position) -> Stored:
-        """Write what the catalogue says of tables that no change has told; errors as of `write`.
+        """Let tables without new changes follow the catalogue; return the target state.
 
         Parameters
         ----------
         view : View
         at : Position
-            What was committed before is there, of each table.
+            Each table has all changes before this position.
+
+        Raises
+        ------
+        PausedError
+            As in `write`.
         """
         with self._pausing_one():
             self._follow_catalog(view, at)
@@ -187,9 +192,9 @@ class WindowWriter:
         return self._commit(self._lsn, tables, self._newest)
 
     def _write_open(self, after: Position, begin: float) -> None:
-        """Write the tables that have something new."""
-        # A window that is read again, as a process was killed behind its commit, may end before
-        # what the target has: it never goes back, else what lies between would be taken twice.
+        """Commit the open tables: first the change tables, then the state tables."""
+        # If a process was killed after its commit, the window is read again, and it may now end
+        # earlier. A table's LSN must not move back, or changes would be applied twice.
         ends = {
             relation_id: max(after.of(relation_id), window.held.lsn)
             for relation_id, window in self._open.items()
@@ -214,7 +219,7 @@ class WindowWriter:
         self._settle_names()
 
     def _commit(self, lsn: int, tables: dict[int, Held], newest: CommitRecord | None) -> Stored:
-        """End the window."""
+        """Commit the window."""
         stored = Stored(lsn, tables, newest)
         self._target.commit(stored)
         for window in self._open.values():
@@ -226,7 +231,7 @@ class WindowWriter:
         return stored
 
     def _take_all(self, view: View, plan: ReadPlan) -> None:
-        """Give all changes of a plan to their tables."""
+        """Read all changes of a plan, and give them to their tables."""
         for copy, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
             for read in reads:
                 for chunk in chunks(read, view.metadata):
@@ -235,23 +240,23 @@ class WindowWriter:
             self._end_copy(copy)
 
     def _newest_of(self, plan: ReadPlan) -> CommitRecord | None:
-        """The newest commit that was looked at, with this window."""
+        """Return the newest commit that was read, up to the end of this window."""
         if plan.after.lsn <= self._lsn:
-            return self._newest  # all of it was read before
+            return self._newest  # the window was read before
         return newest_commit(plan.reads) or self._newest
 
     def _end_copy(self, copy: Copy | None) -> None:
-        # The rows of one that is paused are not all there.
+        # Rows of a paused table may be missing.
         if copy is not None and copy.relation_id in self._open.keys() - self._paused.keys():
             window = self._open[copy.relation_id]
             with self._pausing(window.held):
                 window.end_copy(copy)
 
-    # --- tables that can't go on -----------------------------------------------------------------
+    # --- paused tables ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _pausing(self, table: Any) -> Iterator[None]:
-        """Have the error of one table pause that table, unless it is paused already."""
+        """Pause a table if the block raises an error that concerns it alone."""
         try:
             yield
         except (RetryableError, TargetError, PausedError):
@@ -268,12 +273,12 @@ class WindowWriter:
                 raise PausedError(self._paused.values()) from error
 
     def _pause_refused(self, _: Chunk, refusals: list[Refusal]) -> None:
-        """Pause the tables of which values are refused."""
+        """Pause the tables with refused values."""
         for refusal in refusals:
             self._pause(refusal.relation, refusal.error)
 
     def _pause(self, table: Any, error: Exception) -> None:
-        """Note that a table, a relation or what is held of one, can't go on."""
+        """Pause a table, which is given as its Relation or its table state."""
         if isinstance(error, PgOutputError) and (
             isinstance(error, NullKeyError) or error.code in _BY_POLICY
         ):
@@ -282,7 +287,7 @@ class WindowWriter:
             self._paused[table.relation_id] = Paused(self._before(table), error)
 
     def _before(self, table: Any) -> Held:
-        """What the target had of a table before the window."""
+        """Return the table state before the window."""
         table_state = self._held.get(table.relation_id)
         if table_state is not None:
             return table_state
@@ -291,12 +296,12 @@ class WindowWriter:
         return Held(table.relation_id, table.namespace, table.name, stored, version=0)
 
     def _check_paused(self) -> None:
-        """Give the window up if a table can't go on."""
+        """Give the window up if a table is paused."""
         if self._paused:
             raise PausedError(self._paused.values())
 
     def _each(self, do: Callable[[int, int], None], ends: dict[int, int]) -> None:
-        """Do something to each table, to several at a time where the target can have that."""
+        """Call `do` for each table, for as many at a time as the target allows."""
         if self._target.threads <= 1:
             for relation_id, end in ends.items():
                 do(relation_id, end)
@@ -310,7 +315,7 @@ class WindowWriter:
             window.commit_changes(end)
 
     def _finish_all(self, ends: dict[int, int]) -> None:
-        """Do to all state tables what the changes come to."""
+        """Apply the net changes to all state tables."""
         self._each(self._finish, ends)
 
     def _finish(self, relation_id: int, end: int) -> None:
@@ -337,7 +342,7 @@ class WindowWriter:
                     window.add(schema, batch, known)
 
     def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
-        """The schema of a layout's batches, always the same object."""
+        """Return the schema of a layout's batches, always as the same object."""
         known = self._schemas.get(id(layout))
         if known is None or not known[1].equals(schema, check_metadata=True):
             known = self._schemas[id(layout)] = layout, schema
@@ -346,11 +351,11 @@ class WindowWriter:
     # --- tables ----------------------------------------------------------------------------------
 
     def _table(self, relation: Any, lsn: int) -> TableWindow:
-        """The table of a relation; its name is what the relation now says at an LSN."""
+        """Return the table of a Relation, under the name that it has at an LSN."""
         return self._table_of(relation, self._held_of(relation, lsn), lsn)
 
     def _held_of(self, relation: Any, lsn: int) -> Held:
-        """What the target has of a table, or has of one that begins at an LSN."""
+        """Return the table state, or a new one for a table whose changes begin at an LSN."""
         relation_id = relation.relation_id
         if relation_id in self._open:
             return self._open[relation_id].held
@@ -368,7 +373,7 @@ class WindowWriter:
         return window
 
     def _opened(self, table_state: Held) -> TableWindow:
-        """A table in the window."""
+        """Return the table's part of the window, which the first call begins."""
         window = self._open.get(table_state.relation_id)
         if window is None:
             before = self._held.get(table_state.relation_id)
@@ -384,9 +389,9 @@ class WindowWriter:
         return window
 
     def _unbegun(self, relation: Any) -> Held:
-        """What the target has of a table that it has not, under a name that is free."""
+        """Return the first table state of a table, with a free name."""
         relation_id = relation.relation_id
-        if relation_id in self._held:  # it was paused when it began
+        if relation_id in self._held:  # its first changes were paused
             return self._held[relation_id]._replace(version=1)
         taken = {table_state.stored.casefold() for table_state in self._held.values()}
         taken.update(window.held.stored.casefold() for window in self._open.values())
@@ -418,7 +423,7 @@ class WindowWriter:
         return table_state
 
     def _has_left(self, relation_id: int, lsn: int) -> bool:
-        """Whether a table is no longer published, and nobody can copy it any more."""
+        """Whether a table is dropped or no longer published, so that it can't get a snapshot."""
         history = self._log.history()
         return (
             history is not None
@@ -427,17 +432,17 @@ class WindowWriter:
         )
 
     def _catalog_at(self, lsn: int) -> TablesAt | None:
-        """The newest state of the catalogue at or before an LSN; None if none is known."""
+        """Return the newest read of the catalogue at or before an LSN; None if there is none."""
         if self._history is None:
             return None
         tables_at = self._history.tables_at(lsn, "older")
         return tables_at if tables_at.entry else None
 
     def _news(self, at: Position) -> Iterator[tuple[int, CatalogTable, str | None]]:
-        """Tables of which the catalogue says something that no change has told.
+        """Yield tables whose name or columns in the catalogue no change has shown.
 
-        Each with what is to be done to its state table: "follow", "stop", or None, if only its
-        name may be another one.
+        Yields the relation id, the table, and the action for its state table: "follow", "stop", or
+        None if only the name may differ.
         """
         tables_at = self._catalog_at(at.lsn)
         published = {} if tables_at is None else tables_at.catalog.by_id()
@@ -450,12 +455,12 @@ class WindowWriter:
             is_paused = table_state.paused is not None or relation_id in self._paused
             is_behind = table_state.stale is None and at.of(relation_id) < at.lsn
             if is_paused or is_behind:
-                continue  # what comes tells its columns; it follows once it is at the end
+                continue  # its next changes have its columns
             is_here = (
                 self._target.kept.has_state and table_state.stale is None and table_state.columns
             )
-            # Nothing in a stream tells that a column was dropped and another one made under its
-            # name: whatever change came last.
+            # The stream does not show that a column was dropped and created again, so this check
+            # does not depend on the last change.
             if is_here and replaced(table_state.columns, table) is not None:
                 yield relation_id, table, "stop"
             elif start > table_state.schema_lsn:
@@ -463,7 +468,7 @@ class WindowWriter:
                 yield relation_id, table, "follow" if is_other else None
 
     def _follow_catalog(self, view: View, after: Position) -> None:
-        """Have tables of which no change has told it follow the catalogue."""
+        """Let tables follow the catalogue if no change has shown their name or columns."""
         tables_at = self._catalog_at(after.lsn)
         if tables_at is None:
             return
@@ -473,7 +478,7 @@ class WindowWriter:
                 with self._pausing(self._held_now(relation_id)):
                     window = self._opened(self._held_now(relation_id))
                     if window.is_beyond(after.lsn):
-                        continue  # of a window that was cut short: it follows behind that
+                        continue  # a killed process wrote more: it follows after that
                     if action == "stop":
                         window.stop(
                             f"column {replaced(window.held.columns, table)} was dropped or "
@@ -490,12 +495,12 @@ class WindowWriter:
                 self._held[relation_id] = table_state
 
     def _held_now(self, relation_id: int) -> Held:
-        """What the target has of a table, with this window."""
+        """Return the table state with the changes of this window."""
         window = self._open.get(relation_id)
         return self._held[relation_id] if window is None else window.held
 
     def _foretold(self, view: View, table: CatalogTable, lsn: int) -> tuple[pa.Schema, Any]:
-        """The schema of a change that would come of a table at an LSN, and its Relation."""
+        """Return the schema that changes of a table have at an LSN, and its Relation."""
         if self._reader.follower is not None:
             self._reader.follower.go_to(lsn)
         decoder = ColumnarDecoder(**{**self._decoding, "tables": None})
@@ -509,14 +514,15 @@ class WindowWriter:
         return batch.schema, changes.relation
 
     def _settle_names(self) -> None:
-        """Have each table under the name that it has now."""
+        """Rename tables whose name on the server has changed."""
         for relation_id, name in renames(self._held):
             self._held[relation_id] = self._target.rename(self._held[relation_id], name)
 
     def _known(self, relation: Any, lsn: int) -> Known:
-        """Return what is known of a table when a transaction was committed.
+        """Return what the catalogue says of a table at a commit LSN.
 
-        Wait until the catalogue was read after it, but not again where that was in vain.
+        Wait until the catalogue was read after this commit. If that has timed out once, do not wait
+        again before the next read.
         """
         end = time.monotonic() + _CATALOG_TIMEOUT
         while True:
@@ -537,7 +543,7 @@ class WindowWriter:
             self._history = self._log.history()
 
     def _known_by(self, relation: Any, at: TablesAt | None) -> Known:
-        """What is known of a table by a state of the catalogue."""
+        """Return what a read of the catalogue says of a table."""
         history, relation_id = self._history, relation.relation_id
 
         def value(name: str, text: str | None) -> pa.Array:
@@ -563,7 +569,7 @@ class WindowWriter:
 
 
 def _renamed(table_state: Held, table: Any, lsn: int) -> Held:
-    """A table with the name that it has at an LSN, by its Relation or the catalogue."""
+    """Return a table state with the table's name at an LSN, from its Relation or the catalogue."""
     return table_state._replace(namespace=table.namespace, name=table.name, schema_lsn=lsn)
 
 
@@ -599,22 +605,21 @@ def run_all(
     arguments: Iterable[tuple[Any, ...]],
     tell: Callable[[], None],
 ) -> None:
-    """Do something with each of some arguments, several at a time.
+    """Call a function with each of several arguments, in several threads.
 
     Parameters
     ----------
     threads : int
-        How many at a time.
     do : callable
     arguments : iterable of tuple
-        For each call, what `do` takes.
+        The arguments of each call.
     tell : callable
         Called twice a second meanwhile, and at the end.
 
     Raises
     ------
     Exception
-        As `do` has raised it; what had not begun by then is not done.
+        The first error that `do` has raised. Calls that had not begun by then are not made.
     """
     with ThreadPoolExecutor(threads) as pool:
         running = [pool.submit(do, *task_arguments) for task_arguments in arguments]
