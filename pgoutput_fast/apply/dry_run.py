@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..changelog.changes import ChangeReader, Refusal
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ..changelog.consumers import consumers
 from ..changelog.log import ChangeLog
-from ..changelog.read_frames import chunks
 from ..changelog.read_plan import Position, first_position
 from ..names import qualified, shown_name
 from ..policies import Policies
@@ -16,16 +19,20 @@ from ..segments.listing import not_begun
 from .continuity import check_position, copied_name, lost_tables, origin_of
 from .departures import check_tables, mistaken
 from .embedded_capture import check_slot
-from .options import SyncOptions
-from .targets import Held, Stored, Target, TargetOrigin
+from .options import WINDOW_BYTES, SyncOptions
+from .outcomes import Paused, PausedError
+from .targets import Held, NoChanges, Stored, Target, TargetOrigin, window
+from .window_writer import WindowWriter
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from ..changelog.read_frames import Chunk
     from ..changelog.view import View
     from ..connections import ConnectionParameters
+    from ..errors import PgOutputError
+    from .folding import NetChanges
+    from .targets import Alteration
 
 
 class TablePlan(NamedTuple):
@@ -37,10 +44,10 @@ class TablePlan(NamedTuple):
     name : str
     held : Held or None
         The table state in the target; None if the table is new there.
+    after : Held or None
+        The table state after the sync; None if the change log has nothing of the table.
     lsn : int
         Sync would read the table's changes from this LSN on; 0 without a change log.
-    copy_lsn : int or None
-        LSN of the newest snapshot that sync would write; None if it would write none.
     rows, changes : int
         Rows of snapshots, and changes, that the change log has for the target.
     waits : bool
@@ -52,15 +59,15 @@ class TablePlan(NamedTuple):
     is_lost : bool
         Whether the table needs a new snapshot first, because the change log lacks changes of it.
     refused : str or None
-        Why the table would be paused: a value is refused. Rows and changes from there on are not
-        counted.
+        Why the table would be paused: a value is refused. Rows and changes of that window and of
+        later ones are not counted.
     """
 
     relation_id: int
     name: str
     held: Held | None = None
+    after: Held | None = None
     lsn: int = 0
-    copy_lsn: int | None = None
     rows: int = 0
     changes: int = 0
     waits: bool = False
@@ -68,6 +75,12 @@ class TablePlan(NamedTuple):
     is_published: bool | None = None
     is_lost: bool = False
     refused: str | None = None
+
+    @property
+    def copy_lsn(self) -> int | None:
+        """LSN of the newest snapshot that sync would write; None if it would write none."""
+        before = 0 if self.held is None else self.held.copy_lsn
+        return None if self.after is None or self.after.copy_lsn == before else self.after.copy_lsn
 
 
 class SlotPlan(NamedTuple):
@@ -213,23 +226,27 @@ def plan_sync(
         position = Position(position.lsn, {**position.tables, **ends})
     else:
         check_position(log, str(name), stored, position, options.uncopied)
-    counted = _count(
-        log, view, position, decode_for, options, target.kept.policies or Policies(), stored
-    )
+    written = _write(log, view, position, decode_for, options, target, stored)
     states = view.states
     names = {**_copied_names(directory, view), **published}
     tables = {}
-    for relation_id in names.keys() | counted.keys() | stored.tables.keys():
-        table_state, state = stored.tables.get(relation_id), states.get(relation_id)
-        plan = counted.get(relation_id)
-        shown = plan.name if plan else qualified(table_state) if table_state else names[relation_id]
-        tables[relation_id] = (plan or TablePlan(relation_id, shown))._replace(
-            held=table_state,
+    for relation_id in names.keys() | written.tables.keys() | written.paused.keys():
+        before, after = stored.tables.get(relation_id), written.tables.get(relation_id)
+        paused, state = written.paused.get(relation_id), states.get(relation_id)
+        shown = after or before or (paused.held if paused else None)
+        tables[relation_id] = TablePlan(
+            relation_id,
+            qualified(shown) if shown else names[relation_id],
+            held=before,
+            after=after,
             lsn=position.of(relation_id),
+            rows=written.rows[relation_id],
+            changes=written.changes[relation_id],
             waits=state is not None and state.held_from is not None,
             has_snapshot=state is not None and bool(state.snapshots),
             is_published=None if asked is None else relation_id in published,
             is_lost=relation_id in lost,
+            refused=None if paused is None else str(paused.error),
         )
     end = view.end
     return SyncPlan(
@@ -273,56 +290,143 @@ def _copied_names(directory: Path, view: View) -> dict[int, str]:
     }
 
 
-def _count(
+class _DryRun(NamedTuple):
+    """The end of a dry run.
+
+    Fields by relation id: tables (the table states then), rows, changes (how many rows of snapshots
+    and changes were written), paused (the tables that would be paused).
+    """
+
+    tables: dict[int, Held]
+    rows: Counter[int]
+    changes: Counter[int]
+    paused: dict[int, Paused]
+
+
+def _write(
     log: ChangeLog,
     view: View,
-    position: Any,
+    position: Position,
     decode_for: str,
     options: SyncOptions,
-    policies: Policies,
+    target: Target,
     stored: Stored,
-) -> dict[int, TablePlan]:
-    """Count rows and changes of each table. This decodes everything, as a sync would."""
-    plan = view.plan(position)
-    plans: dict[int, TablePlan] = {}
-    if plan is None:
-        return plans
+) -> _DryRun:
+    """Write all windows, as a sync would, to a target that only counts."""
     decoding: dict[str, Any] = {
-        "policies": policies, "target": decode_for, "tables": options.tables,
-        "on_error": "raise", "max_bytes": 16 << 20,
+        "policies": target.kept.policies or Policies(), "target": decode_for,
+        "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
+        "encoding": view.metadata.encoding,
     }  # fmt: skip
+    if options.uncopied == "error":
+        options = dataclasses.replace(options, uncopied="empty")  # the plan says that it is one
+    if (history := log.history()) is not None:
+        log.awaited = history.confirmed  # do not wait for a capture
+    counting: Any = _CountingTarget(target)
+    paused: dict[int, Paused] = {}
+    while plan := view.plan(position, WINDOW_BYTES, paused=paused):
+        writer = WindowWriter(log, counting, stored, decoding, options, lambda: None)
+        try:
+            with window(counting):
+                stored = writer.write(view, plan)
+        except PausedError as error:
+            paused.update((outcome.held.relation_id, outcome) for outcome in error.paused)
+        else:
+            position = plan.after
+    return _DryRun(stored.tables, counting.rows, counting.counts, paused)
 
-    def pause(_: Chunk, refusals: list[Refusal]) -> None:
-        for refusal in refusals:
-            relation_id = refusal.relation.relation_id
-            plan_of = plans.get(relation_id) or TablePlan(relation_id, qualified(refusal.relation))
-            if plan_of.refused is None:
-                plans[relation_id] = plan_of._replace(refused=str(refusal.error))
 
-    stops = options.on_error == "stop"
-    refused = None if stops else pause
-    reader = ChangeReader(decoding, log.history(), options.history, refused)
-    for read in plan.reads:
-        copy = read.snapshot
-        for chunk in chunks(read, view.metadata):
-            for changes, batch in reader.changes(chunk):
-                relation = changes.relation
-                relation_id = relation.relation_id
-                table_state = stored.tables.get(relation_id)
-                table_plan = plans.get(relation_id) or TablePlan(relation_id, "")
-                if table_plan.refused is not None:
-                    continue
-                table_plan = table_plan._replace(name=qualified(relation))
-                if copy is None:
-                    lsn = 0 if table_state is None else table_state.lsn
-                    come = sum(at >= lsn for at in batch.column("commit_lsn").to_pylist())
-                    table_plan = table_plan._replace(changes=table_plan.changes + come)
-                elif (
-                    table_state is None
-                    or copy.lsn > table_state.copy_lsn
-                    or table_state.stale is not None
-                ):
-                    rows = batch.column("op").to_pylist().count("read")
-                    table_plan = table_plan._replace(rows=table_plan.rows + rows, copy_lsn=copy.lsn)
-                plans[relation_id] = table_plan
-    return plans
+class _CountingTarget:
+    """A `Target` that counts what a sync would write, and writes nothing.
+
+    Parameters
+    ----------
+    target : Target
+        The sync's target.
+
+    Attributes
+    ----------
+    rows, counts : Counter of int
+        Rows of snapshots, and changes, of all committed windows by relation id.
+    """
+
+    threads = 1
+    is_transactional = True
+
+    def __init__(self, target: Target) -> None:
+        self.kept = target.kept
+        self.shown = target.shown
+        self.troubles: dict[int, PgOutputError] = {}
+        self.rows: Counter[int] = Counter()
+        self.counts: Counter[int] = Counter()
+        self._window: list[_CountedChanges] = []
+
+    def begin(self) -> None:
+        """See `Target`."""
+        self._window = []
+
+    def changes(self, table_state: Held) -> _CountedChanges:
+        """See `Target`."""
+        self._window.append(_CountedChanges(table_state))
+        return self._window[-1]
+
+    def state(self, table_state: Held) -> _NoState:
+        """See `Target`."""
+        return _NoState(table_state)
+
+    def begun(self, table_state: Held) -> Held:
+        """See `Target`."""
+        return table_state
+
+    def rename(self, table_state: Held, stored: str) -> Held:
+        """See `Target`."""
+        return table_state._replace(stored=stored)
+
+    def commit(self, stored: Stored) -> None:
+        """See `Target`."""
+        del stored
+        for writer in self._window:
+            self.rows[writer.relation_id] += writer.rows
+            self.counts[writer.relation_id] += writer.changes
+
+    def abort(self) -> None:
+        """See `Target`."""
+
+
+class _CountedChanges(NoChanges):
+    """A `ChangeWriter` that counts changes and the rows of snapshots."""
+
+    def __init__(self, table_state: Held) -> None:
+        super().__init__(table_state)
+        self.relation_id = table_state.relation_id
+        self.rows = self.changes = 0
+
+    def append(self, changes: pa.RecordBatch) -> None:
+        """See `ChangeWriter`."""
+        ops = changes.column("op")
+        if pc.all(pc.is_in(ops, pa.array(["read", "truncate"], ops.type))).as_py():
+            self.rows += ops.to_pylist().count("read")
+        else:
+            self.changes += len(ops)
+
+
+class _NoState:
+    """A `StateWriter` that drops everything."""
+
+    def __init__(self, table_state: Held) -> None:
+        self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
+
+    def load(self, schema: pa.Schema) -> None:
+        """See `StateWriter`."""
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """See `StateWriter`."""
+
+    def loaded(self, table_state: Held) -> None:
+        """See `StateWriter`."""
+
+    def create(self, schema: pa.Schema) -> None:
+        """See `StateWriter`."""
+
+    def apply(self, alterations: Sequence[Alteration], net: NetChanges, table_state: Held) -> None:
+        """See `StateWriter`."""

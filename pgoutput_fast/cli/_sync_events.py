@@ -49,7 +49,7 @@ def _texts(old: Held, new: Held, name_before: str, name: str) -> Iterator[str]:
         which = "a new snapshot" if old.copy_lsn else "its snapshot"
         yield f"has {which}, as of {format_lsn(new.copy_lsn)}"
     elif old.columns and new.stale is None:
-        yield from _columns(old.columns, new.columns)
+        yield from column_events(old.columns, new.columns)
     if new.version > old.version:
         yield (
             f"has new columns that do not fit its change table: its changes continue in version "
@@ -57,7 +57,8 @@ def _texts(old: Held, new: Held, name_before: str, name: str) -> Iterator[str]:
         )
 
 
-def _columns(old: Sequence[StoredColumn], new: Sequence[StoredColumn]) -> Iterator[str]:
+def column_events(old: Sequence[StoredColumn], new: Sequence[StoredColumn]) -> Iterator[str]:
+    """Yield how the columns of a state table have changed, for people."""
     before = {column.name: column for column in old}
     names = {column.name for column in new}
     # Columns are compared by their number on the server. A number with a new name is a rename.

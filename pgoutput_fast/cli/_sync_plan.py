@@ -17,11 +17,13 @@ from ..apply.dry_run import ask_server, plan_sync
 from ..apply.embedded_capture import DEFAULT_CAPTURE
 from ..apply.options import SyncOptions, TargetOptions
 from ..apply.synchronize import open_target, published_tables
+from ..apply.targets import CHANGES_ALONE
 from ..capture_options import CaptureOptions
 from ..connections import doctor_command
 from ..errors import PgOutputError, counted, printable
 from ..lsn import format_lsn
 from ..replication.walsender import check_slot_name
+from ._sync_events import column_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,6 +237,13 @@ def _comes(plan: SyncPlan, table: TablePlan, call: SyncCall, target: Target) -> 
         yield f"its snapshot of {counted(table.rows, 'row')} as of {format_lsn(table.copy_lsn)}"
     if plan.has_begun and (table.held is not None or table.has_snapshot or table.changes):
         yield f"{counted(table.changes, 'change')} from {format_lsn(table.lsn)} on"
+    before = None if table.held is None else table.held.stale
+    after = None if table.after is None else table.after.stale
+    if after is not None and after not in (before, CHANGES_ALONE):
+        yield f"would not be kept up to date: {printable(after)}"
+    elif table.held is not None and table.after is not None and table.copy_lsn is None:
+        for text in column_events(table.held.columns, table.after.columns):
+            yield f"then {printable(text)}"
     if table.is_lost:
         yield "would get a new snapshot, because the change log lacks changes of it"
     elif table.waits:
