@@ -194,7 +194,6 @@ def taken(
         try:
             yield own, local_reads
         except PgOutputError as error:
-            if error.args:
-                text = str(error.args[0]).replace(temporary, directory)
-                error.args = (text, *error.args[1:])
+            error.args = (error.message.replace(temporary, directory), *error.args[1:])
+            error.path = error.path and error.path.replace(temporary, directory)
             raise
