@@ -6,30 +6,30 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from ..changelog.consumers import consumers
-from ..changelog.copies import Tables
 from ..changelog.known import how_to_copy
 from ..changelog.read_plan import first_position, lacking
+from ..changelog.snapshot_states import SnapshotStates
 from ..errors import Argument, PgOutputError
 from ..lsn import format_lsn
 from ..names import qualified
 from ..segments.folders import BEGIN_NAME
-from .departures import departed
 from .targets import TargetOrigin
+from .unpublished import unpublished_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ..changelog.copies import Copy, TableState
     from ..changelog.log import ChangeLog
     from ..changelog.read_plan import Position
+    from ..changelog.snapshot_states import Snapshot, TableSnapshots
     from ..changelog.view import View
     from .options import Uncopied
-    from .targets import Stored
+    from .targets import TargetState
 
 
 def check_position(
-    log: ChangeLog, name: str, stored: Stored, position: Position, uncopied: Uncopied
+    log: ChangeLog, name: str, stored: TargetState, position: Position, uncopied: Uncopied
 ) -> list[int]:
     """Refuse a change log that lacks changes which the target needs next.
 
@@ -38,7 +38,7 @@ def check_position(
     log : ChangeLog
     name : str
         The target's name in errors.
-    stored : Stored
+    stored : TargetState
         The target state.
     position : Position
         The position from which the change log is read for this target.
@@ -66,7 +66,7 @@ def check_position(
             hint=("Request a snapshot of each table, or give ", Argument("uncopied", "changes")),
         )
     lacks = _behind(log.view().states, stored, position)
-    gone = departed(log.history(), lacks)
+    gone = unpublished_tables(log.history(), lacks)
     behind = [relation_id for relation_id in lacks if relation_id not in gone]
     if behind:
         table_state = stored.tables[behind[0]]
@@ -83,14 +83,16 @@ def check_position(
     return gone
 
 
-def _behind(states: Mapping[int, TableState], stored: Stored, position: Position) -> list[int]:
+def _behind(
+    states: Mapping[int, TableSnapshots], stored: TargetState, position: Position
+) -> list[int]:
     """Return the tables whose position is beyond the target's LSN; not if a snapshot comes."""
     relation_ids = []
     for relation_id, table_state in stored.tables.items():
         at = position.of(relation_id)
         state = states.get(relation_id)
         comes = state is not None and (
-            state.held_from is not None
+            state.waits_from is not None
             or any(
                 copy.lsn > table_state.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots
             )
@@ -100,7 +102,7 @@ def _behind(states: Mapping[int, TableState], stored: Stored, position: Position
     return relation_ids
 
 
-def lost_tables(log: ChangeLog, stored: Stored, consumer: str) -> list[int]:
+def lost_tables(log: ChangeLog, stored: TargetState, consumer: str) -> list[int]:
     """Return the relation ids of tables with changes that neither change log nor target has.
 
     These tables need a new snapshot before a sync can begin.
@@ -114,7 +116,7 @@ def lost_tables(log: ChangeLog, stored: Stored, consumer: str) -> list[int]:
         position = first_position(view.states, begin)
         lost.update(lacking(position, view.states, begin))
     behind = _behind(view.states, stored, position)
-    gone = departed(log.history(), behind)
+    gone = unpublished_tables(log.history(), behind)
     return sorted(lost.union(relation_id for relation_id in behind if relation_id not in gone))
 
 
@@ -123,10 +125,10 @@ def origin_of(view: View) -> TargetOrigin:
     return TargetOrigin(view.metadata.system_identifier, view.metadata.database)
 
 
-def copied_name(directory: Path, copy: Copy) -> str:
+def copied_name(directory: Path, copy: Snapshot) -> str:
     """Return the name of a snapshot's table; or its relation id, if the name is not known."""
     try:
-        known: Any = Tables(directory).fields(copy).get("table")
+        known: Any = SnapshotStates(directory).fields(copy).get("table")
     except PgOutputError:  # the snapshot's state has changed, and with it the file's name
         known = None
     return ".".join(known) if known else str(copy.relation_id)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FILE_ACTIONS = ("add", "remove", "cdc")
 
 
-class Since(NamedTuple):
+class CommitsSince(NamedTuple):
     """The newest commits of a log, back to our last one.
 
     Attributes
@@ -42,7 +42,7 @@ class _LogCommit(NamedTuple):
     operation: str
 
 
-def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
+def look_since(filesystem: Any, newest: int, known: int, app: str) -> CommitsSince:
     """Read the commits of a log, from the newest one back to our last one.
 
     Parameters
@@ -69,7 +69,7 @@ def look_since(filesystem: Any, newest: int, known: int, app: str) -> Since:
         has_foreign = True
         if commit.changes:
             changed = f"{commit.operation} in version {version}"
-    return Since(has_ours, has_foreign, changed)
+    return CommitsSince(has_ours, has_foreign, changed)
 
 
 def _commit(filesystem: Any, version: int, app: str) -> _LogCommit | None:

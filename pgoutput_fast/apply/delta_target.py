@@ -26,7 +26,7 @@ from .delta_place import DeltaPlace, directory_of, require_deltalake
 from .delta_table import LakeTable
 from .delta_types import DECODED_FOR, conformed
 from .delta_writers import DeltaChanges, DeltaState, local_steps
-from .progress_rows import PROGRESS_SCHEMA, held_tables, progress_rows
+from .progress_rows import PROGRESS_SCHEMA, progress_rows, table_states_of
 from .targets import (
     CHANGED,
     CHANGES_ALONE,
@@ -36,11 +36,11 @@ from .targets import (
     PUT_BACK,
     RENAMED,
     TARGET_FORMAT,
-    Held,
-    Kept,
     NoChanges,
-    Stored,
+    RememberedOptions,
+    TableState,
     TargetOrigin,
+    TargetState,
     check_kind,
 )
 
@@ -57,9 +57,9 @@ _PROGRESS = "_progress"
 _BUFFERED = 256 << 20
 """Maximum bytes of changes in memory, for all tables together."""
 _RETENTION = 6
-_NOTHING_KEPT = Kept()
+_NOTHING_KEPT = RememberedOptions()
 _NEWEST = ("newest_lsn", "newest_time")
-"""Names of transaction numbers in the log of `_progress`, which store `Stored.newest`."""
+"""Names of transaction numbers in the log of `_progress`, which store `TargetState.newest`."""
 
 _PROGRESS_SCHEMA = pa.schema(
     [
@@ -110,7 +110,7 @@ class DeltaTarget:
         a large table change all the time, each commit leaves many such files.
     threads : int, optional
         Maximum number of tables that are written at a time.
-    kept : Kept
+    kept : RememberedOptions
     maintenance : bool
         See `TargetOptions`.
     iceberg : str or mapping of str to str, optional
@@ -136,7 +136,7 @@ class DeltaTarget:
         partition_by: Mapping[str, Sequence[str]] | None = None,
         retention_hours: int = _RETENTION,
         threads: int | None = None,
-        kept: Kept = _NOTHING_KEPT,
+        kept: RememberedOptions = _NOTHING_KEPT,
         maintenance: bool = True,
         iceberg: str | Mapping[str, str] | None = None,
     ) -> None:
@@ -177,7 +177,7 @@ class DeltaTarget:
         if self._catalog is not None:
             _ = self._catalog.opened  # refuses a wrong catalog before anything is written
 
-    def open(self, origin: TargetOrigin) -> Stored:
+    def open(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
         self.claim()
         self._origin = origin
@@ -241,13 +241,13 @@ class DeltaTarget:
         """See `Target`."""
         self._tables[_PROGRESS].describe(self._description(self.origin))
 
-    def peek(self, origin: TargetOrigin) -> Stored:
+    def peek(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
         progress = LakeTable(self.place, _PROGRESS, "pgoutput_fast", self._retention)
         progress.load()
         if not progress.exists:
             self._refuse_other_things()
-            return Stored(0, {})
+            return TargetState(0, {})
         return self._checked(progress, origin)
 
     def _refuse_other_things(self) -> None:
@@ -269,7 +269,7 @@ class DeltaTarget:
                 hint="Give another target",
             )
 
-    def _checked(self, progress: LakeTable, origin: TargetOrigin) -> Stored:
+    def _checked(self, progress: LakeTable, origin: TargetOrigin) -> TargetState:
         """Return the target state in `_progress`; refuse another format, database or option."""
         description = json.loads(progress.delta.metadata().description)
         if description["format"] != TARGET_FORMAT:
@@ -290,14 +290,14 @@ class DeltaTarget:
                 hint="Give another target",
             )
         tables = self._read(progress)
-        kept = Kept.of(
+        kept = RememberedOptions.of(
             description["soft_deletes"],
             description["tables"],
             description["policies"],
             description["keep"],
         )
         if not tables and not (self.kept.is_like(kept) and description["changes"] == self._kind):
-            return Stored(0, {})
+            return TargetState(0, {})
         check_kind(self.place.uri, self._kind, description["changes"])
         self.kept = self.kept.check(self.place.uri, kept)
         # Only in a local directory: in object storage, a request for each table takes too long.
@@ -308,9 +308,9 @@ class DeltaTarget:
             }
         lsn, time = (progress.transaction(name) or 0 for name in _NEWEST)
         newest = CommitRecord(lsn, time) if lsn else None
-        return Stored(progress.position[0], tables, newest, policies=kept.policies)
+        return TargetState(progress.position[0], tables, newest, policies=kept.policies)
 
-    def _with_state(self, path: Path, table_state: Held) -> Held:
+    def _with_state(self, path: Path, table_state: TableState) -> TableState:
         """Return a table state, stale if its state table is missing."""
         names = [table_state.stored, *(move.old for move in self._unmoved
                                        if move.relation_id == table_state.relation_id)]  # fmt: skip
@@ -322,13 +322,13 @@ class DeltaTarget:
         )
         return table_state if is_there else table_state._replace(stale=DELETED)
 
-    def _with_own(self, tables: Mapping[int, Held]) -> dict[int, Held]:
+    def _with_own(self, tables: Mapping[int, TableState]) -> dict[int, TableState]:
         """Return table states, stale where another program or a restore has changed a table.
 
         All tables are loaded. Nothing else would find out about a table that gets no changes.
         """
 
-        def look(table_state: Held) -> Held:
+        def look(table_state: TableState) -> TableState:
             if not table_state.version or table_state.relation_id in self.troubles:
                 return table_state
             try:
@@ -363,7 +363,7 @@ class DeltaTarget:
         with ThreadPoolExecutor(self.threads) as pool:
             return dict(zip(tables, pool.map(look, tables.values()), strict=True))
 
-    def _loaded(self, table_state: Held) -> dict[str, LakeTable]:
+    def _loaded(self, table_state: TableState) -> dict[str, LakeTable]:
         """Load the newest change table and the state table, as far as the target has these kinds.
 
         They are not cached, so that only tables with changes take memory.
@@ -395,7 +395,7 @@ class DeltaTarget:
                 ) from error
         return tables
 
-    def retry(self, table_state: Held) -> None:
+    def retry(self, table_state: TableState) -> None:
         """See `Target`."""
         if table_state.relation_id in self.troubles:
             self._do_moves()
@@ -404,14 +404,14 @@ class DeltaTarget:
         if table_state.version:
             self._loaded(table_state)
 
-    def _read(self, progress: LakeTable) -> dict[int, Held]:
+    def _read(self, progress: LakeTable) -> dict[int, TableState]:
         tables = {}
         moves = []
         self._own = {}
         with progress.refusals():
             for file in progress.files():
                 for rows in progress.rows(file, _PROGRESS_SCHEMA):
-                    for table_state, row in held_tables(rows):
+                    for table_state, row in table_states_of(rows):
                         moves += [(at, Move(*fields)) for at, *fields in json.loads(row["moves"])]
                         self._own[table_state.relation_id] = Positions.parse(row["own"])
                         tables[table_state.relation_id] = table_state
@@ -436,7 +436,7 @@ class DeltaTarget:
         """See `Target`: the name of the tables' directories."""
         return directory_of(stored)
 
-    def changes(self, table_state: Held) -> ChangeWriter:
+    def changes(self, table_state: TableState) -> ChangeWriter:
         """See `Target`."""
         if not self.kept.has_changes:
             return NoChanges(table_state)
@@ -448,7 +448,7 @@ class DeltaTarget:
             self._writers.append(writer)
         return writer
 
-    def state(self, table_state: Held) -> DeltaState:
+    def state(self, table_state: TableState) -> DeltaState:
         """See `Target`."""
         partition_by = self.partitions(table_state.namespace, table_state.name)
         table = self._table("state", table_state.stored, table_state.relation_id)
@@ -496,12 +496,12 @@ class DeltaTarget:
             while sum(writer.pending_bytes for writer in writers) > _BUFFERED:
                 max(writers, key=lambda writer: writer.pending_bytes).flush()
 
-    def commit(self, stored: Stored) -> None:
+    def commit(self, stored: TargetState) -> None:
         """See `Target`."""
         progress = self._tables[_PROGRESS]
         table_states = list(stored.tables.values())
         for table_writer in self._writers:
-            relation_id = table_writer.held.relation_id
+            relation_id = table_writer.table_state.relation_id
             known = self._own.get(relation_id, Positions())
             self._own[relation_id] = known._replace(**{table_writer.kind: table_writer.own})
         moves: dict[int, list[Any]] = {}
@@ -554,7 +554,7 @@ class DeltaTarget:
         if progress is not None:
             self._tables[_PROGRESS] = progress
 
-    def begun(self, table_state: Held) -> Held:
+    def begun(self, table_state: TableState) -> TableState:
         """See `Target`. In object storage, an earlier table of the name may have left changes."""
         if self.place.path is not None:
             return table_state
@@ -562,7 +562,7 @@ class DeltaTarget:
             version=self._free_version(table_state, table_state.stored, may_be_own=True)
         )
 
-    def rename(self, table_state: Held, stored: str) -> Held:
+    def rename(self, table_state: TableState, stored: str) -> TableState:
         """See `Target`.
 
         Object storage can't move a table. There, the table gets a new snapshot under the new name,
@@ -577,7 +577,7 @@ class DeltaTarget:
         self._writers = [
             table_writer
             for table_writer in self._writers
-            if table_writer.held.relation_id != table_state.relation_id
+            if table_writer.table_state.relation_id != table_state.relation_id
         ]
         self._tables.pop(f"state/{directory_of(table_state.stored)}", None)
         self._own[table_state.relation_id] = Positions()
@@ -587,7 +587,7 @@ class DeltaTarget:
         stale = table_state.stale or RENAMED if self.kept.has_state else table_state.stale
         return table_state._replace(stored=stored, version=version, stale=stale)
 
-    def _free_version(self, table_state: Held, stored: str, *, may_be_own: bool) -> int:
+    def _free_version(self, table_state: TableState, stored: str, *, may_be_own: bool) -> int:
         """Return the first version of a change table whose directory is empty."""
         for version in itertools.count(1):
             table = self._made("changes", stored + version_suffix(version), table_state.relation_id)

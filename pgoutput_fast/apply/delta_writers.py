@@ -20,10 +20,10 @@ from .delta_types import conformed, merged_schema, stored_schema
 from .targets import (
     CHANGED,
     DELETED_AT,
-    Held,
     IncompleteError,
     Removed,
     Renamed,
+    TableState,
 )
 
 if TYPE_CHECKING:
@@ -66,10 +66,12 @@ class DeltaChanges(Positioned):
 
     kind = "changes"
 
-    def __init__(self, table: LakeTable, table_state: Held, make_room: Callable[[], None]) -> None:
+    def __init__(
+        self, table: LakeTable, table_state: TableState, make_room: Callable[[], None]
+    ) -> None:
         self._make_room = make_room
         self.table = table
-        self.held = table_state
+        self.table_state = table_state
         self.own = table.position
         self._schema: pa.Schema | None = table.schema if table.exists else None
         self._writers: list[DeltaFileWriter] = []
@@ -104,15 +106,15 @@ class DeltaChanges(Positioned):
     def _begin_file(self, schema: pa.Schema, changes: pa.RecordBatch) -> None:
         self.flush()
         first = changes.column("commit_lsn")[0].as_py() if changes.num_rows else 0
-        prefix = f"{self.held.relation_id}-{first or 0:016X}"
+        prefix = f"{self.table_state.relation_id}-{first or 0:016X}"
         self._writers.append(DeltaFileWriter(self.table, schema, (), prefix))
 
     def _unfit(self) -> PgOutputError:
         return PgOutputError(
-            f"the changes of {self.held.namespace}.{self.held.name} do not fit its change table "
+            f"the changes of {qualified(self.table_state)} do not fit its change table "
             f"{self.table.directory}: columns have other types",
             code="unfit_schema",
-            table=qualified(self.held),
+            table=qualified(self.table_state),
         )
 
     @property
@@ -139,7 +141,7 @@ class DeltaChanges(Positioned):
             with self.table.refusals():
                 self._writers[-1].flush()
 
-    def commit(self, table_state: Held) -> None:
+    def commit(self, table_state: TableState) -> None:
         """See `ChangeWriter`."""
         table = self.table
         with table.refusals():
@@ -190,10 +192,14 @@ class DeltaState(Positioned):
     kind = "state"
 
     def __init__(
-        self, table: LakeTable, table_state: Held, partition_by: Sequence[str], marker: str | None
+        self,
+        table: LakeTable,
+        table_state: TableState,
+        partition_by: Sequence[str],
+        marker: str | None,
     ) -> None:
         self.table = table
-        self.held = table_state
+        self.table_state = table_state
         self.marker = marker
         self.own = table.position
         # At the LSN of a snapshot, the table has the columns of that snapshot for certain.
@@ -247,7 +253,7 @@ class DeltaState(Positioned):
 
     def _partitions(self, schema: pa.Schema) -> list[str]:
         """Choose the partition columns of a table that gets all of its rows."""
-        stored = {column.name: column.stored for column in self.held.columns}
+        stored = {column.name: column.stored for column in self.table_state.columns}
         names = [stored.get(name, name) for name in self._wanted] or self._partition_by
         if self.table.exists:
             gone = [name for name in names if name not in schema.names]
@@ -261,12 +267,12 @@ class DeltaState(Positioned):
             at = schema.get_field_index(name)
             if at < 0 or not _can_partition(schema.field(at).type):
                 raise PgOutputError(
-                    f"{self.held.namespace}.{self.held.name} can't be partitioned by {name!r}: it "
+                    f"{qualified(self.table_state)} can't be partitioned by {name!r}: it "
                     "has no column of this name with integers, text, booleans, dates or "
                     "timestamps",
                     code="bad_option",
                     parameter="partition_by",
-                    table=qualified(self.held),
+                    table=qualified(self.table_state),
                 )
         self._partition_by = names
         return names
@@ -278,7 +284,9 @@ class DeltaState(Positioned):
         self._writer = self._new_writer(schema)
 
     def _new_writer(self, schema: pa.Schema) -> DeltaFileWriter:
-        return DeltaFileWriter(self.table, schema, self._partition_by, f"{self.held.relation_id}")
+        return DeltaFileWriter(
+            self.table, schema, self._partition_by, f"{self.table_state.relation_id}"
+        )
 
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""
@@ -298,7 +306,7 @@ class DeltaState(Positioned):
         """Take files of a snapshot's rows that other processes wrote, with columns `loading`."""
         self._files += files
 
-    def loaded(self, table_state: Held) -> None:
+    def loaded(self, table_state: TableState) -> None:
         """See `StateWriter`."""
         if self._writer is None:
             raise PgOutputError("load() was not called", code="unfit_input")
@@ -321,7 +329,9 @@ class DeltaState(Positioned):
         self.is_ahead = False
         self.own = self.table.position
 
-    def apply(self, alterations: Sequence[Alteration], net: NetChanges, table_state: Held) -> None:
+    def apply(
+        self, alterations: Sequence[Alteration], net: NetChanges, table_state: TableState
+    ) -> None:
         """See `StateWriter`."""
         table = self.table
         is_same = table_state.lsn == self.lsn
@@ -389,7 +399,7 @@ class DeltaState(Positioned):
         else:
             table.add_columns(shape.schema)
         self.check_rows()
-        name = directory_of(self.held.stored)
+        name = directory_of(self.table_state.stored)
         with table.refusals(), self._new_writer(shape.schema) as writer, self.steps() as steps:
             merge = Merge(table, shape, net, name, self.marker, steps)
             table.commit(
@@ -414,7 +424,7 @@ class DeltaState(Positioned):
         if self.table.changed is not None:
             raise IncompleteError(
                 f"{CHANGED}: {self.table.directory}, {self.table.changed}",
-                table=qualified(self.held),
+                table=qualified(self.table_state),
             )
 
     def discard(self) -> None:

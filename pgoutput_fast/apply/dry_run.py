@@ -17,11 +17,11 @@ from ..names import qualified, shown_name
 from ..policies import Policies
 from ..segments.listing import not_begun
 from .continuity import check_position, copied_name, lost_tables, origin_of
-from .departures import check_tables, mistaken
 from .embedded_capture import check_slot
 from .options import WINDOW_BYTES, SyncOptions
 from .outcomes import Paused, PausedError
-from .targets import Held, NoChanges, Stored, Target, TargetOrigin, window
+from .targets import NoChanges, TableState, Target, TargetOrigin, TargetState, window
+from .unpublished import check_tables, mistaken
 from .window_writer import WindowWriter
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class TablePlan(NamedTuple):
     ----------
     relation_id : int
     name : str
-    held : Held or None
+    before : TableState or None
         The table state in the target; None if the table is new there.
-    after : Held or None
+    after : TableState or None
         The table state after the sync; None if the change log has nothing of the table.
     lsn : int
         Sync would read the table's changes from this LSN on; 0 without a change log.
@@ -65,8 +65,8 @@ class TablePlan(NamedTuple):
 
     relation_id: int
     name: str
-    held: Held | None = None
-    after: Held | None = None
+    before: TableState | None = None
+    after: TableState | None = None
     lsn: int = 0
     rows: int = 0
     changes: int = 0
@@ -79,7 +79,7 @@ class TablePlan(NamedTuple):
     @property
     def copy_lsn(self) -> int | None:
         """LSN of the newest snapshot that sync would write; None if it would write none."""
-        before = 0 if self.held is None else self.held.copy_lsn
+        before = 0 if self.before is None else self.before.copy_lsn
         return None if self.after is None or self.after.copy_lsn == before else self.after.copy_lsn
 
 
@@ -233,16 +233,16 @@ def plan_sync(
     for relation_id in names.keys() | written.tables.keys() | written.paused.keys():
         before, after = stored.tables.get(relation_id), written.tables.get(relation_id)
         paused, state = written.paused.get(relation_id), states.get(relation_id)
-        shown = after or before or (paused.held if paused else None)
+        shown = after or before or (paused.table_state if paused else None)
         tables[relation_id] = TablePlan(
             relation_id,
             qualified(shown) if shown else names[relation_id],
-            held=before,
+            before=before,
             after=after,
             lsn=position.of(relation_id),
             rows=written.rows[relation_id],
             changes=written.changes[relation_id],
-            waits=state is not None and state.held_from is not None,
+            waits=state is not None and state.waits_from is not None,
             has_snapshot=state is not None and bool(state.snapshots),
             is_published=None if asked is None else relation_id in published,
             is_lost=relation_id in lost,
@@ -261,11 +261,11 @@ def _mistaken(asked: Asked | None, options: SyncOptions) -> list[str]:
     return [*mistaken(options.tables or (), [*map(shown_name, asked.published.values())])]
 
 
-def _of_target(stored: Stored, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:
+def _of_target(stored: TargetState, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:
     return {
         relation_id: tables.get(
             relation_id, TablePlan(relation_id, qualified(table_state))
-        )._replace(held=table_state)
+        )._replace(before=table_state)
         for relation_id, table_state in stored.tables.items()
     }
 
@@ -284,9 +284,9 @@ def _sorted(tables: dict[int, TablePlan], options: SyncOptions) -> list[TablePla
 def _copied_names(directory: Path, view: View) -> dict[int, str]:
     """Return the names of tables that have a snapshot or wait for one."""
     return {
-        relation_id: copied_name(directory, state.copies[-1])
+        relation_id: copied_name(directory, state.all_snapshots[-1])
         for relation_id, state in view.states.items()
-        if state.copies[-1].state != "gone"
+        if state.all_snapshots[-1].state != "gone"
     }
 
 
@@ -297,7 +297,7 @@ class _DryRun(NamedTuple):
     and changes were written), paused (the tables that would be paused).
     """
 
-    tables: dict[int, Held]
+    tables: dict[int, TableState]
     rows: Counter[int]
     changes: Counter[int]
     paused: dict[int, Paused]
@@ -310,7 +310,7 @@ def _write(
     decode_for: str,
     options: SyncOptions,
     target: Target,
-    stored: Stored,
+    stored: TargetState,
 ) -> _DryRun:
     """Write all windows, as a sync would, to a target that only counts."""
     decoding: dict[str, Any] = {
@@ -330,7 +330,7 @@ def _write(
             with window(counting):
                 stored = writer.write(view, plan)
         except PausedError as error:
-            paused.update((outcome.held.relation_id, outcome) for outcome in error.paused)
+            paused.update((outcome.table_state.relation_id, outcome) for outcome in error.paused)
         else:
             position = plan.after
     return _DryRun(stored.tables, counting.rows, counting.counts, paused)
@@ -365,24 +365,24 @@ class _CountingTarget:
         """See `Target`."""
         self._window = []
 
-    def changes(self, table_state: Held) -> _CountedChanges:
+    def changes(self, table_state: TableState) -> _CountedChanges:
         """See `Target`."""
         self._window.append(_CountedChanges(table_state))
         return self._window[-1]
 
-    def state(self, table_state: Held) -> _NoState:
+    def state(self, table_state: TableState) -> _NoState:
         """See `Target`."""
         return _NoState(table_state)
 
-    def begun(self, table_state: Held) -> Held:
+    def begun(self, table_state: TableState) -> TableState:
         """See `Target`."""
         return table_state
 
-    def rename(self, table_state: Held, stored: str) -> Held:
+    def rename(self, table_state: TableState, stored: str) -> TableState:
         """See `Target`."""
         return table_state._replace(stored=stored)
 
-    def commit(self, stored: Stored) -> None:
+    def commit(self, stored: TargetState) -> None:
         """See `Target`."""
         del stored
         for writer in self._window:
@@ -396,7 +396,7 @@ class _CountingTarget:
 class _CountedChanges(NoChanges):
     """A `ChangeWriter` that counts changes and the rows of snapshots."""
 
-    def __init__(self, table_state: Held) -> None:
+    def __init__(self, table_state: TableState) -> None:
         super().__init__(table_state)
         self.relation_id = table_state.relation_id
         self.rows = self.changes = 0
@@ -413,7 +413,7 @@ class _CountedChanges(NoChanges):
 class _NoState:
     """A `StateWriter` that drops everything."""
 
-    def __init__(self, table_state: Held) -> None:
+    def __init__(self, table_state: TableState) -> None:
         self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
 
     def load(self, schema: pa.Schema) -> None:
@@ -422,11 +422,13 @@ class _NoState:
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""
 
-    def loaded(self, table_state: Held) -> None:
+    def loaded(self, table_state: TableState) -> None:
         """See `StateWriter`."""
 
     def create(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
 
-    def apply(self, alterations: Sequence[Alteration], net: NetChanges, table_state: Held) -> None:
+    def apply(
+        self, alterations: Sequence[Alteration], net: NetChanges, table_state: TableState
+    ) -> None:
         """See `StateWriter`."""

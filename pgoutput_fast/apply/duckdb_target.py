@@ -23,7 +23,7 @@ from ..segments.reader import CommitRecord
 from .duckdb_file import DuckdbFile, lacks_memory
 from .duckdb_sql import PROGRESS_TABLE, SOURCE_TABLE, empty, quoted, same, versioned
 from .duckdb_views import remake_views
-from .progress_rows import held_tables, progress_rows
+from .progress_rows import progress_rows, table_states_of
 from .stored_changes import joined
 from .targets import (
     CHANGES_ALONE,
@@ -32,17 +32,17 @@ from .targets import (
     DELETED_AT,
     TARGET_FORMAT,
     AddedColumn,
-    Held,
     IncompleteError,
-    Kept,
     NoChanges,
+    RememberedOptions,
     Removed,
     Renamed,
     Retyped,
-    Stored,
     TableError,
+    TableState,
     TargetError,
     TargetOrigin,
+    TargetState,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _FLUSHED = 8 << 20
 _SHOWN = 3
 """Number of rows that an error shows."""
 
-_NOTHING_KEPT = Kept()
+_NOTHING_KEPT = RememberedOptions()
 # Extra columns beside those of a table. The server's names have at most 63 bytes: no conflict.
 _COUNT, _ROW, _TIME, _PRESENT, _ABSENT, _UPSERT = (
     f"{'#' * 64}{name}" for name in ("count", "row", "time", "present", "absent", "upsert")
@@ -77,7 +77,7 @@ class DuckdbTarget:
     ----------
     path : pathlib.Path
         The file, which is created if it does not exist.
-    kept : Kept
+    kept : RememberedOptions
     memory, lock_timeout
         See `DuckdbFile`.
 
@@ -93,7 +93,7 @@ class DuckdbTarget:
     def __init__(
         self,
         path: Path,
-        kept: Kept = _NOTHING_KEPT,
+        kept: RememberedOptions = _NOTHING_KEPT,
         *,
         memory: int | None = None,
         lock_timeout: float | None = None,
@@ -150,7 +150,7 @@ class DuckdbTarget:
             raise kind(f"can't write {self.path}: {error}", code=code) from error
 
     @contextlib.contextmanager
-    def telling(self, table_state: Held) -> Iterator[None]:
+    def telling(self, table_state: TableState) -> Iterator[None]:
         """Add the table to an error, because the error may come out in a call for another table.
 
         After the first error, DuckDB refuses all further statements of the transaction. So each
@@ -184,7 +184,7 @@ class DuckdbTarget:
                 self.path.with_name(f"{self.path.name}.lock"), "sync", "tables", str(self.path)
             )
 
-    def open(self, origin: TargetOrigin) -> Stored:
+    def open(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
         self.claim()
         is_new = not self.path.exists()
@@ -222,16 +222,16 @@ class DuckdbTarget:
         kept = self.kept
         return [kept.soft_deletes, kept.listed, kept.policy_texts, kept.keep or "both"]
 
-    def peek(self, origin: TargetOrigin) -> Stored:
+    def peek(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
         if not self.path.exists():
-            return Stored(0, {})
+            return TargetState(0, {})
         with self.refusals(), contextlib.closing(self._connect(read_only=True)) as connection:
             rows = connection.execute(
                 "SELECT schema_name || '.' || table_name FROM duckdb_tables()"
             ).fetchall()
             if not rows:
-                return Stored(0, {})
+                return TargetState(0, {})
             names = {name for (name,) in rows}
             self._check_own(names)
             return self._read(connection, origin, names)
@@ -244,7 +244,7 @@ class DuckdbTarget:
                 path=str(self.path), hint="Give another file",
             )  # fmt: skip
 
-    def _read(self, connection: Any, origin: TargetOrigin, names: set[str]) -> Stored:
+    def _read(self, connection: Any, origin: TargetOrigin, names: set[str]) -> TargetState:
         (source,) = connection.execute("FROM _source").fetchall()
         if source[0] != TARGET_FORMAT:
             raise PgOutputError(
@@ -260,20 +260,20 @@ class DuckdbTarget:
                 f"({origin.system_identifier})",
                 code="another_history", path=str(self.path), hint="Give another file",
             )  # fmt: skip
-        kept = Kept.of(source[4], source[5], source[8], source[9])
+        kept = RememberedOptions.of(source[4], source[5], source[8], source[9])
         tables = {}
         found_rows = connection.sql("FROM _progress").to_arrow_table()
-        for table_state, _ in held_tables(found_rows):
+        for table_state, _ in table_states_of(found_rows):
             lost = _lost(table_state, kept, names)
             tables[table_state.relation_id] = (
                 table_state._replace(stale=lost) if lost else table_state
             )
         if not tables and not self.kept.is_like(kept):
-            return Stored(0, {})
+            return TargetState(0, {})
         self.kept = self.kept.check(str(self.path), kept)
         lsn, time_ = source[6:8]
         newest = CommitRecord(lsn, time_) if lsn else None
-        return Stored(source[3], tables, newest, policies=kept.policies)
+        return TargetState(source[3], tables, newest, policies=kept.policies)
 
     def close(self) -> None:
         """See `Target`."""
@@ -319,7 +319,7 @@ class DuckdbTarget:
             self._connection.close()
             self._connection = None
 
-    def commit(self, stored: Stored) -> None:
+    def commit(self, stored: TargetState) -> None:
         """See `Target`."""
         for writer in self._writers:
             writer.flush()
@@ -330,7 +330,7 @@ class DuckdbTarget:
         self._writers = []
         self._close()
 
-    def _commit(self, stored: Stored) -> None:
+    def _commit(self, stored: TargetState) -> None:
         rows = pa.Table.from_batches([progress_rows(stored.tables.values())])
         self.run("DELETE FROM _progress")
         self.run("INSERT INTO _progress BY NAME FROM rows", rows=rows)
@@ -356,12 +356,12 @@ class DuckdbTarget:
         self._coming.append(self._behind.submit(write))
 
     @contextlib.contextmanager
-    def alone(self, table_state: Held | None = None) -> Iterator[None]:
+    def alone(self, table_state: TableState | None = None) -> Iterator[None]:
         """Exclude other threads, after all writes that were given to :meth:`later` are done.
 
         Parameters
         ----------
-        table_state : Held, optional
+        table_state : TableState, optional
             The table that errors in this context concern.
         """
         with self._guard:
@@ -414,10 +414,10 @@ class DuckdbTarget:
         """See `Target`: tables have their stored names."""
         return stored
 
-    def retry(self, table_state: Held) -> None:
+    def retry(self, table_state: TableState) -> None:
         """See `Target`: only a write can show whether the file takes a table."""
 
-    def changes(self, table_state: Held) -> ChangeWriter:
+    def changes(self, table_state: TableState) -> ChangeWriter:
         """See `Target`."""
         if not self.kept.has_changes:
             return NoChanges(table_state)
@@ -425,15 +425,15 @@ class DuckdbTarget:
         self._writers.append(writer)
         return writer
 
-    def state(self, table_state: Held) -> _DuckdbState:
+    def state(self, table_state: TableState) -> _DuckdbState:
         """See `Target`."""
         return _DuckdbState(self, table_state)
 
-    def begun(self, table_state: Held) -> Held:
+    def begun(self, table_state: TableState) -> TableState:
         """See `Target`."""
         return table_state
 
-    def rename(self, table_state: Held, stored: str) -> Held:
+    def rename(self, table_state: TableState, stored: str) -> TableState:
         """See `Target`."""
         with self.alone():
             for version in range(1, table_state.version + 1):
@@ -451,7 +451,7 @@ class DuckdbTarget:
             self.made(schema, new)
 
 
-def _lost(table_state: Held, kept: Kept, names: set[str]) -> str | None:
+def _lost(table_state: TableState, kept: RememberedOptions, names: set[str]) -> str | None:
     """Return why a table is stale: somebody dropped its state table or change table; else None."""
     if not table_state.version:
         return None
@@ -469,7 +469,7 @@ class _DuckdbChanges:
 
     gap = None  # changes by other programs are not detected
 
-    def __init__(self, target: DuckdbTarget, table_state: Held) -> None:
+    def __init__(self, target: DuckdbTarget, table_state: TableState) -> None:
         self._target = target
         self._held = table_state
         self._name = versioned(table_state.stored, table_state.version)
@@ -552,7 +552,7 @@ class _DuckdbChanges:
             # DuckDB matches fields of structs by name, and sets missing ones to NULL.
             self._target.run(f"INSERT INTO {name} BY NAME FROM rows", rows=rows)
 
-    def commit(self, table_state: Held) -> None:
+    def commit(self, table_state: TableState) -> None:
         """See `ChangeWriter`."""
         del table_state  # the target's commit stores it
         self.flush()
@@ -561,7 +561,7 @@ class _DuckdbChanges:
 class _DuckdbState:
     """A `StateWriter` of a DuckDB table."""
 
-    def __init__(self, target: DuckdbTarget, table_state: Held) -> None:
+    def __init__(self, target: DuckdbTarget, table_state: TableState) -> None:
         self._target = target
         self._held = table_state
         self._table = self._live = target.named("state", table_state.stored)
@@ -593,11 +593,13 @@ class _DuckdbState:
                 f"INSERT INTO {self._table} BY NAME FROM rows", rows=pa.Table.from_batches([rows])
             )
 
-    def loaded(self, table_state: Held) -> None:
+    def loaded(self, table_state: TableState) -> None:
         """See `StateWriter`."""
         self.copy_lsn = table_state.copy_lsn
 
-    def apply(self, alterations: Sequence[Alteration], net: NetChanges, table_state: Held) -> None:
+    def apply(
+        self, alterations: Sequence[Alteration], net: NetChanges, table_state: TableState
+    ) -> None:
         """See `StateWriter`."""
         del table_state  # the target's commit stores it
         with self._target.alone(self._held):

@@ -11,7 +11,7 @@ from .naming import stored_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from .targets import Held
+    from .targets import TableState
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def remake_views(
     run: Callable[[str], Any],
     catalog: str,
     table_names: Collection[tuple[str, str]],
-    tables: Iterable[Held],
+    tables: Iterable[TableState],
     altered: Collection[str],
 ) -> None:
     """Create a view of each state table under the server's names, in a window's transaction.
@@ -41,7 +41,7 @@ def remake_views(
         DuckDB's name of the file.
     table_names : collection of (str, str)
         Schema and name of all tables of the file.
-    tables : iterable of Held
+    tables : iterable of TableState
     altered : collection of str
         Stored names of state tables that were created, altered or renamed in the window.
     """
@@ -76,7 +76,7 @@ def remake_views(
 def _names(
     run: Callable[[str], Any],
     catalog: str,
-    tables: list[Held],
+    tables: list[TableState],
     others: Collection[tuple[str, str]],
 ) -> dict[tuple[str, str], str]:
     """Return the stored name of the state table for each view, by schema and name."""
@@ -117,7 +117,7 @@ def _names(
     return views
 
 
-def _plain(table: Held) -> str:
+def _plain(table: TableState) -> str:
     return stored_table(table.namespace, table.name)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..catalog import CatalogTable
 
 
-class Known(NamedTuple):
+class TableInCatalog(NamedTuple):
     """A table in several reads of the catalogue.
 
     Attributes
@@ -178,7 +178,7 @@ class Evolved(NamedTuple):
     unknown: str | None
 
 
-def new_columns(version: Version, known: Known | None = None) -> tuple[StoredColumn, ...]:
+def new_columns(version: Version, known: TableInCatalog | None = None) -> tuple[StoredColumn, ...]:
     """Return the columns of a new state table."""
     numbers = {} if known is None else known.numbers(version)
     columns: list[StoredColumn] = []
@@ -209,7 +209,7 @@ def _modifier(column: ColumnVersion) -> int:
     return -1 if column.type_modifier is None else column.type_modifier
 
 
-def evolve(columns: Sequence[StoredColumn], version: Version, known: Known) -> Evolved:
+def evolve(columns: Sequence[StoredColumn], version: Version, known: TableInCatalog) -> Evolved:
     """Compute the alterations of a state table, or why it becomes stale.
 
     Parameters
@@ -218,7 +218,7 @@ def evolve(columns: Sequence[StoredColumn], version: Version, known: Known) -> E
         The columns of the state table.
     version : Version
         The columns of the server's table now.
-    known : Known
+    known : TableInCatalog
     """
     evolution = _Evolution(columns, version, known)
     unknown = evolution.run()
@@ -235,7 +235,9 @@ def evolve(columns: Sequence[StoredColumn], version: Version, known: Known) -> E
 class _Evolution:
     """Collects the alterations of one state table."""
 
-    def __init__(self, columns: Sequence[StoredColumn], version: Version, known: Known) -> None:
+    def __init__(
+        self, columns: Sequence[StoredColumn], version: Version, known: TableInCatalog
+    ) -> None:
         self.columns = list(columns)
         self._gone: list[StoredColumn] = []
         self.alterations: list[Alteration] = []

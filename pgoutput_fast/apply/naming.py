@@ -9,7 +9,7 @@ from ..names import distinct_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from .targets import Held, StoredColumn
+    from .targets import StoredColumn, TableState
 
 _ESCAPED = frozenset('%./\\:*?"<>|\x7f') | frozenset(map(chr, range(32)))
 _LONGEST = 200
@@ -51,7 +51,7 @@ def free_column(name: str, columns: Sequence[StoredColumn]) -> str:
     return distinct_names([name], ["rowid", *(column.stored for column in columns)])[0]
 
 
-def renames(tables: Mapping[int, Held]) -> list[tuple[int, str]]:
+def renames(tables: Mapping[int, TableState]) -> list[tuple[int, str]]:
     """Return the renames that give all tables their present names, in order.
 
     When a name is reused, the newest table gets it; the earlier table was dropped, and gets another
@@ -59,14 +59,14 @@ def renames(tables: Mapping[int, Held]) -> list[tuple[int, str]]:
 
     Parameters
     ----------
-    tables : mapping of int to Held
+    tables : mapping of int to TableState
 
     Returns
     -------
     list of (int, str)
         Relation id and stored name. Each name is free once the renames before it are done.
     """
-    last: dict[str, Held] = {}
+    last: dict[str, TableState] = {}
     for table_state in tables.values():
         other = last.setdefault(_wanted(table_state), table_state)
         if (table_state.schema_lsn, table_state.relation_id) > (
@@ -106,5 +106,5 @@ def renames(tables: Mapping[int, Held]) -> list[tuple[int, str]]:
     return steps
 
 
-def _wanted(table_state: Held) -> str:
+def _wanted(table_state: TableState) -> str:
     return stored_table(table_state.namespace, table_state.name)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import PgOutputError
 from ..names import qualified
-from .targets import Gap, Held, Pause
+from .targets import Gap, Pause, TableState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
 class Committed(NamedTuple):
-    """The changes of a table are committed. Field: held (the table state after the window)."""
+    """The changes of a table are committed. Field: table_state (after the window)."""
 
-    held: Held
+    table_state: TableState
 
 
 class Paused(NamedTuple):
@@ -27,13 +27,13 @@ class Paused(NamedTuple):
 
     Attributes
     ----------
-    held : Held
+    table_state : TableState
         The table state before the window; its version is 0 if the target has no such table.
     error : Exception
         Why the table can't be written.
     """
 
-    held: Held
+    table_state: TableState
     error: Exception
 
 
@@ -42,14 +42,14 @@ class Stale(NamedTuple):
 
     Attributes
     ----------
-    held : Held
+    table_state : TableState
         The table state after the window.
     reason : str
     gap : Gap or None
         The changes that the change table will never get; None if it has all of them.
     """
 
-    held: Held
+    table_state: TableState
     reason: str
     gap: Gap | None = None
 
@@ -70,18 +70,20 @@ class PausedError(PgOutputError):
     def __init__(self, paused: Iterable[Paused]) -> None:
         self.paused = [*paused]
         super().__init__(
-            "; ".join(f"{qualified(outcome.held)}: {outcome.error}" for outcome in self.paused)
+            "; ".join(
+                f"{qualified(outcome.table_state)}: {outcome.error}" for outcome in self.paused
+            )
         )
 
 
 def fold_outcomes(
-    tables: Mapping[int, Held], outcomes: Iterable[Outcome], now: float
-) -> dict[int, Held]:
+    tables: Mapping[int, TableState], outcomes: Iterable[Outcome], now: float
+) -> dict[int, TableState]:
     """Return the table states after some outcomes.
 
     Parameters
     ----------
-    tables : mapping of int to Held
+    tables : mapping of int to TableState
         The table states before, by relation id.
     outcomes : iterable of Outcome
         In their order.
@@ -90,7 +92,7 @@ def fold_outcomes(
     """
     table_states = dict(tables)
     for outcome in outcomes:
-        table_state = outcome.held
+        table_state = outcome.table_state
         if isinstance(outcome, Paused):
             before = table_states.get(table_state.relation_id, table_state)
             since = now if before.paused is None else before.paused.since

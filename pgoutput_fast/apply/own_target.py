@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from ..errors import Argument, PgOutputError
 from ..segments.reader import CommitRecord
 from .duckdb_sql import versioned
-from .progress_rows import held_of, progress_fields
-from .targets import TARGET_FORMAT, Kept, Stored, TargetOrigin
+from .progress_rows import progress_fields, table_state_of
+from .targets import TARGET_FORMAT, RememberedOptions, TargetOrigin, TargetState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..targets import ChangeTarget
-    from .targets import Held, StateWriter
+    from .targets import StateWriter, TableState
 
 
 class OwnTarget:
@@ -24,13 +24,13 @@ class OwnTarget:
     Parameters
     ----------
     own : ChangeTarget
-    kept : Kept
+    kept : RememberedOptions
     """
 
     threads = 1
     is_transactional = True
 
-    def __init__(self, own: ChangeTarget, kept: Kept) -> None:
+    def __init__(self, own: ChangeTarget, kept: RememberedOptions) -> None:
         if kept.keep == "state":
             raise PgOutputError(
                 f"{own.name} keeps only change tables", code="bad_option", parameter="keep",
@@ -41,7 +41,7 @@ class OwnTarget:
         self.troubles: dict[int, PgOutputError] = {}
         self.prepared: dict[str, list[pa.Schema]] = {}
         self._origin: TargetOrigin | None = None
-        self._stored = Stored(0, {})
+        self._stored = TargetState(0, {})
 
     def __repr__(self) -> str:
         return f"OwnTarget({self.own.name!r})"
@@ -49,17 +49,17 @@ class OwnTarget:
     def claim(self) -> None:
         """See `Target`. Two syncs would have the same consumer, so the change log refuses one."""
 
-    def open(self, origin: TargetOrigin) -> Stored:
+    def open(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
         self._stored = self.peek(origin)
         return self._stored
 
-    def peek(self, origin: TargetOrigin) -> Stored:
+    def peek(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
         self._origin = origin
         text = self.own.load()
         if text is None:
-            return Stored(0, {}, is_new=True)
+            return TargetState(0, {}, is_new=True)
         progress = json.loads(text)
         if progress["format"] != TARGET_FORMAT:
             raise PgOutputError(
@@ -76,26 +76,26 @@ class OwnTarget:
                 code="another_history",
                 hint="Give another target",
             )
-        tables = {row["relation_id"]: held_of(row) for row in progress["tables"]}
-        kept = Kept.of(None, progress["selection"], progress["policies"], "changes")
+        tables = {row["relation_id"]: table_state_of(row) for row in progress["tables"]}
+        kept = RememberedOptions.of(None, progress["selection"], progress["policies"], "changes")
         if not tables and not self.kept.is_like(kept):
-            return Stored(0, {})
+            return TargetState(0, {})
         self.kept = self.kept.check(self.own.name, kept)
         newest = None if progress["newest"] is None else CommitRecord(*progress["newest"])
-        return Stored(progress["lsn"], tables, newest, policies=kept.policies)
+        return TargetState(progress["lsn"], tables, newest, policies=kept.policies)
 
-    def retry(self, table_state: Held) -> None:
+    def retry(self, table_state: TableState) -> None:
         """See `Target`. Only a write can show whether the table can be written again."""
 
     def begin(self) -> None:
         """See `Target`."""
         self.own.begin()
 
-    def changes(self, table_state: Held) -> _OwnChanges:
+    def changes(self, table_state: TableState) -> _OwnChanges:
         """See `Target`."""
         return _OwnChanges(self, table_state)
 
-    def state(self, table_state: Held) -> StateWriter:
+    def state(self, table_state: TableState) -> StateWriter:
         """See `Target`. Nobody calls it, as there are no state tables."""
         raise PgOutputError(
             f"{self.own.name} keeps no state of {table_state.stored}", code="internal"
@@ -105,11 +105,11 @@ class OwnTarget:
         """See `Target`."""
         return stored
 
-    def begun(self, table_state: Held) -> Held:
+    def begun(self, table_state: TableState) -> TableState:
         """See `Target`."""
         return table_state
 
-    def rename(self, table_state: Held, stored: str) -> Held:
+    def rename(self, table_state: TableState, stored: str) -> TableState:
         """See `Target`."""
         for version in range(1, table_state.version + 1):
             self.own.rename(versioned(table_state.stored, version), versioned(stored, version))
@@ -121,12 +121,12 @@ class OwnTarget:
         self.own.begin()
         self.own.commit(self._progress(self._stored))
 
-    def commit(self, stored: Stored) -> None:
+    def commit(self, stored: TargetState) -> None:
         """See `Target`."""
         self.own.commit(self._progress(stored))
         self._stored = stored
 
-    def _progress(self, stored: Stored) -> str:
+    def _progress(self, stored: TargetState) -> str:
         return json.dumps(
             {
                 "format": TARGET_FORMAT,
@@ -155,7 +155,7 @@ class _OwnChanges:
 
     gap = None
 
-    def __init__(self, target: OwnTarget, table_state: Held) -> None:
+    def __init__(self, target: OwnTarget, table_state: TableState) -> None:
         self._target = target
         self._name = versioned(table_state.stored, table_state.version)
         self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
@@ -178,6 +178,6 @@ class _OwnChanges:
             )
         self._target.own.append(self._name, changes)
 
-    def commit(self, table_state: Held) -> None:
+    def commit(self, table_state: TableState) -> None:
         """See `ChangeWriter`."""
         del table_state  # the target's commit stores it

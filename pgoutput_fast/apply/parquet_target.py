@@ -11,9 +11,9 @@ from typing import Any
 
 from .delta_target import DeltaTarget
 from .parquet_table import ParquetTable
-from .targets import Kept
+from .targets import RememberedOptions
 
-_NOTHING_KEPT = Kept()
+_NOTHING_KEPT = RememberedOptions()
 
 
 class ParquetTarget(DeltaTarget):
@@ -22,5 +22,7 @@ class ParquetTarget(DeltaTarget):
     change_tables = ParquetTable
     _kind = "parquet"
 
-    def __init__(self, *arguments: Any, kept: Kept = _NOTHING_KEPT, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, kept: RememberedOptions = _NOTHING_KEPT, **options: Any
+    ) -> None:
         super().__init__(*arguments, kept=kept._replace(keep="changes"), **options)

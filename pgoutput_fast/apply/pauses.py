@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..changelog.read_plan import Position
     from ..changelog.view import View
-    from .targets import Held
+    from .targets import TableState
 
 _AGAIN = 60.0  # seconds from one try of a paused table to the next
 
@@ -28,7 +28,7 @@ class PauseLimit(NamedTuple):
     seconds: float
 
 
-class Apart:
+class SeparateTables:
     """The tables that are read apart, with the time of each one's next attempt."""
 
     def __init__(self, limit: PauseLimit) -> None:
@@ -53,7 +53,7 @@ class Apart:
         now = time.monotonic()
         return [relation_id for relation_id, at in self._next.items() if at <= now]
 
-    def given_up(self, view: View, position: Position, table_state: Held) -> Stale | None:
+    def given_up(self, view: View, position: Position, table_state: TableState) -> Stale | None:
         """Return the outcome for a table that can't wait any longer; None if it can.
 
         A table does not wait if a newer snapshot is complete: its rows include the waiting changes.
@@ -64,7 +64,7 @@ class Apart:
             The change log now.
         position : Position
             The sync's position.
-        table_state : Held
+        table_state : TableState
             The table state of the paused table.
         """
         if table_state.paused is None:
@@ -84,8 +84,8 @@ class Apart:
             else:
                 return None
             end = max(at, position.lsn, view.end)
-            if state is not None and state.held_from is not None:
-                end = max(at, min(end, state.held_from))
+            if state is not None and state.waits_from is not None:
+                end = max(at, min(end, state.waits_from))
         gap = f"its changes from {format_lsn(at)} to {format_lsn(end)} were skipped"
         return Stale(
             table_state,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from .targets import Gap, Held, Pause, StoredColumn
+from .targets import Gap, Pause, StoredColumn, TableState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ PROGRESS_SCHEMA = pa.schema(
 )
 
 
-def progress_fields(table_state: Held) -> dict[str, Any]:
+def progress_fields(table_state: TableState) -> dict[str, Any]:
     """Return a table state as fields, which are also valid JSON."""
     return {
         "schema": table_state.namespace, "table": table_state.name,
@@ -48,10 +48,10 @@ def progress_fields(table_state: Held) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def held_of(fields: dict[str, Any]) -> Held:
+def table_state_of(fields: dict[str, Any]) -> TableState:
     """Return the table state of some `progress_fields`, which may also have `gap`."""
     paused = fields["paused"]
-    return Held(
+    return TableState(
         fields["relation_id"], fields["schema"], fields["table"], fields["stored"],
         fields["version"], fields["lsn"], fields["copy_lsn"], fields["commit_time"],
         fields["stale"],
@@ -63,12 +63,12 @@ def held_of(fields: dict[str, Any]) -> Held:
     )  # fmt: skip
 
 
-def progress_rows(tables: Iterable[Held]) -> pa.RecordBatch:
+def progress_rows(tables: Iterable[TableState]) -> pa.RecordBatch:
     """Return a row for each table."""
     return pa.RecordBatch.from_pylist([*map(progress_fields, tables)], PROGRESS_SCHEMA)
 
 
-def held_tables(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Held, dict[str, Any]]]:
+def table_states_of(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[TableState, dict[str, Any]]]:
     """Yield the table state of each row, and the row itself, which may have more columns.
 
     Rows of DuckDB have no `gap`.
@@ -78,4 +78,4 @@ def held_tables(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[Held, dict[st
         moments = rows.column(name).cast(_MOMENT).cast(pa.int64())
         rows = rows.set_column(at, pa.field(name, pa.int64()), moments)
     for row in rows.to_pylist():
-        yield held_of(row), row
+        yield table_state_of(row), row

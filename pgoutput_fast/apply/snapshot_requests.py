@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from ..changelog.copies import TableState
     from ..changelog.log import ChangeLog
     from ..changelog.read_plan import Position
+    from ..changelog.snapshot_states import TableSnapshots
     from .options import SyncOptions
-    from .targets import Held
+    from .targets import TableState
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class SnapshotRequests:
         self._over_limit: set[int] = set()
         self._next = 0.0  # by time.monotonic
 
-    def needs(self, table_state: Held) -> bool:
+    def needs(self, table_state: TableState) -> bool:
         """Whether a table needs a snapshot that the capture can make."""
         as_wanted = table_state.stale == CHANGES_ALONE and self._options.uncopied == "changes"
         # A dropped table, or one that left the publications, can't get a snapshot.
@@ -82,9 +82,9 @@ class SnapshotRequests:
         if state is None:
             return False
         at = self._position().of(relation_id)
-        return state.held_from is not None or any(copy.lsn > at for copy in state.snapshots)
+        return state.waits_from is not None or any(copy.lsn > at for copy in state.snapshots)
 
-    def ask(self, tables: Mapping[int, Held], *, at_once: bool = False) -> None:
+    def ask(self, tables: Mapping[int, TableState], *, at_once: bool = False) -> None:
         """Request snapshots of stale tables, once for each reason.
 
         Without `at_once`, it does so at most once a minute.
@@ -110,7 +110,7 @@ class SnapshotRequests:
             )
 
 
-def _has_many(directory: Path, state: TableState | None) -> bool:
+def _has_many(directory: Path, state: TableSnapshots | None) -> bool:
     """Whether a table got `_SNAPSHOTS` snapshots within a day, so that another would not help."""
     if state is None:
         return False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .targets import Alteration
 
 
-class Form(NamedTuple):
+class BatchConversion(NamedTuple):
     """The conversion of batches with one schema to a target's batches.
 
     Attributes
@@ -37,7 +37,7 @@ class Form(NamedTuple):
     names: dict[str, str]
 
     @classmethod
-    def of(cls, changes: pa.Schema, columns: Sequence[StoredColumn]) -> Form:
+    def of(cls, changes: pa.Schema, columns: Sequence[StoredColumn]) -> BatchConversion:
         """Return the conversion for a schema, by the columns of the table state."""
         known = {column.name: column.stored for column in columns}
         names = {name: known[name] for name in known if known[name] != name}

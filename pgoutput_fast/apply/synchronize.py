@@ -25,7 +25,6 @@ from ..names import shown_table
 from ..options import arguments_of, near, options_of
 from ..targets import ChangeTarget
 from .continuity import consumer_name, lost_tables, origin_of
-from .departures import check_partitions, check_tables
 from .duckdb_file import SUFFIXES
 from .embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture, check_slot
 from .options import SyncOptions, TargetOptions
@@ -35,7 +34,8 @@ from .syncing import (
     Syncing,
     SyncProgress,
 )
-from .targets import PARQUET, Kept, StoppedError, Stored, TargetOrigin
+from .targets import PARQUET, RememberedOptions, StoppedError, TargetOrigin, TargetState
+from .unpublished import check_partitions, check_tables
 
 if TYPE_CHECKING:
     from ..catalog import CatalogTable
@@ -324,7 +324,7 @@ def open_target(
     refuse_secrets(text.removeprefix(PARQUET), options.storage_options, parameter="target")
     wanted = None if tables is None else tuple(sorted(tables))
     _check_keep(options, is_parquet=text.startswith(PARQUET))
-    kept = Kept(
+    kept = RememberedOptions(
         options.soft_deletes, wanted, options.policies, options.keep, options.change_policies
     )
     if text.startswith(_DUCKDB) or f"{text}:" == _DUCKDB:
@@ -383,7 +383,7 @@ def _wrong_target(why: str) -> PgOutputError:
     )  # fmt: skip
 
 
-def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
+def _open_duckdb(text: str, options: TargetOptions, kept: RememberedOptions) -> OpenedTarget:
     from .duckdb_target import DECODED_FOR, DuckdbTarget
 
     if (options.soft_deletes or "").casefold() == "rowid":
@@ -411,7 +411,7 @@ def _open_duckdb(text: str, options: TargetOptions, kept: Kept) -> OpenedTarget:
 
 
 def _open_directory(
-    text: str, name: str, options: TargetOptions, kept: Kept, kind: type[DeltaTarget]
+    text: str, name: str, options: TargetOptions, kept: RememberedOptions, kind: type[DeltaTarget]
 ) -> OpenedTarget:
     """Return the target in a directory, or under a URL."""
     from .delta_types import DECODED_FOR
@@ -453,7 +453,7 @@ def _open_own(
     why = f"other targets than {target.name}"
     _check_kind(options, (*_DELTA_OPTIONS, *_DUCKDB_OPTIONS, "soft_deletes"), why)
     wanted = None if tables is None else tuple(sorted(tables))
-    kept = Kept(None, wanted, options.policies, options.keep, options.change_policies)
+    kept = RememberedOptions(None, wanted, options.policies, options.keep, options.change_policies)
     own_target = OwnTarget(target, kept)
     if engine is not None:
         engine.check(own_target)
@@ -467,7 +467,7 @@ def _claim_target(
     parameters: ConnectionParameters,
     retry_for: float | None,
     stop: threading.Event,
-) -> Stored:
+) -> TargetState:
     """Claim a target and return its state, before a slot is created and anything is read.
 
     Raises
@@ -525,7 +525,7 @@ def _check_by_server(
     parameters: ConnectionParameters,
     publications: Sequence[str],
     log: ChangeLog,
-    stored: Stored,
+    stored: TargetState,
     target_options: TargetOptions,
     options: SyncOptions,
 ) -> None:

@@ -22,25 +22,25 @@ from ..names import qualified
 from ..policies import Policies
 from ..segments.listing import contents
 from .continuity import check_position, copied_name, origin_of
-from .departures import Departures, departed
 from .options import WINDOW_BYTES
 from .outcomes import Committed, Paused, PausedError, fold_outcomes
-from .pauses import Apart, PauseLimit
+from .pauses import PauseLimit, SeparateTables
 from .snapshot_requests import CUT_OFF, SnapshotRequests
 from .targets import (
     LOST,
     OTHER_HISTORY,
     ConflictError,
     Gap,
-    Held,
     IncompleteError,
     StoppedError,
-    Stored,
+    TableState,
     Target,
     TargetError,
+    TargetState,
     UnplannedError,
     window,
 )
+from .unpublished import UnpublishedTables, unpublished_tables
 from .window_writer import WindowWriter
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class SyncProgress(NamedTuple):
         Tables that wait for their snapshot.
     seconds : dict of str to float
         Seconds spent on each table, in all windows of this call.
-    held : tuple of Held
+    table_states : tuple of TableState
         What the target has of each table.
     end_lsn : int
         The newest known end of the directory, an LSN.
@@ -125,7 +125,7 @@ class SyncProgress(NamedTuple):
     stale: dict[str, str]
     waiting: tuple[str, ...] = ()
     seconds: dict[str, float] = {}  # noqa: RUF012 - never changed
-    held: tuple[Held, ...] = ()
+    table_states: tuple[TableState, ...] = ()
     end_lsn: int = 0
     capture: CaptureProgress | None = None
     left: tuple[str, ...] = ()
@@ -225,14 +225,14 @@ class Syncing:
         for relation_id in cut_off:
             table_state = self._stored.tables[relation_id]
             self._stored.tables[relation_id] = table_state._replace(stale=CUT_OFF)
-        self._apart = Apart(PauseLimit(options.pause_bytes, options.pause_time))
+        self._apart = SeparateTables(PauseLimit(options.pause_bytes, options.pause_time))
         self._is_unstored = False  # whether a table was paused since the last commit
         self._pass_gaps()
         self._note_gaps()
         self._said: set[tuple[int, str]] = set()
         self._requests = SnapshotRequests(self._log, name, options, lambda: self._consumer.position)
         self._window = 0.0, 0  # begin (time.monotonic) and size in bytes of the last window
-        self._departures = Departures(self._log, options.tables or (), target.shown)
+        self._unpublished = UnpublishedTables(self._log, options.tables or (), target.shown)
         self._counts: dict[str, int] = {}
         self._seconds, self._windows = 0.0, 0
         self._commit_time = self._newest()
@@ -244,7 +244,7 @@ class Syncing:
         # The last view, position and tables read apart for which the read plan was empty.
         self._read: tuple[View, Position, frozenset[int]] | None = None
         self._waiting: tuple[str, ...] = ()
-        self._held_back: set[int] = set()
+        self._waiting_ids: set[int] = set()
         self._table_seconds: dict[str, float] = {}
         self._stage_seconds = (0.0, 0.0)
         self._end_lsn = 0
@@ -269,7 +269,7 @@ class Syncing:
         is_copied = self._requests.is_copied
         lost = {key: table_state for key, table_state in self._stored.tables.items()
                 if (table_state.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
-        for relation_id in departed(self._log.history(), list(lost)):
+        for relation_id in unpublished_tables(self._log.history(), list(lost)):
             self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and self._options.on_error == "stop":
             table_state = next(iter(lost.values()))
@@ -414,7 +414,7 @@ class Syncing:
             if ends or is_enough():
                 if self._end_lsn < self._stored.lsn:
                     self._say_behind(at_once=True)
-                self._departures.look(self._stored.tables, at_once=True)
+                self._unpublished.look(self._stored.tables, at_once=True)
                 return self._told()
             self._tell()
             # The next window begins an interval after the last one did.
@@ -440,7 +440,7 @@ class Syncing:
             for relation_id in self._apart.tables
             if self._stored.tables[relation_id].paused
         }
-        waiting = self._held_back | paused
+        waiting = self._waiting_ids | paused
         return any(at < lsn and relation_id not in waiting for relation_id, at in tables.items())
 
     def _step(self) -> bool:
@@ -496,12 +496,12 @@ class Syncing:
         # The rest of the log concerns no table; the next window stores the position.
         self._looked = self._end_lsn
         self._follow_catalog(view)
-        self._departures.look(self._stored.tables)
+        self._unpublished.look(self._stored.tables)
         if self._is_unstored:
             self._store()
         return False
 
-    def _attempt(self, view: View, plan: ReadPlan, stored: Stored) -> bool:
+    def _attempt(self, view: View, plan: ReadPlan, stored: TargetState) -> bool:
         """Write a window; False if it had to pause tables, and nothing was written."""
         begin = time.perf_counter()
         try:
@@ -522,7 +522,7 @@ class Syncing:
         if not history_entries or self._followed == (history_entries[-1], self._end_lsn):
             return
         self._followed = history_entries[-1], self._end_lsn
-        behind = {*self._held_back, *self._apart.tables}
+        behind = {*self._waiting_ids, *self._apart.tables}
         at = Position(
             self._end_lsn,
             {relation_id: self._consumer.position.of(relation_id) for relation_id in behind},
@@ -537,7 +537,7 @@ class Syncing:
         except PausedError as error:
             self._pause(error)
 
-    def _given(self, stored: Stored) -> tuple[Any, ...]:
+    def _given(self, stored: TargetState) -> tuple[Any, ...]:
         """Return the arguments of `WindowWriter`."""
         return self._log, self._target, stored, self._decoding, self._options, self._tell
 
@@ -547,7 +547,7 @@ class Syncing:
         """Pause tables: their changes wait, and they are read apart from the others."""
         self._fold(error.paused)
         for outcome in error.paused:
-            self._apart.add(outcome.held.relation_id)
+            self._apart.add(outcome.table_state.relation_id)
         self._say_paused()
 
     def _pause_troubled(self) -> None:
@@ -645,7 +645,7 @@ class Syncing:
 
     # --- one window ------------------------------------------------------------------------------
 
-    def _write(self, view: View, plan: ReadPlan, stored: Stored) -> WindowWriter:
+    def _write(self, view: View, plan: ReadPlan, stored: TargetState) -> WindowWriter:
         """Write a window, and return its writer.
 
         A value may be refused because its type was altered after the catalogue was read. Then wait
@@ -676,7 +676,7 @@ class Syncing:
             self._tell()
         return False
 
-    def _written(self, view: View, plan: ReadPlan, stored: Stored) -> WindowWriter:
+    def _written(self, view: View, plan: ReadPlan, stored: TargetState) -> WindowWriter:
         arguments = self._given(stored)
         try:
             if self._engine is not None:
@@ -740,8 +740,8 @@ class Syncing:
                 hint=("Give ", Argument("on_error", "pause"), ": sync then requests new snapshots"),
             )
         tables = self._stored.tables
-        gone = departed(self._log.history(), list(tables))
-        self._stored = Stored(
+        gone = unpublished_tables(self._log.history(), list(tables))
+        self._stored = TargetState(
             self._stored.lsn,
             {
                 key: table_state._replace(stale=CUT_OFF if key in gone else OTHER_HISTORY)
@@ -757,15 +757,15 @@ class Syncing:
         self._seen = view
         self._end_lsn = view.end
         names = []
-        self._held_back = {
+        self._waiting_ids = {
             relation_id for relation_id, state in view.states.items()
-            if state.held_from is not None
+            if state.waits_from is not None
         }  # fmt: skip
         for relation_id, state in view.states.items():
-            if state.held_from is not None:
+            if state.waits_from is not None:
                 table_state = self._stored.tables.get(relation_id)
                 names.append(
-                    copied_name(self._directory, state.copies[-1])
+                    copied_name(self._directory, state.all_snapshots[-1])
                     if table_state is None
                     else qualified(table_state)
                 )
@@ -787,7 +787,7 @@ class Syncing:
         changes, states = self._stage_seconds
         self._stage_seconds = changes + writer.change_seconds, states + writer.state_seconds
         self._commit_time = self._newest()
-        self._departures.look(self._stored.tables)
+        self._unpublished.look(self._stored.tables)
         self._pause_troubled()
         self._say_stale()
         self._say_gaps()
@@ -827,7 +827,7 @@ class Syncing:
             key: self._target.shown(table_state.stored)
             for key, table_state in self._stored.tables.items()
         }
-        left = self._departures.left  # these can't get a snapshot
+        left = self._unpublished.left  # these can't get a snapshot
         # A dropped table and its successor have the same name: the successor counts.
         own = {qualified(table_state): key for key, table_state in self._stored.tables.items()
                if names[key] not in left}  # fmt: skip

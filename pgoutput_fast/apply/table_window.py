@@ -14,18 +14,18 @@ import pyarrow.compute as pc
 
 from ..errors import Argument, PgOutputError
 from ..names import qualified
-from .evolution import Known, evolve, new_columns, turns_digits
+from .evolution import TableInCatalog, evolve, new_columns, turns_digits
 from .folding import Folding, NullKeyError
 from .outcomes import Committed, Stale
-from .stored_changes import Form, check_copied_keys, stored_version, with_added
-from .targets import Held, IncompleteError, Removed, Renamed
+from .stored_changes import BatchConversion, check_copied_keys, stored_version, with_added
+from .targets import IncompleteError, Removed, Renamed, TableState
 from .versions import shown_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ..catalog import CatalogTable
-    from ..changelog.copies import Copy
+    from ..changelog.snapshot_states import Snapshot
     from .outcomes import Outcome
     from .row_stores import SpillFile
     from .targets import Alteration, ChangeWriter, StateWriter, StoredColumn, Target
@@ -49,7 +49,7 @@ class _Part(NamedTuple):
     schema: pa.Schema
 
 
-_Layout = tuple["pa.Schema", Form, "Version"]
+_Layout = tuple["pa.Schema", BatchConversion, "Version"]
 """A schema of batches, its conversion for the target, and its version of the table."""
 
 
@@ -59,7 +59,7 @@ class TableWindow:
     Parameters
     ----------
     target : Target
-    table_state : Held
+    table_state : TableState
         The table state before the window.
     is_new : bool
         Whether the target has no such table yet.
@@ -76,19 +76,19 @@ class TableWindow:
 
     Attributes
     ----------
-    held : Held
+    table_state : TableState
         The table state after what was taken so far.
     changes : int
         The number of written changes.
     """
 
     def __init__(
-        self, target: Target, table_state: Held, *, is_new: bool, evolves: bool, stops: bool,
+        self, target: Target, table_state: TableState, *, is_new: bool, evolves: bool, stops: bool,
         makes_null: bool = False, spill_file: SpillFile | None = None,
     ) -> None:  # fmt: skip
         self._target = target
         self._spill_file = spill_file
-        self.held = table_state
+        self.table_state = table_state
         self._writers: list[ChangeWriter] = [target.changes(table_state)]
         self._state: StateWriter | None = None
         if target.kept.has_state and table_state.stale is None:
@@ -110,7 +110,7 @@ class TableWindow:
     @property
     def outcome(self) -> Outcome:
         """The outcome of the window for this table, after the commit."""
-        table_state = self.held
+        table_state = self.table_state
         return (
             Committed(table_state)
             if table_state.stale is None
@@ -131,20 +131,22 @@ class TableWindow:
         """Mark the table as stale: its rows are no longer known."""
         if not self._stops:
             raise IncompleteError(
-                f"the rows of {qualified(self.held)} are no longer known: {reason}",
-                table=qualified(self.held),
+                f"the rows of {qualified(self.table_state)} are no longer known: {reason}",
+                table=qualified(self.table_state),
                 hint=(
                     "Give ",
                     Argument("on_error", "pause"),
                     ": sync then requests a new snapshot",
                 ),
             )
-        self.held = self.held._replace(stale=reason)
+        self.table_state = self.table_state._replace(stale=reason)
         self._state, self._parts, self._last = None, [], None
 
     # --- changes ---------------------------------------------------------------------------------
 
-    def add(self, schema: pa.Schema, batch: pa.RecordBatch, known: Callable[[int], Known]) -> None:
+    def add(
+        self, schema: pa.Schema, batch: pa.RecordBatch, known: Callable[[int], TableInCatalog]
+    ) -> None:
         """Add changes of the stream.
 
         Parameters
@@ -155,7 +157,7 @@ class TableWindow:
         known : callable
             Takes a commit LSN; returns what the catalogue says of the table there.
         """
-        if batch.column("commit_lsn")[-1].as_py() < self.held.lsn:
+        if batch.column("commit_lsn")[-1].as_py() < self.table_state.lsn:
             return  # the target has them, maybe with later alterations
         last = self._last
         if last is None or last[0] is not schema:
@@ -196,15 +198,15 @@ class TableWindow:
             self._writers[-1].append(rows)
             self.changes += rows.num_rows
             time = rows.column("commit_time")[-1].cast(pa.int64()).as_py()
-            self.held = self.held._replace(commit_time=time)
+            self.table_state = self.table_state._replace(commit_time=time)
 
-    def _meet(self, schema: pa.Schema, lsn: int, known: Callable[[int], Known]) -> _Layout:
+    def _meet(self, schema: pa.Schema, lsn: int, known: Callable[[int], TableInCatalog]) -> _Layout:
         """Go on with the layout of a transaction that was committed at an LSN."""
         version = stored_version(schema)
         known_table = known(lsn)
-        turns = turns_digits(self.held.columns, version)
+        turns = turns_digits(self.table_state.columns, version)
         alterations = self._evolve(version, known_table)
-        form = Form.of(schema, self.held.columns)
+        form = BatchConversion.of(schema, self.table_state.columns)
         if turns or not self._writers[-1].fits(form.schema):
             self._next_version()
         self._last = schema, form, version
@@ -214,45 +216,48 @@ class TableWindow:
             self._fold_on(form, version, alterations, known_table.table, lsn)
         return schema, form, version
 
-    def _evolve(self, version: Version, known: Known) -> list[Alteration]:
+    def _evolve(self, version: Version, known: TableInCatalog) -> list[Alteration]:
         """Let the state table follow new columns; return its alterations."""
         alterations: list[Alteration] = []
-        if not self.held.columns:
-            self.held = self.held._replace(columns=new_columns(version, known))
+        if not self.table_state.columns:
+            self.table_state = self.table_state._replace(columns=new_columns(version, known))
         else:
             self._check_same(version)
-            evolved = evolve(self.held.columns, version, known)
+            evolved = evolve(self.table_state.columns, version, known)
             if evolved.unknown is not None:
                 if self._target.kept.has_state:
                     self.stop(evolved.unknown)
                 # The change table goes on with the new columns.
-                self.held = self.held._replace(columns=new_columns(version, known))
+                self.table_state = self.table_state._replace(columns=new_columns(version, known))
             else:
-                self.held = self.held._replace(columns=evolved.columns)
+                self.table_state = self.table_state._replace(columns=evolved.columns)
                 alterations = evolved.alterations
         self._check_marker()
         return alterations
 
-    def follow(self, schema: pa.Schema, known: Known) -> None:
+    def follow(self, schema: pa.Schema, known: TableInCatalog) -> None:
         """Let the state table follow the catalogue before a change has the new columns.
 
         Parameters
         ----------
         schema : pyarrow.Schema
             The schema that changes would have now.
-        known : Known
+        known : TableInCatalog
         """
         self.take_gathered()
         version = stored_version(schema)
         alterations = self._evolve(version, known)
         if self._state is not None:
-            form = Form.of(schema, self.held.columns)
+            form = BatchConversion.of(schema, self.table_state.columns)
             self._fold_on(form, version, alterations, known.table, self._folded + 1)
         self._last = None  # the next change begins with these columns
 
     def _check_same(self, version: Version) -> None:
         """Refuse an alteration if the state table must not follow it."""
-        had = {(column.name, column.type_id, column.type_modifier) for column in self.held.columns}
+        had = {
+            (column.name, column.type_id, column.type_modifier)
+            for column in self.table_state.columns
+        }
         has = {(column.name, column.type_id, column.type_modifier) for column in version.columns}
         if not self._evolves and had != has:
             raise PgOutputError(
@@ -269,20 +274,20 @@ class TableWindow:
         marker = self._target.kept.soft_deletes
         if marker is None:
             return
-        for column in self.held.columns:
+        for column in self.table_state.columns:
             if column.stored.casefold() == marker.casefold():
                 raise PgOutputError(
-                    f"{self.held.namespace}.{self.held.name} has its own column "
+                    f"{qualified(self.table_state)} has its own column "
                     f"{column.name!r}, so sync cannot mark deleted rows in a column with this name",
                     code="unfit_schema",
                     parameter="soft_deletes",
-                    table=f"{self.held.namespace}.{self.held.name}",
+                    table=qualified(self.table_state),
                     hint="Give another name, and a new target",
                 )
 
     def _fold_on(
         self,
-        form: Form,
+        form: BatchConversion,
         version: Version,
         alterations: list[Alteration],
         table: CatalogTable | None,
@@ -294,7 +299,10 @@ class TableWindow:
         if not names and table is not None:
             names = table.key
         key = None if not names and table is None else tuple(
-            column.stored for name in names for column in self.held.columns if column.name == name
+            column.stored
+            for name in names
+            for column in self.table_state.columns
+            if column.name == name
         )  # fmt: skip
         nothing = _empty(form.schema)
         # Changes before a rename or a removal have other columns under the same names.
@@ -325,8 +333,8 @@ class TableWindow:
         self,
         schema: pa.Schema,
         batch: pa.RecordBatch,
-        known: Callable[[int], Known],
-        copy: Copy,
+        known: Callable[[int], TableInCatalog],
+        copy: Snapshot,
     ) -> None:
         """Add rows of a snapshot; the first batch begins with a Truncate."""
         if self._copying is None:
@@ -337,7 +345,7 @@ class TableWindow:
             return
         last = self._last
         if last is None or last[0] is not schema:
-            last = self._last = self._layout(schema, self.held.columns)
+            last = self._last = self._layout(schema, self.table_state.columns)
         if wants_rows:
             check_copied_keys(batch)
         rows = last[1].batch(batch)
@@ -351,34 +359,38 @@ class TableWindow:
                     pa.RecordBatch.from_arrays(after.flatten(), schema=pa.schema(list(after.type)))
                 )
 
-    def _begin_copy(self, schema: pa.Schema, known: Known, copy: Copy) -> tuple[bool, bool]:
+    def _begin_copy(
+        self, schema: pa.Schema, known: TableInCatalog, copy: Snapshot
+    ) -> tuple[bool, bool]:
         """Return whether the change table and the state table still lack a snapshot."""
         state = self._state
         if state is None and self._target.kept.has_state:
-            state = self._target.state(self.held)
+            state = self._target.state(self.table_state)
         # A snapshot older than the table would remove the changes in between, and nothing reads
         # them again. `check_position` reports such a snapshot.
         wants_changes = copy.lsn > self._writers[-1].copy_lsn and copy.lsn >= self._writers[-1].lsn
         # A snapshot that the table has already can't repair a table that became stale later.
-        is_new = copy.lsn > self.held.copy_lsn and copy.lsn >= self.held.lsn
+        is_new = copy.lsn > self.table_state.copy_lsn and copy.lsn >= self.table_state.lsn
         wants_rows = state is not None and (
             (copy.lsn > state.copy_lsn and copy.lsn >= state.lsn)
-            or (self.held.stale is not None and is_new)
+            or (self.table_state.stale is not None and is_new)
         )
         # A killed process may have loaded the state table without committing the table state.
         begins = is_new or wants_rows
         if not (wants_changes or begins):
             return False, False
         version = stored_version(schema)
-        columns = new_columns(version, known) if begins else self.held.columns
+        columns = new_columns(version, known) if begins else self.table_state.columns
         self._last = self._layout(schema, columns)
         form = self._last[1]
-        turns = turns_digits(self.held.columns, version)
+        turns = turns_digits(self.table_state.columns, version)
         if wants_changes and (turns or not self._writers[-1].fits(form.schema)):
             self._next_version()
         if begins:
             # Reads of the catalogue count from the snapshot on.
-            self.held = self.held._replace(columns=columns, stale=None, schema_lsn=copy.lsn)
+            self.table_state = self.table_state._replace(
+                columns=columns, stale=None, schema_lsn=copy.lsn
+            )
             self._check_marker()
             self._state, self._parts, self._is_new = state, [], False
         if state is not None and wants_rows:
@@ -387,37 +399,39 @@ class TableWindow:
 
     @staticmethod
     def _layout(schema: pa.Schema, columns: Sequence[StoredColumn]) -> _Layout:
-        return schema, Form.of(schema, columns), stored_version(schema)
+        return schema, BatchConversion.of(schema, columns), stored_version(schema)
 
     def _next_version(self) -> None:
         """Begin a new version of the change table."""
-        self.held = self.held._replace(version=self.held.version + 1)
-        self._writers.append(self._target.changes(self.held))
+        self.table_state = self.table_state._replace(version=self.table_state.version + 1)
+        self._writers.append(self._target.changes(self.table_state))
 
-    def end_copy(self, copy: Copy) -> None:
+    def end_copy(self, copy: Snapshot) -> None:
         """End a snapshot, after its last row."""
         has_changes, has_rows = self._copying or (False, False)
         self._copying = self._last = None
         if has_changes:
             # A snapshot counts as its rows, without its Truncate.
             self.changes -= 1
-        if copy.lsn >= self.held.lsn:
-            self.held = self.held._replace(copy_lsn=max(self.held.copy_lsn, copy.lsn), lsn=copy.lsn)
+        if copy.lsn >= self.table_state.lsn:
+            self.table_state = self.table_state._replace(
+                copy_lsn=max(self.table_state.copy_lsn, copy.lsn), lsn=copy.lsn
+            )
         if has_rows:
             self._commit_copied()
 
     def _commit_copied(self) -> None:
         """Commit the snapshot's rows in the state table."""
         if self._state is not None:
-            self._state.loaded(self.held)
+            self._state.loaded(self.table_state)
 
     # --- the end ---------------------------------------------------------------------------------
 
     def commit_changes(self, lsn: int) -> None:
         """Commit the change table, after the last change."""
         for writer in self._writers:
-            writer.commit(self.held._replace(lsn=lsn))
-            self.held = self.held._replace(gap=writer.gap or self.held.gap)
+            writer.commit(self.table_state._replace(lsn=lsn))
+            self.table_state = self.table_state._replace(gap=writer.gap or self.table_state.gap)
 
     def commit_state(self, lsn: int) -> None:
         """Apply the net changes to the state table, and commit it.
@@ -441,7 +455,7 @@ class TableWindow:
                 part.folding.forget()
                 if not (net.num_rows or net.truncated or part.alterations):
                     continue
-                state.apply(part.alterations, net, self.held._replace(lsn=end))
+                state.apply(part.alterations, net, self.table_state._replace(lsn=end))
             except IncompleteError as error:
                 self._stop_by(error)
                 return

@@ -83,7 +83,7 @@ class Gap(NamedTuple):
     end: int
 
 
-class Held(NamedTuple):
+class TableState(NamedTuple):
     """The table state: what a target has of one table.
 
     Attributes
@@ -168,14 +168,14 @@ class Renamed(NamedTuple):
 Alteration = AddedColumn | Retyped | Removed | Renamed
 
 
-class Stored(NamedTuple):
+class TargetState(NamedTuple):
     """The target state: what a target has of all tables.
 
     Attributes
     ----------
     lsn : int
         Sync has read all transactions that were committed before this LSN; 0 in a new target.
-    tables : dict of int to Held
+    tables : dict of int to TableState
         The table states by relation id.
     newest : CommitRecord or None
         The commit of the newest transaction that sync has read, whether or not the transaction
@@ -187,7 +187,7 @@ class Stored(NamedTuple):
     """
 
     lsn: int
-    tables: dict[int, Held]
+    tables: dict[int, TableState]
     newest: CommitRecord | None = None
     is_new: bool = False
     policies: Policies | None = None
@@ -198,7 +198,7 @@ DELETED_AT = pa.timestamp("us", "UTC")
 """Arrow type of the column that marks soft-deleted rows."""
 
 
-class Kept(NamedTuple):
+class RememberedOptions(NamedTuple):
     """The options that a target remembers from its first call on, as its tables depend on them.
 
     Attributes
@@ -250,26 +250,26 @@ class Kept(NamedTuple):
         tables: Sequence[str] | None,
         policies: Sequence[str],
         keep: Keep,
-    ) -> Kept:
+    ) -> RememberedOptions:
         """Return the options of a target from the values that it stores."""
         wanted = None if tables is None else tuple(tables)
         return cls(soft_deletes, wanted, policies_of(policies), keep)
 
-    def is_like(self, target_options: Kept) -> bool:
+    def is_like(self, target_options: RememberedOptions) -> bool:
         """Whether a target has the options of this call."""
         policies = self.policies in (None, target_options.policies)
         return (
             policies and self.keep in (None, target_options.keep) and self[:2] == target_options[:2]
         )
 
-    def check(self, where: str, target_options: Kept) -> Kept:
+    def check(self, where: str, target_options: RememberedOptions) -> RememberedOptions:
         """Return the options that hold from now on; refuse a target that was made with others.
 
         Parameters
         ----------
         where : str
             The target's name in errors.
-        target_options : Kept
+        target_options : RememberedOptions
             The options with which the target was made.
 
         Raises
@@ -317,14 +317,14 @@ class Kept(NamedTuple):
             )
         return self._replace(keep=keep)
 
-    def concerned(self, policies: Policies, table_state: Held) -> str | None:
+    def concerned(self, policies: Policies, table_state: TableState) -> str | None:
         """Return why a table needs a new snapshot under this call's policies; None if it does not.
 
         Parameters
         ----------
         policies : Policies
             The policies by which the table's rows were written.
-        table_state : Held
+        table_state : TableState
         """
         now = self.policies or Policies()
         for name in Policies.__dataclass_fields__:
@@ -424,12 +424,12 @@ class TableError(PgOutputError):
 
     Attributes
     ----------
-    held : Held
+    table_state : TableState
     """
 
-    def __init__(self, table_state: Held, text: str, **fields: Any) -> None:
+    def __init__(self, table_state: TableState, text: str, **fields: Any) -> None:
         super().__init__(text, **fields)
-        self.held = table_state
+        self.table_state = table_state
 
 
 class ConflictError(PgOutputError):
@@ -466,7 +466,7 @@ class ChangeWriter(Protocol):
 
     @property
     def gap(self) -> int | None:
-        """`Held.gap`, valid after `commit`."""
+        """`TableState.gap`, valid after `commit`."""
 
     def fits(self, schema: pa.Schema) -> bool:
         """Whether the table can store these changes: no existing column has another type."""
@@ -481,7 +481,7 @@ class ChangeWriter(Protocol):
             calls may add or leave out columns.
         """
 
-    def commit(self, table_state: Held) -> None:
+    def commit(self, table_state: TableState) -> None:
         """Commit the appended changes, with the `lsn` and `copy_lsn` of the table state."""
 
 
@@ -490,7 +490,7 @@ class NoChanges:
 
     gap = None
 
-    def __init__(self, table_state: Held) -> None:
+    def __init__(self, table_state: TableState) -> None:
         self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
 
     def fits(self, schema: pa.Schema) -> bool:
@@ -501,7 +501,7 @@ class NoChanges:
     def append(self, changes: pa.RecordBatch) -> None:
         """See `ChangeWriter`."""
 
-    def commit(self, table_state: Held) -> None:
+    def commit(self, table_state: TableState) -> None:
         """See `ChangeWriter`."""
 
 
@@ -525,13 +525,15 @@ class StateWriter(Protocol):
     def append(self, rows: pa.RecordBatch) -> None:
         """Write rows of the snapshot."""
 
-    def loaded(self, table_state: Held) -> None:
+    def loaded(self, table_state: TableState) -> None:
         """Finish loading the snapshot: commit its rows, and the table state with them."""
 
     def create(self, schema: pa.Schema) -> None:
         """Create the table without rows."""
 
-    def apply(self, alterations: Sequence[Alteration], net: NetChanges, table_state: Held) -> None:
+    def apply(
+        self, alterations: Sequence[Alteration], net: NetChanges, table_state: TableState
+    ) -> None:
         """Alter the table, apply the net changes, and store the table state, all in one commit.
 
         Raises
@@ -548,7 +550,7 @@ class Target(Protocol):
     """Maximum number of tables that are written at a time."""
     is_transactional: bool
     """Whether a window is one transaction: after an error, nothing of the window can be written."""
-    kept: Kept
+    kept: RememberedOptions
     """The options that the target remembers. Without state tables, nobody calls `state`."""
     troubles: dict[int, PgOutputError]
     """By relation id: why a table can't be written, where that was found outside of a window."""
@@ -562,7 +564,7 @@ class Target(Protocol):
             Another sync writes the target.
         """
 
-    def open(self, origin: TargetOrigin) -> Stored:
+    def open(self, origin: TargetOrigin) -> TargetState:
         """Claim the target, create it if it does not exist, and return its state.
 
         Raises
@@ -572,7 +574,7 @@ class Target(Protocol):
             process writes it.
         """
 
-    def peek(self, origin: TargetOrigin) -> Stored:
+    def peek(self, origin: TargetOrigin) -> TargetState:
         """Return the target's state, and neither create nor claim anything.
 
         Raises
@@ -581,7 +583,7 @@ class Target(Protocol):
             As for `open`. Another process that writes the target is no error.
         """
 
-    def retry(self, table_state: Held) -> None:
+    def retry(self, table_state: TableState) -> None:
         """Check whether a paused table can be written again.
 
         Raises
@@ -593,25 +595,25 @@ class Target(Protocol):
     def begin(self) -> None:
         """Begin a window, whose changes are committed together."""
 
-    def changes(self, table_state: Held) -> ChangeWriter:
+    def changes(self, table_state: TableState) -> ChangeWriter:
         """Return the writer of a table's change table in this window."""
 
-    def state(self, table_state: Held) -> StateWriter:
+    def state(self, table_state: TableState) -> StateWriter:
         """Return the writer of a table's state table in this window."""
 
     def shown(self, stored: str) -> str:
         """Return the name under which users find the tables with a stored name."""
 
-    def begun(self, table_state: Held) -> Held:
+    def begun(self, table_state: TableState) -> TableState:
         """Return the table state of a new table, whose stored name is free."""
 
-    def rename(self, table_state: Held, stored: str) -> Held:
+    def rename(self, table_state: TableState, stored: str) -> TableState:
         """Rename both tables to a free name; return the table state."""
 
     def keep(self) -> None:
         """Store `kept`, outside of a window."""
 
-    def commit(self, stored: Stored) -> None:
+    def commit(self, stored: TargetState) -> None:
         """Commit the window, and publish the LSN of each table to readers."""
 
     def abort(self) -> None:

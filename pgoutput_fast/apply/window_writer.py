@@ -22,8 +22,7 @@ from ..columnar.decoder import ColumnarDecoder
 from ..errors import Argument, PgOutputError, RetryableError
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
-from .departures import departed
-from .evolution import Known, differs, relation_of, replaced
+from .evolution import TableInCatalog, differs, relation_of, replaced
 from .folding import NullKeyError
 from .naming import free_name, renames, stored_table
 from .outcomes import Paused, PausedError, fold_outcomes
@@ -32,22 +31,23 @@ from .stored_changes import as_taken
 from .table_window import TableWindow
 from .targets import (
     CHANGES_ALONE,
-    Held,
-    Stored,
     TableError,
+    TableState,
     Target,
     TargetError,
+    TargetState,
 )
+from .unpublished import unpublished_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ..catalog import CatalogTable
-    from ..changelog.copies import Copy
     from ..changelog.history import TablesAt
     from ..changelog.log import ChangeLog
     from ..changelog.read_frames import Chunk
     from ..changelog.read_plan import Position, ReadPlan
+    from ..changelog.snapshot_states import Snapshot
     from ..changelog.view import View
     from ..errors import Hint
     from ..policies import Policies
@@ -76,7 +76,7 @@ class WindowWriter:
     ----------
     log : ChangeLog
     target : Target
-    stored : Stored
+    stored : TargetState
         The target state before the window.
     decoding : dict
         Arguments of :class:`ColumnarDecoder`.
@@ -100,7 +100,7 @@ class WindowWriter:
         self,
         log: ChangeLog,
         target: Target,
-        stored: Stored,
+        stored: TargetState,
         decoding: dict[str, Any],
         options: SyncOptions,
         tell: Callable[[], None],
@@ -111,7 +111,7 @@ class WindowWriter:
         self._tell = tell
         self._lsn = stored.lsn
         self._newest = stored.newest
-        self._held = dict(stored.tables)
+        self._table_states = dict(stored.tables)
         self._open: dict[int, TableWindow] = {}
         self._paused: dict[int, Paused] = {}
         self._states = log.view().states
@@ -125,7 +125,7 @@ class WindowWriter:
         self.seconds: dict[str, float] = {}
         self.change_seconds = self.state_seconds = 0.0
 
-    def write(self, view: View, plan: ReadPlan) -> Stored:
+    def write(self, view: View, plan: ReadPlan) -> TargetState:
         """Write the window; return the target state after it.
 
         Raises
@@ -146,9 +146,9 @@ class WindowWriter:
         except TableError as error:
             if self._options.on_error == "stop":
                 raise
-            raise PausedError([Paused(self._before(error.held), error)]) from error
+            raise PausedError([Paused(self._before(error.table_state), error)]) from error
 
-    def _write(self, view: View, plan: ReadPlan) -> Stored:
+    def _write(self, view: View, plan: ReadPlan) -> TargetState:
         begin = time.perf_counter()
         self._take_all(view, plan)
         after = plan.after
@@ -156,19 +156,19 @@ class WindowWriter:
         self._write_open(after, begin)
         tables = {
             relation_id: table_state._replace(lsn=max(after.of(relation_id), table_state.lsn))
-            for relation_id, table_state in self._held.items()
+            for relation_id, table_state in self._table_states.items()
         }
         return self._commit(max(after.lsn, self._lsn), tables, self._newest_of(plan))
 
     def has_news(self, at: Position) -> bool:
         """Whether the catalogue has a name or columns of a table that no change has shown."""
         news = [*self._news(at)]
-        tables = dict(self._held)
+        tables = dict(self._table_states)
         for relation_id, table, _ in news:
             tables[relation_id] = _renamed(tables[relation_id], table, at.lsn)
         return bool(renames(tables)) or any(action is not None for _, _, action in news)
 
-    def write_catalog(self, view: View, at: Position) -> Stored:
+    def write_catalog(self, view: View, at: Position) -> TargetState:
         """Let tables without new changes follow the catalogue; return the target state.
 
         Parameters
@@ -184,11 +184,11 @@ class WindowWriter:
         """
         with self._pausing_one():
             self._follow_catalog(view, at)
-            ends = {relation_id: max(at.of(relation_id), window.held.lsn)
+            ends = {relation_id: max(at.of(relation_id), window.table_state.lsn)
                     for relation_id, window in self._open.items()}  # fmt: skip
             self._write_open(at, time.perf_counter())
         tables = {relation_id: table_state._replace(lsn=ends.get(relation_id, table_state.lsn))
-                  for relation_id, table_state in self._held.items()}  # fmt: skip
+                  for relation_id, table_state in self._table_states.items()}  # fmt: skip
         return self._commit(self._lsn, tables, self._newest)
 
     def _write_open(self, after: Position, begin: float) -> None:
@@ -196,37 +196,39 @@ class WindowWriter:
         # If a process was killed after its commit, the window is read again, and it may now end
         # earlier. A table's LSN must not move back, or changes would be applied twice.
         ends = {
-            relation_id: max(after.of(relation_id), window.held.lsn)
+            relation_id: max(after.of(relation_id), window.table_state.lsn)
             for relation_id, window in self._open.items()
         }
         for relation_id, window in self._open.items():
             if relation_id not in self._paused:
-                with self._pausing(window.held):
+                with self._pausing(window.table_state):
                     window.take_gathered()
         self._check_paused()
         self._each(self._commit_changes, ends)
         self._check_paused()
         for window in self._open.values():
             if window.changes:
-                self.counts[qualified(window.held)] = window.changes
+                self.counts[qualified(window.table_state)] = window.changes
         changed = time.perf_counter()
         self.change_seconds = changed - begin
         self._finish_all(ends)
         self._check_paused()
         self.state_seconds = time.perf_counter() - changed
         outcomes = [window.outcome for window in self._open.values()]
-        self._held = fold_outcomes(self._held, outcomes, time.time())
+        self._table_states = fold_outcomes(self._table_states, outcomes, time.time())
         self._settle_names()
 
-    def _commit(self, lsn: int, tables: dict[int, Held], newest: CommitRecord | None) -> Stored:
+    def _commit(
+        self, lsn: int, tables: dict[int, TableState], newest: CommitRecord | None
+    ) -> TargetState:
         """Commit the window."""
-        stored = Stored(lsn, tables, newest)
+        stored = TargetState(lsn, tables, newest)
         self._target.commit(stored)
         for window in self._open.values():
             for column in window.removed:
                 _log.info(
                     "column %s of %s was removed from the state table; the change table keeps its "
-                    "values", column, qualified(window.held),
+                    "values", column, qualified(window.table_state),
                 )  # fmt: skip
         return stored
 
@@ -245,11 +247,11 @@ class WindowWriter:
             return self._newest  # the window was read before
         return newest_commit(plan.reads) or self._newest
 
-    def _end_copy(self, copy: Copy | None) -> None:
+    def _end_copy(self, copy: Snapshot | None) -> None:
         # Rows of a paused table may be missing.
         if copy is not None and copy.relation_id in self._open.keys() - self._paused.keys():
             window = self._open[copy.relation_id]
-            with self._pausing(window.held):
+            with self._pausing(window.table_state):
                 window.end_copy(copy)
 
     # --- paused tables ---------------------------------------------------------------------------
@@ -264,7 +266,7 @@ class WindowWriter:
         except TableError as error:
             if self._options.on_error == "stop":
                 raise
-            raise PausedError([Paused(self._before(error.held), error)]) from error
+            raise PausedError([Paused(self._before(error.table_state), error)]) from error
         except (PgOutputError, pa.ArrowException, OSError) as error:
             if self._options.on_error == "stop":
                 raise
@@ -286,14 +288,14 @@ class WindowWriter:
         if table.relation_id not in self._paused:
             self._paused[table.relation_id] = Paused(self._before(table), error)
 
-    def _before(self, table: Any) -> Held:
+    def _before(self, table: Any) -> TableState:
         """Return the table state before the window."""
-        table_state = self._held.get(table.relation_id)
+        table_state = self._table_states.get(table.relation_id)
         if table_state is not None:
             return table_state
         window = self._open.get(table.relation_id)
-        stored = self._unbegun(table).stored if window is None else window.held.stored
-        return Held(table.relation_id, table.namespace, table.name, stored, version=0)
+        stored = self._unbegun(table).stored if window is None else window.table_state.stored
+        return TableState(table.relation_id, table.namespace, table.name, stored, version=0)
 
     def _check_paused(self) -> None:
         """Give the window up if a table is paused."""
@@ -311,7 +313,7 @@ class WindowWriter:
 
     def _commit_changes(self, relation_id: int, end: int) -> None:
         window = self._open[relation_id]
-        with self._pausing(window.held):
+        with self._pausing(window.table_state):
             window.commit_changes(end)
 
     def _finish_all(self, ends: dict[int, int]) -> None:
@@ -321,16 +323,16 @@ class WindowWriter:
     def _finish(self, relation_id: int, end: int) -> None:
         window = self._open[relation_id]
         begin = time.perf_counter()
-        with self._pausing(window.held):
+        with self._pausing(window.table_state):
             window.commit_state(end)
-        self.seconds[qualified(window.held)] = time.perf_counter() - begin
+        self.seconds[qualified(window.table_state)] = time.perf_counter() - begin
 
-    def _take(self, chunk: Chunk, copy: Copy | None) -> None:
+    def _take(self, chunk: Chunk, copy: Snapshot | None) -> None:
         for changes, decoded in self._reader.changes(chunk):
             if changes.relation.relation_id in self._paused:
                 continue
             lsn = decoded.column("commit_lsn")[0].as_py()
-            table_state = self._held_of(changes.relation, lsn)
+            table_state = self._table_state_of(changes.relation, lsn)
             with self._pausing(changes.relation):
                 batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
                 schema = self._schema(changes.layout, batch.schema)
@@ -352,31 +354,31 @@ class WindowWriter:
 
     def _table(self, relation: Any, lsn: int) -> TableWindow:
         """Return the table of a Relation, under the name that it has at an LSN."""
-        return self._table_of(relation, self._held_of(relation, lsn), lsn)
+        return self._table_of(relation, self._table_state_of(relation, lsn), lsn)
 
-    def _held_of(self, relation: Any, lsn: int) -> Held:
+    def _table_state_of(self, relation: Any, lsn: int) -> TableState:
         """Return the table state, or a new one for a table whose changes begin at an LSN."""
         relation_id = relation.relation_id
         if relation_id in self._open:
-            return self._open[relation_id].held
-        table_state = self._held.get(relation_id)
+            return self._open[relation_id].table_state
+        table_state = self._table_states.get(relation_id)
         return (
             self._new(relation, lsn)
             if table_state is None or not table_state.version
             else table_state
         )
 
-    def _table_of(self, relation: Any, table_state: Held, lsn: int) -> TableWindow:
+    def _table_of(self, relation: Any, table_state: TableState, lsn: int) -> TableWindow:
         window = self._opened(table_state)
-        if lsn >= window.held.schema_lsn:
-            window.held = _renamed(window.held, relation, lsn)
+        if lsn >= window.table_state.schema_lsn:
+            window.table_state = _renamed(window.table_state, relation, lsn)
         return window
 
-    def _opened(self, table_state: Held) -> TableWindow:
+    def _opened(self, table_state: TableState) -> TableWindow:
         """Return the table's part of the window, which the first call begins."""
         window = self._open.get(table_state.relation_id)
         if window is None:
-            before = self._held.get(table_state.relation_id)
+            before = self._table_states.get(table_state.relation_id)
             window = self._open[table_state.relation_id] = self._table_window(
                 self._target,
                 table_state,
@@ -388,18 +390,18 @@ class WindowWriter:
             )
         return window
 
-    def _unbegun(self, relation: Any) -> Held:
+    def _unbegun(self, relation: Any) -> TableState:
         """Return the first table state of a table, with a free name."""
         relation_id = relation.relation_id
-        if relation_id in self._held:  # its first changes were paused
-            return self._held[relation_id]._replace(version=1)
-        taken = {table_state.stored.casefold() for table_state in self._held.values()}
-        taken.update(window.held.stored.casefold() for window in self._open.values())
-        taken.update(outcome.held.stored.casefold() for outcome in self._paused.values())
+        if relation_id in self._table_states:  # its first changes were paused
+            return self._table_states[relation_id]._replace(version=1)
+        taken = {table_state.stored.casefold() for table_state in self._table_states.values()}
+        taken.update(window.table_state.stored.casefold() for window in self._open.values())
+        taken.update(outcome.table_state.stored.casefold() for outcome in self._paused.values())
         name = free_name(stored_table(relation.namespace, relation.name), relation_id, taken)
-        return Held(relation_id, relation.namespace, relation.name, name)
+        return TableState(relation_id, relation.namespace, relation.name, name)
 
-    def _new(self, relation: Any, lsn: int) -> Held:
+    def _new(self, relation: Any, lsn: int) -> TableState:
         relation_id = relation.relation_id
         table_state = self._target.begun(self._unbegun(relation))
         state = self._states.get(relation_id)
@@ -428,7 +430,7 @@ class WindowWriter:
         return (
             history is not None
             and history.confirmed > lsn
-            and bool(departed(history, [relation_id]))
+            and bool(unpublished_tables(history, [relation_id]))
         )
 
     def _catalog_at(self, lsn: int) -> TablesAt | None:
@@ -447,7 +449,10 @@ class WindowWriter:
         tables_at = self._catalog_at(at.lsn)
         published = {} if tables_at is None else tables_at.catalog.by_id()
         start = 0 if tables_at is None else min(tables_at.start, at.lsn)
-        tables = {**self._held, **{key: window.held for key, window in self._open.items()}}
+        tables = {
+            **self._table_states,
+            **{key: window.table_state for key, window in self._open.items()},
+        }
         for relation_id, table_state in tables.items():
             table = published.get(relation_id)
             if table is None:
@@ -475,29 +480,29 @@ class WindowWriter:
         lsn = min(tables_at.start, after.lsn)
         for relation_id, table, action in [*self._news(after)]:
             if action is not None:
-                with self._pausing(self._held_now(relation_id)):
-                    window = self._opened(self._held_now(relation_id))
+                with self._pausing(self._table_state_now(relation_id)):
+                    window = self._opened(self._table_state_now(relation_id))
                     if window.is_beyond(after.lsn):
                         continue  # a killed process wrote more: it follows after that
                     if action == "stop":
                         window.stop(
-                            f"column {replaced(window.held.columns, table)} was dropped or "
+                            f"column {replaced(window.table_state.columns, table)} was dropped or "
                             "renamed, and another column has its name: sync took later changes for "
                             "those of the former column"
                         )
                     else:
                         schema, relation = self._foretold(view, table, after.lsn)
                         window.follow(schema, self._known_by(relation, tables_at))
-            table_state = _renamed(self._held_now(relation_id), table, lsn)
+            table_state = _renamed(self._table_state_now(relation_id), table, lsn)
             if relation_id in self._open:
-                self._open[relation_id].held = table_state
+                self._open[relation_id].table_state = table_state
             else:
-                self._held[relation_id] = table_state
+                self._table_states[relation_id] = table_state
 
-    def _held_now(self, relation_id: int) -> Held:
+    def _table_state_now(self, relation_id: int) -> TableState:
         """Return the table state with the changes of this window."""
         window = self._open.get(relation_id)
-        return self._held[relation_id] if window is None else window.held
+        return self._table_states[relation_id] if window is None else window.table_state
 
     def _foretold(self, view: View, table: CatalogTable, lsn: int) -> tuple[pa.Schema, Any]:
         """Return the schema that changes of a table have at an LSN, and its Relation."""
@@ -515,10 +520,12 @@ class WindowWriter:
 
     def _settle_names(self) -> None:
         """Rename tables whose name on the server has changed."""
-        for relation_id, name in renames(self._held):
-            self._held[relation_id] = self._target.rename(self._held[relation_id], name)
+        for relation_id, name in renames(self._table_states):
+            self._table_states[relation_id] = self._target.rename(
+                self._table_states[relation_id], name
+            )
 
-    def _known(self, relation: Any, lsn: int) -> Known:
+    def _known(self, relation: Any, lsn: int) -> TableInCatalog:
         """Return what the catalogue says of a table at a commit LSN.
 
         Wait until the catalogue was read after this commit. If that has timed out once, do not wait
@@ -542,7 +549,7 @@ class WindowWriter:
             self._tell()
             self._history = self._log.history()
 
-    def _known_by(self, relation: Any, at: TablesAt | None) -> Known:
+    def _known_by(self, relation: Any, at: TablesAt | None) -> TableInCatalog:
         """Return what a read of the catalogue says of a table."""
         history, relation_id = self._history, relation.relation_id
 
@@ -562,13 +569,13 @@ class WindowWriter:
                 yield from history.table_before(at.entry, relation_id)
 
         if at is None:
-            return Known(None, None, value, earlier)
+            return TableInCatalog(None, None, value, earlier)
         table = at.catalog.by_id().get(relation_id)
         before = table if at.entry < 2 else next(earlier(), None)
-        return Known(table, before, value, earlier, at.is_certain)
+        return TableInCatalog(table, before, value, earlier, at.is_certain)
 
 
-def _renamed(table_state: Held, table: Any, lsn: int) -> Held:
+def _renamed(table_state: TableState, table: Any, lsn: int) -> TableState:
     """Return a table state with the table's name at an LSN, from its Relation or the catalogue."""
     return table_state._replace(namespace=table.namespace, name=table.name, schema_lsn=lsn)
 

@@ -27,8 +27,6 @@ from ..segments.folders import HISTORY, SNAPSHOTS
 from ..segments.listing import contents
 from ..segments.structure import tags_of
 from ..types import TypeRegistry
-from .copies import Tables
-from .fitting import Fitting, Types, columns_of
 from .schema_history import (
     HistoryEntry,
     SchemaChange,
@@ -40,14 +38,16 @@ from .schema_history import (
     read_entry,
     read_seen,
 )
+from .snapshot_states import SnapshotStates
 from .snapshots import number_of
+from .type_choice import TypeChooser, TypesInForce, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..columnar.schema import Layout
     from ..types.registry import CatalogType
-    from .copies import Copy, TableState
+    from .snapshot_states import Snapshot, TableSnapshots
 
 __all__ = ["POLICIES", "POLICY_HELP", "History", "HistoryPolicy", "TablesAt", "TypesAt"]
 
@@ -190,9 +190,9 @@ class History:
         self.is_empty = not self._entries
         self._read: dict[HistoryEntry, StoredHistory] = {}
         self._catalogs: dict[HistoryEntry, Catalog] = {}
-        self._types: dict[tuple[HistoryPlace, HistoryPolicy], Types] = {}
+        self._types: dict[tuple[HistoryPlace, HistoryPolicy], TypesInForce] = {}
         self._copied: dict[tuple[int, int], TypeRegistry | None] = {}
-        self._tables: dict[int, TableState] = {}
+        self._tables: dict[int, TableSnapshots] = {}
         if self._entries:
             newest = self._entries[-1]
             marks = seen.marks if seen.entry == newest.name else (self._stored(newest).mark,)
@@ -313,7 +313,7 @@ class History:
             catalog = self._catalogs[entry] = _tables(*self._file(entry))
         return catalog
 
-    def types(self, place: HistoryPlace, policy: HistoryPolicy) -> Types:
+    def types(self, place: HistoryPlace, policy: HistoryPolicy) -> TypesInForce:
         """Return the types at a position, merged from the two possible entries.
 
         If a type differs between the entries, messages of the event trigger may tell which
@@ -336,10 +336,10 @@ class History:
             registry.merge(state)
         registry.merge(older.only(before)).merge(newer.only(after))
         uncertain = {oid: name for oid, name in uncertain.items() if oid not in before | after}
-        types = self._types[place, policy] = Types(registry, uncertain)
+        types = self._types[place, policy] = TypesInForce(registry, uncertain)
         return types
 
-    def states(self, place: HistoryPlace) -> tuple[Types, Types] | None:
+    def states(self, place: HistoryPlace) -> tuple[TypesInForce, TypesInForce] | None:
         """Return the types before and after the schema change at an uncertain position.
 
         Return None unless exactly two states are possible. After the last entry, the next state is
@@ -404,7 +404,7 @@ class History:
             return None
         key = number[:2]
         if key not in self._copied:
-            tables = Tables(self._directory)
+            tables = SnapshotStates(self._directory)
             copy = _snapshot(self._tables, *key)
             if copy is None:
                 self._tables = tables.read()
@@ -507,7 +507,9 @@ class History:
         return concerned if boundary.upper == _END else concerned or changes
 
 
-def _snapshot(states: Mapping[int, TableState], relation_id: int, generation: int) -> Copy | None:
+def _snapshot(
+    states: Mapping[int, TableSnapshots], relation_id: int, generation: int
+) -> Snapshot | None:
     """Return a complete snapshot by its number; None if it is not complete."""
     state = states.get(relation_id)
     snapshots = () if state is None else state.snapshots
@@ -553,7 +555,7 @@ class HistoryFollower:
         self._types: dict[int, tuple[int, ...]] = {}  # the column types of each relation
         self._announced: dict[bytes, bytes] = {}  # the newest Relations and Types
         self._place = HistoryPlace(0, 0, -1, -1, _OLD)
-        self._found = Types(self.registry, {})
+        self._found = TypesInForce(self.registry, {})
 
     def parts(
         self, data: Any, lsns: Any, commit_lsns: Any, path: Path, encoding: str
@@ -589,7 +591,7 @@ class HistoryFollower:
         if copied is not None or not len(rows):
             self._learn(data, tags, 0, len(tags))
             if copied is not None:
-                self._take(Types(copied, {}))
+                self._take(TypesInForce(copied, {}))
             yield 0, len(tags)
             return
         commits = commit_lsns.fill_null(0).to_numpy()[rows]
@@ -624,7 +626,7 @@ class HistoryFollower:
         self._place = HistoryPlace(*self._history.places(lsns, lsns)[:, 0].tolist())
         self._take(self._history.types(self._place, self._policy))
 
-    def _take(self, types: Types) -> None:
+    def _take(self, types: TypesInForce) -> None:
         """Put types into force."""
         self._found = types
         self.registry.replace_catalog(types.registry)
@@ -634,8 +636,8 @@ class HistoryFollower:
         data: Any,
         tags: Any,
         within: tuple[int, int],
-        policy_types: Types,
-        states: tuple[Types, Types],
+        policy_types: TypesInForce,
+        states: tuple[TypesInForce, TypesInForce],
         encoding: str,
     ) -> Iterator[tuple[int, int]]:
         """Split an uncertain part where a value can be decoded with only one of two states."""
@@ -643,7 +645,7 @@ class HistoryFollower:
 
         begin, end = within
         wanted = np.flatnonzero(np.isin(tags[begin:end], [ord(tag) for tag in "RYIUD"])) + begin
-        fitting = Fitting(states, policy_types, encoding, self._announced.values())
+        fitting = TypeChooser(states, policy_types, encoding, self._announced.values())
         told = ((index, fitting.types(data[index].as_py())) for index in wanted.tolist())
         # Rows without a value of an uncertain type join the rows before them.
         runs = [

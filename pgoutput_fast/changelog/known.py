@@ -11,7 +11,7 @@ from ..protocol.messages import decode_rare
 from ..segments.listing import contents
 from ..segments.reader import SegmentReader
 from ..segments.structure import tags_of
-from .copies import Tables
+from .snapshot_states import SnapshotStates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,9 +30,9 @@ def known_tables(directory: Path) -> dict[int, tuple[str, str]]:
         The directory, or the newest segment, can't be read.
     """
     names: dict[int, tuple[str, str]] = {}
-    tables = Tables(directory)
+    tables = SnapshotStates(directory)
     for relation_id, state in tables.read().items():
-        last = state.copies[-1]
+        last = state.all_snapshots[-1]
         name: Any = tables.fields(last).get("table")
         if last.state != "gone" and name:
             names[relation_id] = (name[0], name[1])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..segments import Segment
-    from .copies import Copy, TableState
+    from .snapshot_states import Snapshot, TableSnapshots
 
 _Range = tuple[int, int]
 _EMPTY: _Range = (0, 0)
@@ -77,7 +77,7 @@ class Position(NamedTuple):
             raise PgOutputError(f"this is no position: {error}", code="unfit_input") from error
 
 
-class Stretch(NamedTuple):
+class CommitRange(NamedTuple):
     """The range to read of one table: its commits from `start` on and before `end`.
 
     Attributes
@@ -86,7 +86,7 @@ class Stretch(NamedTuple):
         Commit LSNs.
     begins : int or None
         Leave out changes before this LSN, because a snapshot contains them; None: leave out all.
-    snapshots : tuple of Copy
+    snapshots : tuple of Snapshot
         The snapshots to read in this range. Each comes after the changes before its LSN, and before
         the changes from its LSN on: first a Truncate, then the rows, all with commit LSN `lsn` - 1.
     """
@@ -94,7 +94,7 @@ class Stretch(NamedTuple):
     start: int
     end: int
     begins: int | None = 0
-    snapshots: tuple[Copy, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
 
     @property
     def window(self) -> _Range:
@@ -104,24 +104,24 @@ class Stretch(NamedTuple):
         return max(self.start, self.begins), self.end
 
 
-class Reading(NamedTuple):
+class ReadRanges(NamedTuple):
     """The range to read next of each table.
 
     Attributes
     ----------
-    rest : Stretch
+    rest : CommitRange
         The range of every table that is not in `tables`.
-    tables : dict of int to Stretch
+    tables : dict of int to CommitRange
         By relation id.
     after : Position
         The consumer's position after these ranges.
     """
 
-    rest: Stretch
-    tables: dict[int, Stretch]
+    rest: CommitRange
+    tables: dict[int, CommitRange]
     after: Position
 
-    def of(self, relation_id: int) -> Stretch:
+    def of(self, relation_id: int) -> CommitRange:
         """Return the range of one table."""
         return self.tables.get(relation_id, self.rest)
 
@@ -140,15 +140,16 @@ class Reading(NamedTuple):
         return max((stretch.end for stretch in stretches), default=self.rest.end)
 
 
-def next_reading(position: Position, states: Mapping[int, TableState], end: int) -> Reading:
+def next_reading(position: Position, states: Mapping[int, TableSnapshots], end: int) -> ReadRanges:
     """Return the ranges to read from a position up to the end of the change log.
 
     Parameters
     ----------
     position : Position
-    states : mapping of int to TableState
-        The result of `Tables.read`, read **after** `end`. A capture stores that a table waits for a
-        snapshot before it writes changes that have to wait, so these states cover all of them.
+    states : mapping of int to TableSnapshots
+        The result of `SnapshotStates.read`, read **after** `end`. A capture stores that a table
+        waits for a snapshot before it writes changes that have to wait, so these states cover all
+        of them.
     end : int
         The LSN up to which everything is durable.
     """
@@ -159,10 +160,10 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
         state = states.get(relation_id)
         stop = max(start, end)
         if state is None:
-            tables[relation_id] = Stretch(start, stop)
+            tables[relation_id] = CommitRange(start, stop)
         else:
-            if state.held_from is not None:
-                stop = max(start, min(stop, state.held_from))
+            if state.waits_from is not None:
+                stop = max(start, min(stop, state.waits_from))
             elif state.snapshots and state.snapshots[-1].lsn > end:
                 # The snapshot is beyond the end: read the held-back changes together with it later.
                 stop = start
@@ -173,20 +174,20 @@ def next_reading(position: Position, states: Mapping[int, TableState], end: int)
             if void is not None:
                 stop = max(start, min(stop, void.start))
             inside = tuple(copy for copy in state.snapshots if start <= copy.lsn - 1 < stop)
-            tables[relation_id] = Stretch(start, stop, begins, inside)
+            tables[relation_id] = CommitRange(start, stop, begins, inside)
         if stop != end:
             elsewhere[relation_id] = stop
-    return Reading(Stretch(position.lsn, end), tables, Position(end, elsewhere))
+    return ReadRanges(CommitRange(position.lsn, end), tables, Position(end, elsewhere))
 
 
 def restricted(
-    reading: Reading, position: Position, paused: Collection[int], table: int | None
-) -> Reading:
+    reading: ReadRanges, position: Position, paused: Collection[int], table: int | None
+) -> ReadRanges:
     """Leave paused tables out of a reading, or all tables but one. They keep their positions.
 
     Parameters
     ----------
-    reading : Reading
+    reading : ReadRanges
         The result of `next_reading` for the position.
     position : Position
     paused : collection of int
@@ -199,21 +200,21 @@ def restricted(
     if table is not None:
         left_out |= reading.tables.keys() - {table}
         stretch = reading.of(table)
-        rest = Stretch(position.lsn, position.lsn)
+        rest = CommitRange(position.lsn, position.lsn)
         reading = reading._replace(tables={**reading.tables, table: stretch})
         after = Position(position.lsn, {**position.tables, table: stretch.end})
     starts = {relation_id: position.of(relation_id) for relation_id in left_out}
-    empty = {relation_id: Stretch(at, at) for relation_id, at in starts.items()}
+    empty = {relation_id: CommitRange(at, at) for relation_id, at in starts.items()}
     after = Position(after.lsn, {**after.tables, **starts})
-    return Reading(rest, {**reading.tables, **empty}, after)
+    return ReadRanges(rest, {**reading.tables, **empty}, after)
 
 
-def clipped(reading: Reading, until: Position) -> Reading:
+def clipped(reading: ReadRanges, until: Position) -> ReadRanges:
     """Cut the ranges of a reading off at the position at which an earlier reading ended.
 
     Parameters
     ----------
-    reading : Reading
+    reading : ReadRanges
         The result of `next_reading` with the end ``until.lsn``.
     until : Position
     """
@@ -223,10 +224,10 @@ def clipped(reading: Reading, until: Position) -> Reading:
         end = max(stretch.start, min(stretch.end, until.of(relation_id)))
         inside = tuple(copy for copy in stretch.snapshots if copy.lsn - 1 < end)
         tables[relation_id] = stretch._replace(end=end, snapshots=inside)
-    return Reading(reading.rest, tables, until)
+    return ReadRanges(reading.rest, tables, until)
 
 
-def first_position(states: Mapping[int, TableState], begin: int) -> Position:
+def first_position(states: Mapping[int, TableSnapshots], begin: int) -> Position:
     """Return the position of a new consumer: each table at its newest snapshot.
 
     The consumer also reads a table that was dropped or has left the publications, as long as all
@@ -234,30 +235,30 @@ def first_position(states: Mapping[int, TableState], begin: int) -> Position:
 
     Parameters
     ----------
-    states : mapping of int to TableState
+    states : mapping of int to TableSnapshots
     begin : int
         The LSN at which the first segment begins.
     """
     tables = {}
     for relation_id, state in states.items():
-        last = state.copies[-1]
+        last = state.all_snapshots[-1]
         is_whole = bool(state.snapshots) and begin <= state.snapshots[-1].lsn
         if is_whole or (state.snapshots and last.state == "snapshot"):
             tables[relation_id] = state.snapshots[-1].lsn - 1
         elif last.state == "gone":
             tables[relation_id] = last.lsn
-        elif state.held_from is not None:
-            tables[relation_id] = state.held_from
+        elif state.waits_from is not None:
+            tables[relation_id] = state.waits_from
     return Position(begin, tables)
 
 
-def lacking(position: Position, states: Mapping[int, TableState], begin: int) -> list[int]:
+def lacking(position: Position, states: Mapping[int, TableSnapshots], begin: int) -> list[int]:
     """Return the relation ids of tables whose changes a consumer needs and the log has deleted.
 
     Parameters
     ----------
     position : Position
-    states : mapping of int to TableState
+    states : mapping of int to TableSnapshots
     begin : int
         The LSN at which the first segment begins.
     """
@@ -268,13 +269,13 @@ def lacking(position: Position, states: Mapping[int, TableState], begin: int) ->
         waits = [copy.lsn for copy in state.snapshots if copy.lsn - 1 >= start] if state else []
         # The next snapshot replaces all changes before it. While a table waits for its snapshot, or
         # has never had one, no change counts.
-        if state is not None and (state.held_from is not None or state.begins is None):
+        if state is not None and (state.waits_from is not None or state.begins is None):
             continue
         void = state.void(start) if state is not None else None
         if void is not None and void.start <= start and void.end is None:
             continue
         # A table that was dropped or has left the publications has no further changes.
-        last = state.copies[-1] if state is not None else None
+        last = state.all_snapshots[-1] if state is not None else None
         if last is not None and last.state == "gone" and start >= last.lsn:
             continue
         if begin > (waits[0] if waits else start):
@@ -291,7 +292,7 @@ class Read(NamedTuple):
         The files in order. Together they are one stream.
     size : int
         Bytes of the files.
-    snapshot : Copy or None
+    snapshot : Snapshot or None
         The snapshot to which the file belongs. All of its rows are read.
     ranges : mapping of int to (int, int)
         For each relation id, the changes to read: from the first commit LSN to before the second.
@@ -304,7 +305,7 @@ class Read(NamedTuple):
 
     files: tuple[Path, ...]
     size: int
-    snapshot: Copy | None
+    snapshot: Snapshot | None
     ranges: Mapping[int, _Range]
     others: _Range
     again: bool = False
@@ -355,9 +356,9 @@ class ReadPlan(NamedTuple):
 
 
 def ordered_reads(
-    reading: Reading,
+    reading: ReadRanges,
     segments: Iterable[Sequence[Segment]],
-    files: Callable[[Copy], Sequence[Path]],
+    files: Callable[[Snapshot], Sequence[Path]],
 ) -> Iterator[list[Read]]:
     """Yield the reads of a reading in an order that keeps each table's changes in order.
 
@@ -370,7 +371,7 @@ def ordered_reads(
 
     Parameters
     ----------
-    reading : Reading
+    reading : ReadRanges
     segments : iterable of sequences of Segment
         The segments that the reading needs, each with all of its parts.
     files : callable
@@ -382,7 +383,7 @@ def ordered_reads(
     )
     whole = {relation_id: stretch.window for relation_id, stretch in reading.tables.items()}
 
-    def snapshot_reads(copy: Copy) -> list[Read]:
+    def snapshot_reads(copy: Snapshot) -> list[Read]:
         return [Read((path,), 0, copy, {}, _EMPTY) for path in files(copy)]
 
     for parts in segments:
@@ -417,17 +418,19 @@ def ordered_reads(
         yield snapshot_reads(copy)
 
 
-def cut(reading: Reading, position: Position, end: int, snapshots: Collection[Copy]) -> Position:
+def cut(
+    reading: ReadRanges, position: Position, end: int, snapshots: Collection[Snapshot]
+) -> Position:
     """Return the position of a reader that has read only the first reads of a reading.
 
     Parameters
     ----------
-    reading : Reading
+    reading : ReadRanges
         The result of `next_reading` for the position.
     position : Position
     end : int
         The end LSN of the last segment that was read; 0 if none was.
-    snapshots : collection of Copy
+    snapshots : collection of Snapshot
         The snapshots that were read.
     """
     lsn = max(position.lsn, min(end, reading.rest.end))

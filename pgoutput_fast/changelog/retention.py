@@ -11,8 +11,8 @@ from ..lsn import format_lsn
 from ..segments.folders import BEGIN_NAME, SEGMENTS, SNAPSHOTS
 from ..segments.listing import SegmentGroup, begin_of, listed, present
 from .consumers import consumers, locked
-from .copies import Tables, TableState
 from .schema_history import forget_before
+from .snapshot_states import SnapshotStates, TableSnapshots
 from .snapshots import snapshot_files
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ class Keep(NamedTuple):
     bytes: int | None = None
 
 
-def needed_from(positions: list[Position], states: Mapping[int, TableState]) -> int | None:
+def needed_from(positions: list[Position], states: Mapping[int, TableSnapshots]) -> int | None:
     """Return the LSN from which on consumers or waiting tables need segments; None if none do."""
-    lsns = [state.held_from for state in states.values() if state.held_from is not None]
+    lsns = [state.waits_from for state in states.values() if state.waits_from is not None]
     return min([*lsns, *(position.least for position in positions)], default=None)
 
 
@@ -56,7 +56,7 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
         return 0
     with locked(directory):
         positions = [consumer.position for consumer in consumers(directory)]
-        states = Tables(directory).read()
+        states = SnapshotStates(directory).read()
         groups, _ = present(directory)
         gone = _spent(groups, keep, needed_from(positions, states))
         if gone and len(gone) == len(groups):
@@ -100,7 +100,7 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
 
 
 def forget_dropped(
-    directory: Path, tables: Tables, existing: Collection[int], as_of: int
+    directory: Path, tables: SnapshotStates, existing: Collection[int], as_of: int
 ) -> list[int]:
     """Delete the states of dropped tables that have nothing left to read.
 
@@ -110,7 +110,7 @@ def forget_dropped(
     Parameters
     ----------
     directory : pathlib.Path
-    tables : Tables
+    tables : SnapshotStates
     existing : collection of int
         OIDs of all tables of the database.
     as_of : int
@@ -124,10 +124,10 @@ def forget_dropped(
     with locked(directory):
         end = min(begin_of(directory), as_of)
         dropped = [
-            (relation_id, state.copies[-1].lsn)
+            (relation_id, state.all_snapshots[-1].lsn)
             for relation_id, state in tables.states.copy().items()
-            if state.copies[-1].state == "gone"
-            and state.copies[-1].lsn <= end
+            if state.all_snapshots[-1].state == "gone"
+            and state.all_snapshots[-1].lsn <= end
             and relation_id not in existing
         ]
         if not dropped:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..segments import SegmentMetadata
-    from .copies import Copy, TableState
+    from .snapshot_states import Snapshot, TableSnapshots
 
 
-def snapshot_path(directory: Path, copy: Copy, number: int) -> Path:
+def snapshot_path(directory: Path, copy: Snapshot, number: int) -> Path:
     """Return the path of a snapshot's file: 0 has the Truncate, each other one a range of rows."""
     name = f"{copy.relation_id:08X}-{copy.generation:05d}-{number:08d}.arrow"
     return directory / SNAPSHOTS.name / name
@@ -52,7 +52,7 @@ def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
     return files
 
 
-def delete_unfinished(directory: Path, states: Mapping[int, TableState]) -> None:
+def delete_unfinished(directory: Path, states: Mapping[int, TableSnapshots]) -> None:
     """Delete the files of incomplete snapshots, which a killed process has left.
 
     Raises
@@ -63,7 +63,7 @@ def delete_unfinished(directory: Path, states: Mapping[int, TableState]) -> None
     unfinished = {
         (key, copy.generation)
         for key, state in states.items()
-        for copy in state.copies
+        for copy in state.all_snapshots
         if copy.state == "waiting"
     }
     for key, files in snapshot_files(directory).items():
@@ -74,14 +74,14 @@ def delete_unfinished(directory: Path, states: Mapping[int, TableState]) -> None
         fsync_path(SNAPSHOTS.make(directory))
 
 
-class CopyFiles:
+class SnapshotFiles:
     """Writes the files of one snapshot. Several threads may write different files at once.
 
     Parameters
     ----------
     directory : pathlib.Path
         The directory of the change log.
-    copy : Copy
+    copy : Snapshot
         The waiting snapshot.
     metadata : SegmentMetadata
         The metadata of the session that reads the rows. `start_lsn` and `snapshot` are set here.
@@ -97,7 +97,7 @@ class CopyFiles:
     def __init__(
         self,
         directory: Path,
-        copy: Copy,
+        copy: Snapshot,
         metadata: SegmentMetadata,
         lsn: int,
         time: int,

@@ -32,11 +32,11 @@ from ..segments.folders import (
 from ..segments.format import Segment
 from ..segments.listing import Contents, asked_since, contents, listed, stored_metadata
 from ..segments.reader import SegmentReader
-from . import copies, snapshots
+from . import snapshot_states, snapshots
 from .consumers import Consumer, consumers
-from .copies import Tables, TableState
 from .read_plan import next_reading
 from .remote import Remote, parse_place
+from .snapshot_states import SnapshotStates, TableSnapshots
 
 if TYPE_CHECKING:
     import os
@@ -81,7 +81,7 @@ class Upload:
         self._remote = Remote(parse_place(url, endpoint, names=("upload", "upload_endpoint")))
         self.url = self._remote.url
         self._mirrors = keep == "local"
-        self._tables = Tables(directory)
+        self._tables = SnapshotStates(directory)
         self.position = 0
         self._position: dict[str, Any] = {}  # the content of the position object
         self._names: set[str] = set()  # uploaded objects; without `_mirrors`, only state files
@@ -244,10 +244,10 @@ class Upload:
             if self._mirrors:
                 self._names.add(name)
 
-    def _copy_tables(self, states: Mapping[int, TableState], stop: Event) -> bool:
+    def _copy_tables(self, states: Mapping[int, TableSnapshots], stop: Event) -> bool:
         """Upload state files, each after its snapshot's files; return whether all are uploaded."""
         files = None
-        for copy in (copy for state in states.values() for copy in state.copies):
+        for copy in (copy for state in states.values() for copy in state.all_snapshots):
             name = f"{TABLES.name}/{copy.name}"
             if name in self._names:
                 continue
@@ -427,7 +427,7 @@ def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
             # A listing is untrusted text: create only files with names of this package.
             if owner_of(name) is not folder:
                 continue
-            copy = copies.Copy.named(name.rpartition("/")[2])
+            copy = snapshot_states.Snapshot.named(name.rpartition("/")[2])
             if copy is not None and copy.state == "snapshot":
                 whole.add((copy.relation_id, copy.generation))
             # A snapshot without its state file is still being uploaded: leave it out.

@@ -13,9 +13,8 @@ from ..segments import Segment
 from ..segments.folders import BEGIN_NAME
 from ..segments.listing import Contents, contents, list_segments, not_begun, stored_metadata
 from ..segments.reader import SegmentReader
-from .copies import Copy, Tables, TableState
-from .gathered import Gathered
 from .known import how_to_copy
+from .layouts_file import LayoutsReader
 from .read_plan import (
     Position,
     Read,
@@ -28,13 +27,14 @@ from .read_plan import (
     ordered_reads,
     restricted,
 )
+from .snapshot_states import Snapshot, SnapshotStates, TableSnapshots
 from .snapshots import snapshot_files, snapshot_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from ..segments import SegmentMetadata
-    from .read_plan import Reading
+    from .read_plan import ReadRanges
 
 
 class View(NamedTuple):
@@ -51,12 +51,12 @@ class View(NamedTuple):
         The metadata of the newest segment.
     contents : Contents
         The complete segments.
-    states : mapping of int to TableState
+    states : mapping of int to TableSnapshots
         The snapshots of each table, by relation id.
     files : mapping of (int, int) to list of pathlib.Path
         The files of complete snapshots, by relation id and generation. Snapshots that are being
         deleted are left out.
-    gathered : Gathered
+    layouts_reader : LayoutsReader
         Lists the tables with changes in each segment.
     relation_id : int or None
         The only table to read; None: all tables.
@@ -65,9 +65,9 @@ class View(NamedTuple):
     where: str
     metadata: SegmentMetadata
     contents: Contents
-    states: Mapping[int, TableState]
+    states: Mapping[int, TableSnapshots]
     files: Mapping[tuple[int, int], list[Path]]
-    gathered: Gathered
+    layouts_reader: LayoutsReader
     relation_id: int | None = None
 
     @property
@@ -89,13 +89,13 @@ class View(NamedTuple):
         """Return the view as it was at an LSN: without later commits and snapshots."""
         states = {}
         for relation_id, state in self.states.items():
-            copies = tuple(copy for copy in state.copies if copy.lsn <= lsn)
-            first = state.copies[0]
+            copies = tuple(copy for copy in state.all_snapshots if copy.lsn <= lsn)
+            first = state.all_snapshots[0]
             if first.first and not any(copy.state == "snapshot" for copy in copies):
                 # At that LSN, the table had no snapshot yet, so none of its changes count.
                 copies = (first._replace(state="waiting", lsn=min(first.lsn, lsn)),)
             if copies:
-                states[relation_id] = TableState(copies)
+                states[relation_id] = TableSnapshots(copies)
         return self._replace(contents=self.contents._replace(end=min(self.end, lsn)), states=states)
 
     def of_table(self, relation_id: int) -> View:
@@ -196,7 +196,7 @@ class View(NamedTuple):
         reading = restricted(reading, position, paused, table)
         only = self.relation_id if table is None else table
         reads: list[Read] = []
-        snapshots: list[Copy] = []
+        snapshots: list[Snapshot] = []
         size = reached = 0
         is_passed = False  # whether the position moves past a segment without changes of `only`
         after = reading.after
@@ -236,9 +236,9 @@ class View(NamedTuple):
         return cut(reading, position, lsn, snapshots)
 
     def _has_changes(self, read: Read, relation_id: int) -> bool:
-        return any(relation_id in self.gathered.relation_ids(path) for path in read.files)
+        return any(relation_id in self.layouts_reader.relation_ids(path) for path in read.files)
 
-    def _reading(self, position: Position, until: Position | None) -> Reading:
+    def _reading(self, position: Position, until: Position | None) -> ReadRanges:
         if until is None:
             return next_reading(position, self.states, self.end)
         # Leave out snapshots that came after the earlier plan: they would hold back changes that
@@ -246,7 +246,7 @@ class View(NamedTuple):
         view = self.before(max([until.lsn, *until.tables.values()]))
         return clipped(next_reading(position, view.states, min(self.end, until.lsn)), until)
 
-    def _readable(self, reading: Reading) -> Reading:
+    def _readable(self, reading: ReadRanges) -> ReadRanges:
         """Leave deleted snapshots out of a reading, with the changes before the next snapshot.
 
         A newer snapshot of the table makes them superfluous. Reading then starts at the first
@@ -273,7 +273,7 @@ class View(NamedTuple):
                 raise _deleted(relation_id, self.where)
         return reading._replace(tables=tables)
 
-    def _needed(self, reading: Reading) -> Iterator[list[Segment]]:
+    def _needed(self, reading: ReadRanges) -> Iterator[list[Segment]]:
         """Yield the segments of a reading, each with all of its parts."""
         end = max(reading.rest.end, reading.end)
         needed = (
@@ -288,10 +288,10 @@ class View(NamedTuple):
 
     # --- snapshots
 
-    def _has_files(self, copy: Copy) -> bool:
+    def _has_files(self, copy: Snapshot) -> bool:
         return (copy.relation_id, copy.generation) in self.files
 
-    def snapshot_paths(self, copy: Copy) -> list[Path]:
+    def snapshot_paths(self, copy: Snapshot) -> list[Path]:
         """Return the files of a snapshot in the order of its rows.
 
         Raises
@@ -301,7 +301,7 @@ class View(NamedTuple):
         """
         paths = self.files[copy.relation_id, copy.generation]
         directory = paths[0].parent.parent
-        fields: Any = Tables(directory).fields(copy)
+        fields: Any = SnapshotStates(directory).fields(copy)
         expected = [snapshot_path(directory, copy, i) for i in range(1 + len(fields["files"]))]
         lost = next((path for path in expected if path not in paths), None)
         if lost is None:
@@ -320,7 +320,7 @@ class View(NamedTuple):
 class SnapshotsFound(NamedTuple):
     """The table states and the snapshot files of a change log, as in the fields of `View`."""
 
-    states: Mapping[int, TableState]
+    states: Mapping[int, TableSnapshots]
     files: Mapping[tuple[int, int], list[Path]]
 
 
@@ -332,7 +332,7 @@ def find_snapshots(directory: Path) -> SnapshotsFound:
     PgOutputError
         The folders of snapshots can't be read.
     """
-    states = Tables(directory).read()
+    states = SnapshotStates(directory).read()
     try:
         copies = snapshot_files(directory)
     except OSError as error:
@@ -378,7 +378,7 @@ def view_of(
     with SegmentReader(segments[-1].path) as reader:
         metadata = reader.metadata
     listing = Contents(segments, segments[0].start_lsn, segments[-1].end_lsn)
-    return View("the segments", metadata, listing, {}, {}, Gathered(None))
+    return View("the segments", metadata, listing, {}, {}, LayoutsReader(None))
 
 
 def _view_of_directory(directory: Path, find: Callable[[Path], SnapshotsFound]) -> View:
@@ -387,7 +387,7 @@ def _view_of_directory(directory: Path, find: Callable[[Path], SnapshotsFound]) 
         snapshots = find(directory)  # after the end was read: see `next_reading`
         metadata = _newest_metadata(directory, listing)
         if metadata is not None:
-            return View(str(directory), metadata, listing, *snapshots, Gathered(directory))
+            return View(str(directory), metadata, listing, *snapshots, LayoutsReader(directory))
 
 
 def _newest_metadata(directory: Path, listing: Contents) -> SegmentMetadata | None:

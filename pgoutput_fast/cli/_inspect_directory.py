@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..changelog.consumers import consumers
-from ..changelog.copies import Tables, TableState
 from ..changelog.log import ChangeLog
+from ..changelog.snapshot_states import SnapshotStates, TableSnapshots
 from ..encodings import python_encoding
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
@@ -48,7 +48,7 @@ def files_of(view: View) -> list[Path]:
 def described(directory: Path) -> dict[str, Any]:
     """Return the content and the consumers of a change log, for JSON."""
     view = ChangeLog(directory).view()
-    tables = Tables(directory)
+    tables = SnapshotStates(directory)
     readers = consumers(directory)
     positions = described_positions(directory, [reader.position for reader in readers])
     return {
@@ -92,8 +92,8 @@ def _layouts(view: View) -> list[dict[str, Any]]:
     return layouts
 
 
-def _table(relation_id: int, state: TableState, tables: Tables) -> dict[str, Any]:
-    last = state.copies[-1]
+def _table(relation_id: int, state: TableSnapshots, tables: SnapshotStates) -> dict[str, Any]:
+    last = state.all_snapshots[-1]
     copied = state.snapshots[-1] if state.snapshots else None
     try:
         name = tables.fields(last).get("table")
@@ -108,7 +108,7 @@ def _table(relation_id: int, state: TableState, tables: Tables) -> dict[str, Any
         "relation_id": relation_id,
         "table": ".".join(map(str, name)) if is_named and isinstance(name, list) else None,
         "state": {"waiting": "waiting", "snapshot": "copied", "gone": "gone"}[last.state],
-        "held_from": format_lsn(last.lsn) if last.state == "waiting" else None,
+        "waits_from": format_lsn(last.lsn) if last.state == "waiting" else None,
         "copied_as_of": None if copied is None else format_lsn(copied.lsn),
         "rows": rows,
     }
@@ -128,7 +128,7 @@ def lines_of(told: dict[str, Any], paint: Paint = plain) -> Iterator[str]:
         rows = "" if table["rows"] is None else f"{table['rows']:,}"
         yield (
             f"{name:<{width}}{table['state']:<10}{table['copied_as_of'] or '':>18}{rows:>14}"
-            f"{table['held_from'] or '':>18}"
+            f"{table['waits_from'] or '':>18}"
         ).rstrip()
     if told["layouts"]:
         yield ""

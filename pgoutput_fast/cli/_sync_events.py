@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..apply.syncing import SyncProgress
-    from ..apply.targets import Held, StoredColumn
+    from ..apply.targets import StoredColumn, TableState
 
 
 class TableEvent(NamedTuple):
@@ -26,8 +26,8 @@ def table_events(before: SyncProgress, after: SyncProgress) -> Iterator[TableEve
 
     Tables that became stale are left out, because the sync itself warns of them.
     """
-    known = {table.relation_id: table for table in before.held if table.version}
-    for new in after.held:
+    known = {table.relation_id: table for table in before.table_states if table.version}
+    for new in after.table_states:
         if not new.version:
             continue  # not written yet: its first changes are paused
         old, name = known.get(new.relation_id), after.names[new.relation_id]
@@ -40,7 +40,7 @@ def table_events(before: SyncProgress, after: SyncProgress) -> Iterator[TableEve
             yield TableEvent(qualified(new), text)
 
 
-def _texts(old: Held, new: Held, name_before: str, name: str) -> Iterator[str]:
+def _texts(old: TableState, new: TableState, name_before: str, name: str) -> Iterator[str]:
     if qualified(old) != qualified(new):
         yield f"was {qualified(old)} before"
     if name_before != name:

@@ -12,12 +12,12 @@ import click
 from click.core import ParameterSource
 from rich.filesize import decimal
 
-from ..apply.departures import check_partitions
 from ..apply.dry_run import ask_server, plan_sync
 from ..apply.embedded_capture import DEFAULT_CAPTURE
 from ..apply.options import SyncOptions, TargetOptions
 from ..apply.synchronize import open_target, published_tables
 from ..apply.targets import CHANGES_ALONE
+from ..apply.unpublished import check_partitions
 from ..capture_options import CaptureOptions
 from ..connections import doctor_command
 from ..errors import PgOutputError, counted, printable
@@ -205,7 +205,7 @@ def _lines(plan: SyncPlan, call: SyncCall, target: Target) -> Iterator[str]:
         yield f"{plan.directory} would be made, as the change log of the slot"
     for warning in plan.mistaken:
         yield f"warning: {warning}"
-    has = any(table.held is not None for table in plan.tables)
+    has = any(table.before is not None for table in plan.tables)
     yield f"{call.target} {'would be continued' if has else 'would be made'}"
     if not plan.tables:
         yield "there are no tables yet"
@@ -218,7 +218,7 @@ def _lines(plan: SyncPlan, call: SyncCall, target: Target) -> Iterator[str]:
 
 
 def _target(table: TablePlan, shown: Callable[[str], str]) -> str:
-    state = table.held
+    state = table.before
     if state is None:
         return "not in the target"
     name = shown(state.stored)
@@ -235,20 +235,20 @@ def _comes(plan: SyncPlan, table: TablePlan, call: SyncCall, target: Target) -> 
         return
     if table.copy_lsn is not None:
         yield f"its snapshot of {counted(table.rows, 'row')} as of {format_lsn(table.copy_lsn)}"
-    if plan.has_begun and (table.held is not None or table.has_snapshot or table.changes):
+    if plan.has_begun and (table.before is not None or table.has_snapshot or table.changes):
         yield f"{counted(table.changes, 'change')} from {format_lsn(table.lsn)} on"
-    before = None if table.held is None else table.held.stale
+    before = None if table.before is None else table.before.stale
     after = None if table.after is None else table.after.stale
     if after is not None and after not in (before, CHANGES_ALONE):
         yield f"would not be kept up to date: {printable(after)}"
-    elif table.held is not None and table.after is not None and table.copy_lsn is None:
-        for text in column_events(table.held.columns, table.after.columns):
+    elif table.before is not None and table.after is not None and table.copy_lsn is None:
+        for text in column_events(table.before.columns, table.after.columns):
             yield f"then {printable(text)}"
     if table.is_lost:
         yield "would get a new snapshot, because the change log lacks changes of it"
     elif table.waits:
         yield "waits for its snapshot"
-    elif table.has_snapshot or table.held is not None:
+    elif table.has_snapshot or table.before is not None:
         pass
     elif (
         plan.slot is not None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ..apply.syncing import SyncProgress
-    from ..apply.targets import Held
+    from ..apply.targets import TableState
     from ..watching.sync_figures import SyncFigures
 
 
@@ -145,7 +145,7 @@ def _figures(report: SyncReport, figures: SyncFigures) -> Iterable[tuple[str, st
     return (
         (f"{progress.changes:,}", "changes written"),
         (f"{progress.changes / seconds:,.0f}/s", "on average"),
-        (f"{len(progress.held):,}", "tables"),
+        (f"{len(progress.table_states):,}", "tables"),
         (f"{progress.windows:,}", "windows"),
         ("unknown" if lag_bytes is None else decimal(lag_bytes), "of the log behind"),
         ("unknown" if lag_seconds is None else f"{lag_seconds:.1f} s", "behind"),
@@ -154,7 +154,7 @@ def _figures(report: SyncReport, figures: SyncFigures) -> Iterable[tuple[str, st
 
 
 def _tables(progress: SyncProgress, *, has_failed: bool) -> str:
-    if not progress.held:
+    if not progress.table_states:
         return "<p>There are no tables yet.</p>"
     heads = [
         html.cell(head, "left" if head in ("table", "in the target", "state") else "", "th")
@@ -162,13 +162,13 @@ def _tables(progress: SyncProgress, *, has_failed: bool) -> str:
                      "copied as of", "newest commit", "state")
     ]  # fmt: skip
     ordered = sorted(
-        progress.held,
+        progress.table_states,
         key=lambda table: (-progress.tables.get(qualified(table), 0), qualified(table)),
     )
     return html.table(heads, (_row(progress, table, has_failed=has_failed) for table in ordered))
 
 
-def _row(progress: SyncProgress, table: Held, *, has_failed: bool) -> str:
+def _row(progress: SyncProgress, table: TableState, *, has_failed: bool) -> str:
     name = qualified(table)
     stored = progress.names[table.relation_id]
     has_left = stored in progress.left

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..changelog.copies import Tables
 from ..changelog.history import history_of
 from ..changelog.known import known_tables
 from ..changelog.requests import request_copy, requested
+from ..changelog.snapshot_states import SnapshotStates
 from ..errors import PgOutputError, printable
 from ..lsn import format_lsn
 from ..names import parse_name, sql_name
@@ -21,7 +21,7 @@ from ._help import GroupedCommand
 from ._options import Value
 
 if TYPE_CHECKING:
-    from ..changelog.copies import TableState
+    from ..changelog.snapshot_states import TableSnapshots
 
 _POLL = 0.2  # seconds between two checks for a finished snapshot
 
@@ -62,7 +62,7 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
     if not directory.is_dir() or not has_begun(directory):
         raise not_begun(directory)
     relation_ids = {table: _find(directory, table) for table in tables}
-    before = Tables(directory).read()
+    before = SnapshotStates(directory).read()
     known = _known(directory)
     for relation_id in relation_ids.values():
         why = "pgoutput-fast snapshot asked for it"
@@ -72,7 +72,7 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
         return 0
     deadline = time.monotonic() + wait
     while any(
-        _whole(Tables(directory).read().get(relation_id)) <= _whole(before.get(relation_id))
+        _whole(SnapshotStates(directory).read().get(relation_id)) <= _whole(before.get(relation_id))
         for relation_id in relation_ids.values()
     ):
         if time.monotonic() > deadline:
@@ -85,7 +85,7 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
                 hint="Check that the capture runs" if unheard else "See the log of the capture",
             )
         time.sleep(_POLL)
-    after = Tables(directory).read()
+    after = SnapshotStates(directory).read()
     for table, relation_id in relation_ids.items():
         print(f"{table} has a snapshot as of {format_lsn(after[relation_id].snapshots[-1].lsn)}")
     return 0
@@ -136,5 +136,5 @@ def _known(directory: Path) -> dict[int, tuple[str, str]]:
     return known
 
 
-def _whole(state: TableState | None) -> int:
+def _whole(state: TableSnapshots | None) -> int:
     return 0 if state is None else len(state.snapshots)

@@ -24,7 +24,7 @@ from ..protocol.wire import (
 )
 from ._pure_batch import ChangeBatch, batch_of
 from ._pure_input import Piece, pieces_of
-from ._pure_relation import MOST_OFFSET, RelationRows, Stored
+from ._pure_relation import MOST_OFFSET, RelationRows, TargetState
 from .arrays import (
     MOST_ROWS,
     OPERATIONS,
@@ -276,8 +276,8 @@ class ColumnEngine:
         op: bytes,
         subxid: int | None,
         old_kind: str | None,
-        before: Stored | None,
-        after: Stored | None,
+        before: TargetState | None,
+        after: TargetState | None,
         size: int,
     ) -> None:
         """Append a row to its relation's columns."""
@@ -408,13 +408,13 @@ class _TakenRow:
         self.forms: dict[int, bool] = {}
         self.unchanged: list[bytes] = []
 
-    def values(self, positions: Any, old: Any, is_before: bool) -> Stored:
+    def values(self, positions: Any, old: Any, is_before: bool) -> TargetState:
         """The bytes that the columns store of a tuple.
 
         Values that the server did not send (unchanged TOAST) are taken from the tuple `old`.
         """
         relation, frame = self._relation, self._frame
-        taken: Stored = []
+        taken: TargetState = []
         for i, field in enumerate(relation.layout.columns):
             start, end = positions[field.position], positions[field.position + 1]
             kind = frame[start]

@@ -16,7 +16,7 @@ from .schema import Layout
 MOST_OFFSET = 0x7FFFFFFF
 """The greatest of Arrow's offsets of 32 bits."""
 
-Stored = list["bytes | None"]
+TargetState = list["bytes | None"]
 
 
 class _Values:
@@ -64,7 +64,7 @@ class _Side:
         self.present = bytearray()
         self._missing = 0  # rows without a tuple whose nulls are not yet in the columns
 
-    def put(self, values: Stored | None) -> None:
+    def put(self, values: TargetState | None) -> None:
         self.present.append(values is not None)
         if values is None:
             self._missing += 1
@@ -73,7 +73,7 @@ class _Side:
         for column, value in zip(self.columns, values, strict=True):
             column.put(value)
 
-    def is_full(self, values: Stored | None) -> bool:
+    def is_full(self, values: TargetState | None) -> bool:
         """Whether a column of these values would outgrow Arrow's offsets of 32 bits."""
         return any(
             len(column.data) + len(value or b"") > MOST_OFFSET

@@ -19,20 +19,20 @@ from ..types import ColumnType
 from ..values import Codec, OutOfRange
 from ..values import nested as codecs
 
-Stored = bytes | None
-Pack = Callable[[Any], Stored]
+TargetState = bytes | None
+Pack = Callable[[Any], TargetState]
 
 _size = struct.Struct("=i")
 _NULL = _size.pack(-1)
 _FALSE, _TRUE = b"\0", b"\1"
 
 
-def packed(parts: Iterable[Stored]) -> bytes:
+def packed(parts: Iterable[TargetState]) -> bytes:
     """Return the packed form of parts, each given as the bytes that its column stores, or None."""
     return b"".join([_NULL if part is None else _size.pack(len(part)) + part for part in parts])
 
 
-def unpacked(value: bytes) -> Iterator[Stored]:
+def unpacked(value: bytes) -> Iterator[TargetState]:
     """Yield the parts of a packed value."""
     at = 0
     while at < len(value):
@@ -98,7 +98,7 @@ class Labels:
 
 def packing(
     type: ColumnType, parts: list[Codec], policies: Policies
-) -> tuple[Callable[[bytes], Stored], Callable[[bytes], Stored]]:
+) -> tuple[Callable[[bytes], TargetState], Callable[[bytes], TargetState]]:
     """Return the functions that convert a value in text or binary format to its packed form.
 
     Parameters
@@ -124,10 +124,10 @@ def packing(
     return then(codec.text, pack), then(codec.binary, pack)
 
 
-def then(first: Callable[[bytes], Any], after: Pack) -> Callable[[bytes], Stored]:
+def then(first: Callable[[bytes], Any], after: Pack) -> Callable[[bytes], TargetState]:
     """Return a function that calls `first`, then `after` unless a policy made None of the value."""
 
-    def both(raw: bytes) -> Stored:
+    def both(raw: bytes) -> TargetState:
         value = first(raw)
         return None if value is None else after(value)
 

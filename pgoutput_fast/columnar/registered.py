@@ -12,7 +12,7 @@ from ..types import ColumnType
 from ..values import Codec, OutOfRange
 from .arrays import pyarrow
 from .fields import ARROW_TYPES, Field
-from .packed import Stored, packed, then
+from .packed import TargetState, packed, then
 
 
 def registered_field(type: ColumnType, codec: Codec, arrow: Any) -> Field:
@@ -43,7 +43,7 @@ def registered_field(type: ColumnType, codec: Codec, arrow: Any) -> Field:
             parameter="arrow",
         ) from error
 
-    def store(value: Any) -> Stored:
+    def store(value: Any) -> TargetState:
         try:
             array = pa.array([value], type_)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -110,7 +110,7 @@ def field_of_type(type_: Any, name: str = "", *, nullable: bool = True) -> Field
     return Field(name, kind, metadata, tuple(fields), width, nullable=nullable)
 
 
-def _stored(array: Any, i: int, field: Field) -> Stored:
+def _stored(array: Any, i: int, field: Field) -> TargetState:
     """The bytes that a column stores of value `i` of an array, whose offset in buffers is 0."""
     array = getattr(array, "storage", array)
     if not array[i].is_valid:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..changelog.snapshots import CopyFiles, delete_unfinished
+from ..changelog.snapshots import SnapshotFiles, delete_unfinished
 from ..errors import PgOutputError, RetryableError, counted
 from ..lsn import format_lsn
 from ..protocol.messages import decode_rare
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ..changelog.copies import Copy, Tables
+    from ..changelog.snapshot_states import Snapshot, SnapshotStates
     from ..connections import ConnectionParameters
     from ..segments import SegmentMetadata
     from ..types import TypeRegistry
@@ -133,9 +133,11 @@ class CopyTarget(NamedTuple):
             refused=refused,
         )
 
-    def files(self, order: Copy, opened: ServerSnapshot, announced: Sequence[bytes]) -> CopyFiles:
+    def files(
+        self, order: Snapshot, opened: ServerSnapshot, announced: Sequence[bytes]
+    ) -> SnapshotFiles:
         """Return the writer of one snapshot's files."""
-        return CopyFiles(
+        return SnapshotFiles(
             self.directory, order, self.metadata, opened.lsn, opened.time, announced,
             write_options(self.compression),
         )  # fmt: skip
@@ -147,7 +149,7 @@ class Copier:
     Parameters
     ----------
     target : CopyTarget
-    tables : Tables
+    tables : SnapshotStates
         The states of the directory's tables.
     opened : ServerSnapshot, optional
         The snapshot of the slot that the capture made. The first round uses it.
@@ -178,7 +180,7 @@ class Copier:
     def __init__(
         self,
         target: CopyTarget,
-        tables: Tables,
+        tables: SnapshotStates,
         opened: ServerSnapshot | None = None,
         members: Members | None = None,
         types: TypeRegistry | None = None,
@@ -253,7 +255,7 @@ class Copier:
             if self._opened is not None:
                 self._opened.close()
 
-    def _try(self, orders: dict[int, Copy]) -> None:
+    def _try(self, orders: dict[int, Snapshot]) -> None:
         """Make snapshots; after an error, log it and wait until the next try."""
         try:
             self._copy(orders)
@@ -274,7 +276,7 @@ class Copier:
             _log.warning("tables wait for their snapshots: %s; trying again in %.0f s", error, wait)
             self._stop.wait(wait)
 
-    def _copy(self, orders: dict[int, Copy]) -> None:
+    def _copy(self, orders: dict[int, Snapshot]) -> None:
         """Run one round: make snapshots at one LSN. Tables that can't be copied still wait."""
         opened, members, types = self._opened, self._members, self._types
         self._opened = self._types = None
@@ -321,9 +323,9 @@ class _Round:
     def __init__(
         self,
         target: CopyTarget,
-        tables: Tables,
+        tables: SnapshotStates,
         opened: ServerSnapshot,
-        orders: dict[int, Copy],
+        orders: dict[int, Snapshot],
         members: Members,
         types: TypeRegistry | None,
         note: Callable[[CopyProgress], None],

@@ -10,11 +10,11 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from ..changelog.consumers import consumers, remove_consumer
-from ..changelog.copies import Copy, Tables
-from ..changelog.gathered import Gatherer
+from ..changelog.layouts_file import LayoutsWriter
 from ..changelog.merging import delete_covered, merges
 from ..changelog.requests import forget_request, requested
 from ..changelog.retention import Keep, forget_dropped, retain
+from ..changelog.snapshot_states import Snapshot, SnapshotStates
 from ..changelog.uploading import CONSUMER_NAME
 from ..errors import Argument, PgOutputError, counted, printable
 from ..protocol.messages import decode_rare
@@ -56,7 +56,7 @@ def order_first(directory: Path, opened: ServerSnapshot) -> None:
     whose rows are still missing.
     """
     names = {table.relation_id: [table.namespace, table.name] for table in opened.tables}
-    tables = Tables(directory)
+    tables = SnapshotStates(directory)
     tables.clear()  # an earlier try may have left states, whose slot was dropped again
     for relation_id in [*names, *opened.lost]:
         fields: dict[str, object] = {"table": names.get(relation_id, [])}
@@ -106,11 +106,11 @@ class Upkeep:
         self._options = options
         self._copies = options.snapshot != "never"
         self._check_space()
-        self._tables = Tables(writer.directory)
+        self._tables = SnapshotStates(writer.directory)
         self._seen: dict[int, list[str]] = {}  # names of announced tables, by relation id
         self._tell_that_none_joins()
         # By relation id: the last snapshot, and the fields of its file.
-        self._stored: dict[int, tuple[Copy, dict[str, object]]] = {}
+        self._stored: dict[int, tuple[Snapshot, dict[str, object]]] = {}
         self._members = members
         waits = self._tables.waiting.keys()
         # The tables of the new slot whose first snapshots are not complete yet.
@@ -129,7 +129,7 @@ class Upkeep:
             if options.merge
             else None
         )
-        self._gatherer = Gatherer(self._directory)
+        self._gatherer = LayoutsWriter(self._directory)
         self._next_tick = self._next_tidy = 0.0
         self._warned: dict[str, float] = {}  # time of the last warning, by consumer
 
@@ -138,7 +138,8 @@ class Upkeep:
     def _tell_that_none_joins(self) -> None:
         """Warn if this capture makes no snapshots, but an earlier one made some here."""
         copied = sum(
-            table_state.copies[-1].state != "gone" for table_state in self._tables.states.values()
+            table_state.all_snapshots[-1].state != "gone"
+            for table_state in self._tables.states.values()
         )
         if copied and not self._copies:
             _log.warning(
@@ -251,7 +252,7 @@ class Upkeep:
     def _left_at(self, relation_id: int) -> int:
         """Return the LSN at which a table left the publications; 0 if it did not."""
         state = self._tables.states.get(relation_id)
-        last = state.copies[-1] if state is not None else None
+        last = state.all_snapshots[-1] if state is not None else None
         return last.lsn if last is not None and last.state == "gone" else 0
 
     def _look_again(self, seen: dict[int, list[str]]) -> None:
@@ -281,7 +282,7 @@ class Upkeep:
         LSN, it waits from that LSN, as its changes before that LSN count.
         """
         state = self._tables.states.get(relation_id)
-        if state is not None and state.held_from is not None:
+        if state is not None and state.waits_from is not None:
             return
         first = state is None or not state.snapshots
         lsn = max(self._writer.position, self._left_at(relation_id))
@@ -297,7 +298,7 @@ class Upkeep:
         states = self._tables.states.copy()  # the copier changes them
         for member in members.tables.values():
             state = states.get(member.relation_id)
-            if state is None or members.lsn > state.copies[-1].lsn:
+            if state is None or members.lsn > state.all_snapshots[-1].lsn:
                 why = self._change(member.relation_id, members)
                 if why is not None:
                     self._order(member.relation_id, [member.namespace, member.name], why)
@@ -309,7 +310,7 @@ class Upkeep:
 
         Changes before `lsn` count, as far as the stream has them. `earlier` has the table's name.
         """
-        last = self._tables.states[relation_id].copies[-1]
+        last = self._tables.states[relation_id].all_snapshots[-1]
         # The catalogue may have been read before the snapshot.
         if last.state != "snapshot" or lsn <= last.lsn:
             return False
@@ -329,7 +330,7 @@ class Upkeep:
         state = self._tables.states.get(relation_id)
         if state is None:
             return "it is new"
-        last = state.copies[-1]
+        last = state.all_snapshots[-1]
         if last.state == "waiting":
             return None  # the copier reads the catalogue before its snapshot
         if last.state == "gone":
@@ -347,7 +348,7 @@ class Upkeep:
         for relation_id, request in requested(self._directory).items():
             state = self._tables.states.get(relation_id)
             # A running snapshot may be older than the request: then the request stays.
-            if state is None or state.held_from is None:
+            if state is None or state.waits_from is None:
                 self._order(relation_id, request.table, request.why)
                 forget_request(self._directory, relation_id)
 

@@ -19,7 +19,7 @@ from pyarrow import fs
 from pgoutput_fast.apply.delta_place import directory_of
 from pgoutput_fast.apply.delta_statistics import bounded_leaves, repeating
 from pgoutput_fast.apply.naming import stored_table
-from pgoutput_fast.apply.stored_changes import Form, with_a_column
+from pgoutput_fast.apply.stored_changes import BatchConversion, with_a_column
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import HistoryPolicy, history_of
 from pgoutput_fast.changelog.read_frames import chunks
@@ -185,7 +185,7 @@ def write_changes(
         "max_bytes": 16 << 20,
     }  # fmt: skip
     reader = ChangeReader(decoding, history_of([directory]), history)
-    open_files: dict[tuple[int, pa.Schema], tuple[_ChangeFile, Form]] = {}
+    open_files: dict[tuple[int, pa.Schema], tuple[_ChangeFile, BatchConversion]] = {}
     try:
         for read in reads:
             for chunk in chunks(read, metadata):
@@ -193,7 +193,7 @@ def write_changes(
                     batch = with_a_column(decoded)
                     key = changes.relation.relation_id, batch.schema
                     if key not in open_files:
-                        form = Form.of(batch.schema, ())
+                        form = BatchConversion.of(batch.schema, ())
                         file = _ChangeFile(files, root, changes.relation, form.schema)
                         open_files[key] = file, form
                     file, form = open_files[key]

@@ -18,7 +18,7 @@ from pgoutput_fast.apply.delta_merge import balanced
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.stored_changes import as_taken
 from pgoutput_fast.apply.table_window import TableWindow
-from pgoutput_fast.apply.targets import Held, IncompleteError, UnplannedError
+from pgoutput_fast.apply.targets import IncompleteError, TableState, UnplannedError
 from pgoutput_fast.apply.window_writer import WindowWriter, run_all
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
 from pgoutput_fast.errors import Argument, PgOutputError
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.apply.delta_files import AddedFile
     from pgoutput_fast.apply.delta_table import LakeTable
-    from pgoutput_fast.apply.evolution import Known
-    from pgoutput_fast.apply.stored_changes import Form
-    from pgoutput_fast.changelog.copies import Copy
+    from pgoutput_fast.apply.evolution import TableInCatalog
+    from pgoutput_fast.apply.stored_changes import BatchConversion
     from pgoutput_fast.changelog.read_plan import Read, ReadPlan
+    from pgoutput_fast.changelog.snapshot_states import Snapshot
     from pgoutput_fast.changelog.view import View
 
     from ._jobs import Jobs
@@ -86,14 +86,14 @@ class TableOfFiles(TableWindow):
 
     _target: DeltaTarget
 
-    def __init__(self, target: DeltaTarget, table_state: Held, **options: Any) -> None:
+    def __init__(self, target: DeltaTarget, table_state: TableState, **options: Any) -> None:
         super().__init__(target, table_state, **options)
         self._before = table_state
         self._files: list[list[_RunFile]] = []
         self._has_copied = False
 
     def plan_changes(
-        self, schema: pa.Schema, layout: TableLayout, known: Callable[[int], Known]
+        self, schema: pa.Schema, layout: TableLayout, known: Callable[[int], TableInCatalog]
     ) -> _Section:
         """Plan how to write changes of the stream.
 
@@ -104,7 +104,7 @@ class TableOfFiles(TableWindow):
         """
         writer: Any = self._writers[-1]
         state_lsn = layout.first_lsn if self._state is None else self._state.lsn
-        if layout.first_lsn < max(self.held.lsn, writer.lsn, state_lsn):
+        if layout.first_lsn < max(self.table_state.lsn, writer.lsn, state_lsn):
             raise self._partly()
         _, form, _ = self._meet(schema, layout.first_lsn, known)
         folded = None
@@ -114,7 +114,9 @@ class TableOfFiles(TableWindow):
             self._folded = layout.last_lsn
         return self._section(schema, form, folded=folded)
 
-    def plan_copied(self, schema: pa.Schema, known: Callable[[int], Known], copy: Copy) -> _Section:
+    def plan_copied(
+        self, schema: pa.Schema, known: Callable[[int], TableInCatalog], copy: Snapshot
+    ) -> _Section:
         """Plan how to write the rows of a snapshot.
 
         Raises
@@ -127,13 +129,13 @@ class TableOfFiles(TableWindow):
         if self._copying != (True, self._target.kept.has_state) or self._has_copied:
             raise self._partly()
         self._has_copied = True
-        _, form, _ = self._layout(schema, self.held.columns)
+        _, form, _ = self._layout(schema, self.table_state.columns)
         return self._section(schema, form, state=self._state)
 
     def _section(
         self,
         schema: pa.Schema,
-        form: Form,
+        form: BatchConversion,
         state: Any = None,
         folded: list[_RunFile] | None = None,
     ) -> _Section:
@@ -146,18 +148,18 @@ class TableOfFiles(TableWindow):
         return _Section(write, changes, state, folded)
 
     def _partly(self) -> UnplannedError:
-        name = qualified(self.held)
+        name = qualified(self.table_state)
         return UnplannedError(f"the target has changes of {name} already", table=name)
 
     def _commit_copied(self) -> None:
         """See `TableWindow`; `load_copied` commits, once the files are there."""
-        self._before = self.held
+        self._before = self.table_state
 
     def take(self, section: _Section, run: FileRun) -> None:
         """Take the files of a section."""
         section.changes.add_files(run.changes)
         self.changes += run.rows
-        self.held = self.held._replace(commit_time=run.commit_time)
+        self.table_state = self.table_state._replace(commit_time=run.commit_time)
         if section.folded is not None:
             table, form = section.changes.table, section.write.form.schema
             section.folded.extend(_RunFile(table, file, form) for file in run.changes)
@@ -167,7 +169,7 @@ class TableOfFiles(TableWindow):
     def load_copied(self, section: _Section) -> None:
         """Commit the state table at a snapshot whose files were taken."""
         if section.state is not None:
-            section.state.loaded(self._before._replace(commit_time=self.held.commit_time))
+            section.state.loaded(self._before._replace(commit_time=self.table_state.commit_time))
 
     def fold_task(self, lsn: int) -> FoldTask | None:
         """Return the task that applies the net changes to the state table; None: nothing to do.
@@ -199,7 +201,7 @@ class TableOfFiles(TableWindow):
         if first is None and not parts:
             return None
         state.is_elsewhere = True
-        return FoldTask(self._before, self.held, first, parts)
+        return FoldTask(self._before, self.table_state, first, parts)
 
     def folded(self, position: tuple[int, int]) -> None:
         """Record the LSN and the snapshot LSN of the state table after its task."""
@@ -213,7 +215,7 @@ class TableOfFiles(TableWindow):
         # The task has found that the merge is large: share every step, from 0 bytes on.
         state.steps = functools.partial(spark_steps, jobs, 0, left.net)
         net = opened_net(self._target.place, left.net)
-        state.apply(left.alterations, net, left.held)
+        state.apply(left.alterations, net, left.table_state)
         state.is_elsewhere = False  # the driver wrote the table: it also joins its small files
 
     def fail(self, error: IncompleteError) -> None:
@@ -344,7 +346,7 @@ class DistributedWindow(WindowWriter):
             for group in grouped(reads, self._jobs.cores)
         ]  # fmt: skip
 
-    def _known(self, relation: Any, lsn: int) -> Known:
+    def _known(self, relation: Any, lsn: int) -> TableInCatalog:
         """See `WindowWriter`.
 
         The driver decodes no frames: it takes the types in force from the schema history.
@@ -361,7 +363,7 @@ class DistributedWindow(WindowWriter):
     def _finish_all(self, ends: dict[int, int]) -> None:
         windows: dict[int, Any] = {**self._open}
         # Tables without a fold task take no more time.
-        self.seconds.update({qualified(window.held): 0.0 for window in self._open.values()})
+        self.seconds.update({qualified(window.table_state): 0.0 for window in self._open.values()})
         tables = [
             task for relation_id, end in ends.items()
             if (task := windows[relation_id].fold_task(end)) is not None
@@ -392,7 +394,7 @@ class DistributedWindow(WindowWriter):
             run_all(self._target.threads, self._merge, left, self._tell)
 
     def _note(self, window: TableOfFiles, folded: Folded) -> None:
-        self.seconds[qualified(window.held)] = folded.seconds
+        self.seconds[qualified(window.table_state)] = folded.seconds
         window.folded(folded.position)
         if folded.incomplete is not None:
             window.fail(folded.incomplete)
@@ -404,7 +406,7 @@ class DistributedWindow(WindowWriter):
         except IncompleteError as error:
             window.fail(error)
             return
-        self.seconds[qualified(window.held)] += time.perf_counter() - begin
+        self.seconds[qualified(window.table_state)] += time.perf_counter() - begin
 
 
 def grouped(reads: Sequence[tuple[int, Read]], cores: int) -> list[list[tuple[int, Read]]]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pgoutput_fast.apply.folding import NetChanges
-    from pgoutput_fast.apply.targets import Alteration, Held, TargetOrigin
+    from pgoutput_fast.apply.targets import Alteration, TableState, TargetOrigin
 
     from ._merge_steps import NetFile, Staging
 
@@ -62,15 +62,15 @@ class FoldTask(NamedTuple):
 
     Attributes
     ----------
-    before, after : Held
+    before, after : TableState
         What the target has of the table before and after these changes.
     first : pyarrow.Schema or None
         The columns of a new state table; None: the table is there already.
     parts : list of FoldedPart
     """
 
-    before: Held
-    after: Held
+    before: TableState
+    after: TableState
     first: pa.Schema | None
     parts: Sequence[FoldedPart]
 
@@ -95,12 +95,12 @@ class FoldTasks(NamedTuple):
 class LeftMerge(NamedTuple):
     """A merge that a task leaves to the driver because it may rewrite many bytes of files.
 
-    Fields: net; alterations and held, the arguments of `StateWriter.apply`.
+    Fields: net; alterations and table_state, the arguments of `StateWriter.apply`.
     """
 
     net: NetFile
     alterations: Sequence[Alteration]
-    held: Held
+    table_state: TableState
 
 
 class Folded(NamedTuple):

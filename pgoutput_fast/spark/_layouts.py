@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from pgoutput_fast.changelog.copies import Copy
     from pgoutput_fast.changelog.read_plan import Position, Read, ReadPlan
+    from pgoutput_fast.changelog.snapshot_states import Snapshot
     from pgoutput_fast.changelog.view import View
     from pgoutput_fast.segments import SegmentMetadata
     from pgoutput_fast.segments.layout_index import Span
@@ -53,7 +53,7 @@ class TableLayout(NamedTuple):
         return self[:4]
 
 
-def sections(plan: ReadPlan) -> Iterator[tuple[Copy | None, list[Read]]]:
+def sections(plan: ReadPlan) -> Iterator[tuple[Snapshot | None, list[Read]]]:
     """Yield the reads of a plan by sections: those of one snapshot, or of changes between two."""
     for copy, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
         yield copy, [*reads]

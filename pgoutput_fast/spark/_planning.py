@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.history import HistoryFollower
 from pgoutput_fast.changelog.known import announced_tables, known_tables
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
 from pgoutput_fast.changelog.view import check_file, view_of
 from pgoutput_fast.names import shown_name, shown_table
 from pgoutput_fast.protocol.messages import decode_rare
@@ -99,19 +99,19 @@ class Planned:
         version may then be older than the end of the change log.
         """
         state = self._view.states.get(relation_id)
-        held_from = None if state is None else state.held_from
-        return self.end if held_from is None else min(self.end, held_from)
+        waits_from = None if state is None else state.waits_from
+        return self.end if waits_from is None else min(self.end, waits_from)
 
     def _relation_id(self, table: str, settings: Settings, kept: History | None) -> int | None:
         """Return the relation id of the table that has, or last had, a name."""
         announced = self._announced(table, settings)
         copied = {}
         if self._directory is not None and self._view.states:
-            tables = Tables(self._directory)
+            tables = SnapshotStates(self._directory)
             for relation_id, state in self._view.states.items():
-                name = tables.fields(state.copies[-1]).get("table")
+                name = tables.fields(state.all_snapshots[-1]).get("table")
                 if isinstance(name, list) and shown_name(".".join(map(str, name))) == table:
-                    lsns = [copy.lsn for copy in state.copies if copy.state != "gone"]
+                    lsns = [copy.lsn for copy in state.all_snapshots if copy.state != "gone"]
                     copied[relation_id] = max(lsns, default=-1)
         last = max(copied, key=copied.__getitem__, default=None)
         if last is None or announced is None or last == announced:
@@ -175,7 +175,7 @@ class Planned:
             if segment.end_lsn <= since:
                 return
             if relation_id is not None and (
-                relation_id not in self._view.gathered.relation_ids(segment.path)
+                relation_id not in self._view.layouts_reader.relation_ids(segment.path)
             ):
                 continue
             for span in reversed(_spans(segment.path)):

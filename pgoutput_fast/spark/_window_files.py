@@ -15,7 +15,7 @@ from pgoutput_fast.apply.delta_files import DeltaFileWriter, Written
 from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.apply.delta_table import LakeTable
 from pgoutput_fast.apply.delta_types import conformed
-from pgoutput_fast.apply.stored_changes import Form, as_taken, check_copied_keys
+from pgoutput_fast.apply.stored_changes import BatchConversion, as_taken, check_copied_keys
 from pgoutput_fast.apply.targets import UnplannedError
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import history_of
@@ -50,7 +50,7 @@ class TableWrite(NamedTuple):
     ----------
     schema : pyarrow.Schema
         The schema of the decoded batches.
-    form : Form
+    form : BatchConversion
         Converts them to the target's batches.
     changes : Destination
     state : Destination or None
@@ -59,7 +59,7 @@ class TableWrite(NamedTuple):
     """
 
     schema: pa.Schema
-    form: Form
+    form: BatchConversion
     changes: Destination
     state: Destination | None
 

@@ -49,8 +49,8 @@ except ImportError as error:
         code="missing_package",
     ) from error
 
-from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.embedded_capture import DEFAULT_CAPTURE, EmbeddedCapture
+from pgoutput_fast.apply.unpublished import mistaken
 from pgoutput_fast.changelog.commits import has_commit, newest_commit
 from pgoutput_fast.changelog.consumers import Consumer, claim_consumer
 from pgoutput_fast.changelog.history import history_of
@@ -85,8 +85,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pgoutput_fast.changelog.copies import Copy
     from pgoutput_fast.changelog.read_plan import Read
+    from pgoutput_fast.changelog.snapshot_states import Snapshot
     from pgoutput_fast.changelog.view import View
     from pgoutput_fast.segments import SegmentMetadata
 
@@ -396,7 +396,7 @@ def _bounds(filter_: Filter) -> tuple[int, int | None] | None:
     return None
 
 
-def _of_snapshot(copy: Copy) -> tuple[int, int]:
+def _of_snapshot(copy: Snapshot) -> tuple[int, int]:
     """Return the range of a snapshot: all of its rows have one commit LSN, just below its LSN."""
     return copy.lsn - 1, copy.lsn
 
@@ -669,9 +669,9 @@ class _Planner:
     def _check_left(self, view: View, position: Position, relation_id: int | None) -> None:
         """Refuse to wait for a dropped or unpublished table once all of its changes were read."""
         state = None if relation_id is None else view.states.get(relation_id)
-        if state is None or state.copies[-1].state != "gone":
+        if state is None or state.all_snapshots[-1].state != "gone":
             return
-        lsn = state.copies[-1].lsn
+        lsn = state.all_snapshots[-1].lsn
         if position.tables.get(relation_id or 0, position.lsn) >= lsn:
             raise PgOutputError(
                 f"{self._options.table} was dropped, or left the publications, before "

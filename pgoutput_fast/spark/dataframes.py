@@ -378,7 +378,7 @@ def published_table(
     PgOutputError
         The server can't be reached, or no publication has the table.
     """
-    from pgoutput_fast.apply.departures import did_you_mean
+    from pgoutput_fast.apply.unpublished import did_you_mean
     from pgoutput_fast.catalog import catalog_of
     from pgoutput_fast.connections import ConnectionParameters, frame_encoding
 

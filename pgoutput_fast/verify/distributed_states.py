@@ -23,7 +23,7 @@ from .sums import Rows, Sum
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ..apply.targets import Held as Kept
+    from ..apply.targets import TableState
     from ..spark._jobs import Jobs
 
 _TASK_BYTES = 256 << 20
@@ -223,12 +223,12 @@ class DistributedStates(DeltaStates):
         self._files: dict[int, tuple[list[StateFiles], str]] = {}
         super().__init__(place, segments)
 
-    def _state(self, kept: Kept, source: TargetTables) -> str:
+    def _state(self, kept: TableState, source: TargetTables) -> str:
         self._marker = source.soft_deletes
         self._source_read = super()._state(kept, source)
         return self._source_read
 
-    def _loaded(self, kept: Kept, source: TargetTables) -> Any:
+    def _loaded(self, kept: TableState, source: TargetTables) -> Any:
         self._table_read = super()._loaded(kept, source)
         return self._table_read
 

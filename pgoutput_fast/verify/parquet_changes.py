@@ -25,8 +25,8 @@ from ..names import shown_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ..changelog.copies import TableState
     from ..changelog.read_plan import Position
+    from ..changelog.snapshot_states import TableSnapshots
     from ..policies import Policies
     from ..types import TypeRegistry
 
@@ -119,7 +119,7 @@ class ChangeFiles:
             "max_bytes": 16 << 20,
         }  # fmt: skip
         self.position: Position | None = None
-        self._states: Mapping[int, TableState] = {}
+        self._states: Mapping[int, TableSnapshots] = {}
         self._known: dict[tuple[int, pa.DataType, bytes], ChangeVersion] = {}
         self._count = 0  # of files
         self._pending_bytes = 0
@@ -134,9 +134,9 @@ class ChangeFiles:
         at all: then each table began empty, and the log has all of its changes.
         """
         state = self._states.get(relation_id)
-        newest = None if state is None else state.copies[-1]
+        newest = None if state is None else state.all_snapshots[-1]
         if newest is None or newest.state == "gone":
-            begin_empty = not any(state.copies[0].first for state in self._states.values())
+            begin_empty = not any(state.all_snapshots[0].first for state in self._states.values())
             return None if begin_empty else "the change log has no snapshot of it yet"
         if newest.state == "waiting" or self.position is None or newest.lsn > self.position.lsn:
             return f"it has been waiting for its snapshot since {format_lsn(newest.lsn)}"

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..apply.delta_place import DeltaPlace, directory_of, require_deltalake
 from ..apply.naming import free_name, stored_table
-from ..apply.progress_rows import held_tables
+from ..apply.progress_rows import table_states_of
 from ..apply.stored_changes import NO_COLUMN
 from ..apply.targets import TARGET_FORMAT
-from ..changelog.copies import Tables
+from ..changelog.snapshot_states import SnapshotStates
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..names import shown_table
@@ -32,8 +32,8 @@ from .texts import NotComparable, NotTheTable, Texts, TextsOf, ValueStorage, lit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ..apply.targets import Held as Kept
-    from ..changelog.copies import TableState
+    from ..apply.targets import TableState
+    from ..changelog.snapshot_states import TableSnapshots
     from .moment import ServerTable
     from .sums import Rows
 
@@ -58,7 +58,7 @@ class TargetTables(NamedTuple):
         The column that marks deleted rows.
     patterns : tuple of str or None
         The patterns of the selected tables; None selects all.
-    tables : dict of int to Held
+    tables : dict of int to TableState
         The table states by relation id.
     policies : Policies
         The policies by which values were written.
@@ -69,7 +69,7 @@ class TargetTables(NamedTuple):
     lsn: int
     soft_deletes: str | None
     patterns: tuple[str, ...] | None
-    tables: dict[int, Kept]
+    tables: dict[int, TableState]
     policies: Policies
 
     def live(self, rows: str) -> str:
@@ -103,7 +103,7 @@ class States:
         self.policies: Policies | None = None
         self.furthest = 0
         self._lsn = self._position = 0
-        self._states: Mapping[int, TableState] = {}
+        self._states: Mapping[int, TableSnapshots] = {}
         # Relation id → stored name of each compared column; None if the target lacks the column.
         self._names: dict[int, dict[str, str | None]] = {}
         self._patterns: tuple[str, ...] | None = None
@@ -132,7 +132,7 @@ class States:
         """Read the target state."""
         raise NotImplementedError
 
-    def _state(self, kept: Kept, source: TargetTables) -> str:
+    def _state(self, kept: TableState, source: TargetTables) -> str:
         """Return an SQL source with the rows of a state table, at the position of `source`."""
         raise NotImplementedError
 
@@ -182,7 +182,7 @@ class States:
         begin = end = 0
         if self._segments is not None:
             # Read the change log before the target, so that the target is not behind this state.
-            self._states = Tables(self._segments).read()
+            self._states = SnapshotStates(self._segments).read()
             listing = contents(self._segments)
             begin = listing.segments[-1].end_lsn if listing.segments else listing.begin
             end = max(listing.end, confirmed)
@@ -221,7 +221,7 @@ class States:
         copy = _copy_of(relation_id)
         self._connection.execute(f"CREATE OR REPLACE TABLE {copy} AS SELECT {wanted}")
 
-    def _check(self, relation_id: int, kept: Kept | None, source: TargetTables) -> None:
+    def _check(self, relation_id: int, kept: TableState | None, source: TargetTables) -> None:
         """Refuse a table whose rows can't be compared at the position; update `furthest`."""
         if kept is not None and kept.paused is not None:
             raise NotComparable(
@@ -235,12 +235,12 @@ class States:
             raise NotComparable(
                 f"the target does not have its snapshot of {format_lsn(copied)} yet"
             )
-        if state is not None and state.copies[-1].state == "gone":
+        if state is not None and state.all_snapshots[-1].state == "gone":
             raise NotComparable(
                 "it left the publications before the capture's last check, and got no snapshot "
                 "since then"
             )
-        waits = None if state is None else state.held_from
+        waits = None if state is None else state.waits_from
         if kept is None:
             if waits is not None:
                 raise NotComparable(
@@ -254,7 +254,7 @@ class States:
         self.furthest = max(self.furthest, lsn, source.lsn)
 
     @staticmethod
-    def _columns(table: ServerTable, kept: Kept | None) -> dict[str, str | None]:
+    def _columns(table: ServerTable, kept: TableState | None) -> dict[str, str | None]:
         """Return the stored name of each published column; None if the target lacks the column."""
         live = () if kept is None else kept.columns
         by_number = {column.number: column.stored for column in live if column.number is not None}
@@ -327,11 +327,11 @@ class DuckdbStates(States):
             source["lsn"],
             source["soft_deletes"],
             None if source["tables"] is None else tuple(source["tables"]),
-            {table_state.relation_id: table_state for table_state, _ in held_tables(rows)},
+            {table_state.relation_id: table_state for table_state, _ in table_states_of(rows)},
             policies_of(source["policies"]),
         )
 
-    def _state(self, kept: Kept, source: TargetTables) -> str:
+    def _state(self, kept: TableState, source: TargetTables) -> str:
         return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}")
 
 
@@ -370,7 +370,7 @@ class DeltaStates(States):
         self._check_format(described["format"])
         if described["keep"] == "changes":
             raise without_rows(self._place.uri)
-        pairs = [*held_tables(progress.to_pyarrow_dataset().to_table())]
+        pairs = [*table_states_of(progress.to_pyarrow_dataset().to_table())]
         self._moved = {
             table_state.relation_id: json.loads(row["moves"]) for table_state, row in pairs
         }
@@ -385,11 +385,11 @@ class DeltaStates(States):
             policies_of(described.get("policies", ())),
         )
 
-    def _state(self, kept: Kept, source: TargetTables) -> str:
+    def _state(self, kept: TableState, source: TargetTables) -> str:
         self._connection.register(STATE_ROWS, self._loaded(kept, source).to_pyarrow_dataset())
         return source.live(STATE_ROWS)
 
-    def _loaded(self, kept: Kept, source: TargetTables) -> Any:
+    def _loaded(self, kept: TableState, source: TargetTables) -> Any:
         """Load a state table at its position in `_progress`."""
         app = "/".join((_APP, source.system_identifier, source.database, str(kept.relation_id)))
         table = self._table(kept, app)
@@ -397,7 +397,7 @@ class DeltaStates(States):
             table.load_as_version(table.version() - 1)
         return table
 
-    def _table(self, kept: Kept, app: str) -> Any:
+    def _table(self, kept: TableState, app: str) -> Any:
         """Open a table, which may not have been moved to its new name yet."""
         names = [kept.stored, *(move[2] for move in self._moved[kept.relation_id])]
         for name in names:
@@ -419,7 +419,7 @@ def without_rows(where: str) -> PgOutputError:
     )
 
 
-def _check_name(table: ServerTable, kept: Kept | None, source: TargetTables) -> None:
+def _check_name(table: ServerTable, kept: TableState | None, source: TargetTables) -> None:
     """Refuse a table whose name in the target belongs to another table."""
     relation_id = table.table.relation_id
     name = stored_table(table.table.namespace, table.table.name)
@@ -448,7 +448,7 @@ def _copy_of(relation_id: int) -> str:
     return f"{_COPIED}.t{relation_id}"
 
 
-def _by_name(tables: Iterable[Kept]) -> dict[tuple[str, str], int]:
+def _by_name(tables: Iterable[TableState]) -> dict[tuple[str, str], int]:
     """Return relation ids by names; a replaced table has ``~`` and its relation id at the end."""
     relation_ids: dict[tuple[str, str], int] = {}
     for kept in tables:
@@ -462,7 +462,7 @@ def _by_name(tables: Iterable[Kept]) -> dict[tuple[str, str], int]:
 
 def _texts(
     table: ServerTable,
-    kept: Kept | None,
+    kept: TableState | None,
     names: Mapping[str, str | None],
     storages: Mapping[str, ValueStorage],
     policies: Policies,

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("psycopg")
 
-from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.replication import copier
 
@@ -20,12 +20,12 @@ from pgoutput_fast.replication import copier
 def test_a_copier_whose_disk_is_full_says_what_the_system_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(self: Tables) -> Any:
+    def read(self: SnapshotStates) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "snapshots/1.arrow")
 
-    monkeypatch.setattr(Tables, "read", read)
+    monkeypatch.setattr(SnapshotStates, "read", read)
     target: Any = SimpleNamespace(directory=tmp_path)
-    copies = copier.Copier(target, Tables(tmp_path))
+    copies = copier.Copier(target, SnapshotStates(tmp_path))
     copies._thread.join(30)
     said = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: 'snapshots/1.arrow'"
     assert isinstance(copies.error, PgOutputError)

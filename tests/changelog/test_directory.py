@@ -31,11 +31,11 @@ from support.expected_errors import expect_error
 from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
-from pgoutput_fast.changelog.copies import Copy, Tables, TableState
 from pgoutput_fast.changelog.merging import FAN, delete_covered, mergeable, merges
 from pgoutput_fast.changelog.read_plan import Position, first_position, next_reading
 from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
 from pgoutput_fast.changelog.retention import Keep, forget_dropped, retain
+from pgoutput_fast.changelog.snapshot_states import Snapshot, SnapshotStates, TableSnapshots
 from pgoutput_fast.changelog.snapshots import snapshot_path
 from pgoutput_fast.segments import SegmentReader, SegmentWriter, copying, list_segments, listing
 from pgoutput_fast.segments.listing import contents
@@ -243,14 +243,14 @@ def test_a_consumer_whose_segments_are_gone_is_told(tmp_path: Path) -> None:
 
 def test_the_states_of_dropped_tables_are_forgotten(tmp_path: Path) -> None:
     many(tmp_path, 3)  # up to 310
-    tables = Tables(tmp_path)
+    tables = SnapshotStates(tmp_path)
     for oid in (1, 2, 3, 4):
         tables.finish(tables.wait(oid, 99, {}, first=True), 100, {})
         tables.leave(oid, 200 if oid < 4 else 400, {})
     # What a kill leaves beside it.
-    kept = tmp_path / "tables" / Copy(1, 1, True, "waiting", 99).name
+    kept = tmp_path / "tables" / Snapshot(1, 1, True, "waiting", 99).name
     kept.write_text("{}")
-    file = snapshot_path(tmp_path, tables.states[2].copies[0], 0)
+    file = snapshot_path(tmp_path, tables.states[2].all_snapshots[0], 0)
     file.parent.mkdir()
     file.touch()
     (tmp_path / "consumers").mkdir()
@@ -271,7 +271,7 @@ def test_the_states_of_dropped_tables_are_forgotten(tmp_path: Path) -> None:
     assert forgotten(as_of=199) == []  # it may have been made since
     assert forgotten() == [1]
     assert not kept.exists()
-    assert [*Tables(tmp_path).read()] == [*tables.states] == [2, 3, 4]
+    assert [*SnapshotStates(tmp_path).read()] == [*tables.states] == [2, 3, 4]
     file.unlink()
     assert forgotten() == [2]
 
@@ -279,15 +279,15 @@ def test_the_states_of_dropped_tables_are_forgotten(tmp_path: Path) -> None:
 def test_a_writer_reads_the_states_of_tables_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads, read = [], Tables.read
-    monkeypatch.setattr(Tables, "read", lambda self: reads.append(self) or read(self))
-    tables = Tables(tmp_path)
+    reads, read = [], SnapshotStates.read
+    monkeypatch.setattr(SnapshotStates, "read", lambda self: reads.append(self) or read(self))
+    tables = SnapshotStates(tmp_path)
     for oid in range(1, 4):
         tables.finish(tables.wait(oid, 99, {}, first=True), 100, {})
         tables.wait(oid, 500, {}, first=False)
     tables.leave(2, 700, {})
     assert reads == [tables]
-    assert tables.states == read(Tables(tmp_path))
+    assert tables.states == read(SnapshotStates(tmp_path))
     assert {oid: copy.lsn for oid, copy in tables.waiting.items()} == {1: 500, 3: 500}
 
 
@@ -318,7 +318,7 @@ def test_a_damaged_consumer_and_wrong_names_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_mark_that_was_changed_is_refused(tmp_path: Path, content: str) -> None:
-    tables = Tables(tmp_path)
+    tables = SnapshotStates(tmp_path)
     copy = tables.wait(16384, 100, {"table": ["public", "t"]}, first=True)
     path = tmp_path / "tables" / copy.name
     path.write_text(content)
@@ -383,7 +383,7 @@ def test_what_is_stored_while_a_directory_is_listed_does_not_count(
 
 
 def test_what_a_table_had_that_left_while_it_waited_does_not_count(tmp_path: Path) -> None:
-    tables = Tables(tmp_path)
+    tables = SnapshotStates(tmp_path)
     tables.finish(tables.wait(1, 99, {}, first=True), 100, {})
     tables.wait(1, 500, {}, first=False)  # it had left and returned
     tables.leave(1, 700, {})
@@ -403,8 +403,8 @@ def test_what_a_table_had_that_left_while_it_waited_does_not_count(tmp_path: Pat
 
 
 def test_where_a_new_consumer_begins_with_a_table_that_waits() -> None:
-    whole, order = Copy(1, 1, True, "snapshot", 100), Copy(1, 2, False, "waiting", 500)
-    states = {1: TableState((whole, order))}
+    whole, order = Snapshot(1, 1, True, "snapshot", 100), Snapshot(1, 2, False, "waiting", 500)
+    states = {1: TableSnapshots((whole, order))}
     assert first_position(states, 100) == Position(100, {1: 99})
     # What came behind the copy is deleted.
     assert first_position(states, 300) == Position(300, {1: 500})

@@ -321,7 +321,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             running = capture.copying.get(oid)
             if running is None:
                 state = capture.tables.read().get(oid)
-                if state is None or state.held_from is None:
+                if state is None or state.waits_from is None:
                     return
                 running = capture.copying[oid] = capture.copy(oid)
             if next(running, "ended") == "ended":
@@ -409,7 +409,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             for running in [capture.copying.pop(oid)] if oid in capture.copying else []:
                 for _ in running:
                     pass
-            if (state := capture.tables.read().get(oid)) and state.held_from is not None:
+            if (state := capture.tables.read().get(oid)) and state.waits_from is not None:
                 for _ in capture.copy(oid):
                     pass
         self.world.advance()

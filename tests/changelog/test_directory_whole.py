@@ -158,7 +158,7 @@ def test_a_snapshot_that_is_deleted_while_it_is_listed(made: MadeDirectory) -> N
     made.wait(ORDERS, 1210, first=False)
     made.copy(ORDERS, 1301, [[1, "again"]])
     view = view_of(made.directory)
-    first = view.states[16390].copies[0]
+    first = view.states[16390].all_snapshots[0]
     view.files[16390, 1].pop(2)  # as if it was deleted while they were listed
     with expect_error(code="missing_path", path=str(snapshot(made.directory, 2))):
         view.snapshot_paths(first)

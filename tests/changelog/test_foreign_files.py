@@ -30,11 +30,11 @@ from pgoutput_fast import _disk, testing
 from pgoutput_fast._disk import Folder, read_json_file, temporary_path, write_whole
 from pgoutput_fast.apply import sync
 from pgoutput_fast.changelog.consumers import Consumer, claim_consumer, consumers, remove_consumer
-from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.merging import delete_covered
 from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
 from pgoutput_fast.changelog.retention import Keep, retain
 from pgoutput_fast.changelog.schema_history import HistoryWriter, forget_before
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
 from pgoutput_fast.changelog.snapshots import delete_unfinished
 from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.segments import SegmentWriter, folders
@@ -124,7 +124,7 @@ def test_what_is_not_ours_stays_whatever_deletes_files(
     forget_before(directory, 1 << 40)
     retain(directory, Keep(bytes=0), lambda: None)
     delete_unfinished(directory, {})
-    Tables(directory).clear()
+    SnapshotStates(directory).clear()
     assert theirs(directory, outside) == before
     kept = {name for folder in folders.FOLDERS for name in folder.names(directory)}
     assert kept <= {"position.json", "begin.json"}
@@ -154,7 +154,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: Folder) -> N
         (outside / name).write_text("behind a link")
     (directory / folder.name).symlink_to(outside)
     users: dict[str, list[Callable[[], Any]]] = {
-        "tables": [lambda: view_of(directory), lambda: Tables(directory).clear()],
+        "tables": [lambda: view_of(directory), lambda: SnapshotStates(directory).clear()],
         "snapshots": [lambda: view_of(directory), lambda: delete_unfinished(directory, {})],
         "history": [lambda: HistoryWriter(directory, None), lambda: forget_before(directory, 9)],
         "prepared": [lambda: PreparedTransactions(directory, 1 << 40)],
@@ -228,11 +228,13 @@ def test_a_pipe_in_a_change_log_does_not_hang_its_readers(tmp_path: Path) -> Non
         if folder.name and own.endswith(".json"):
             os.mkfifo(folder.make(tmp_path) / own)
     os.mkfifo(tmp_path / "position.json")
-    (copy,) = (one for state in Tables(tmp_path).read().values() for one in state.copies)
+    (copy,) = (
+        one for state in SnapshotStates(tmp_path).read().values() for one in state.all_snapshots
+    )
     for read in (
         lambda: writer(tmp_path), lambda: view_of(tmp_path), lambda: consumers(tmp_path),
         lambda: requested(tmp_path), lambda: HistoryWriter(tmp_path, None),
-        lambda: Tables(tmp_path).fields(copy),
+        lambda: SnapshotStates(tmp_path).fields(copy),
     ):  # fmt: skip
         with expect_error(code="io_failed"):
             read()

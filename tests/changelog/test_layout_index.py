@@ -13,10 +13,10 @@ from support.changelogs.written_segments import METADATA, rows, writer
 from support.columns.columnar import IMPLEMENTATIONS, chosen
 
 from pgoutput_fast import testing
-from pgoutput_fast.changelog import gathered, merging
-from pgoutput_fast.changelog.copies import Copy
+from pgoutput_fast.changelog import layouts_file, merging
 from pgoutput_fast.changelog.read_plan import Position, ReadPlan
-from pgoutput_fast.changelog.snapshots import CopyFiles, snapshot_path
+from pgoutput_fast.changelog.snapshot_states import Snapshot
+from pgoutput_fast.changelog.snapshots import SnapshotFiles, snapshot_path
 from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.protocol.messages import decode_rare
 from pgoutput_fast.segments import Segment, SegmentReader, list_segments
@@ -127,8 +127,8 @@ def test_an_index_says_what_a_file_has(
 
 
 def test_files_of_a_snapshot_have_an_index(tmp_path: Path) -> None:
-    copy = Copy(16500, 1, True, "waiting", 300)
-    files = CopyFiles(tmp_path, copy, METADATA, 300, 7, [relation(16500, 1)])
+    copy = Snapshot(16500, 1, True, "waiting", 300)
+    files = SnapshotFiles(tmp_path, copy, METADATA, 300, 7, [relation(16500, 1)])
     files.begin()
     rows_ = testing.insert(16500, ["1"]) * 3
     size = len(rows_) // 3
@@ -195,14 +195,14 @@ def test_one_file_gathers_what_segments_have(
 
     def relation_ids(*paths: Path) -> list[set[int]]:
         opened.clear()
-        gathered_ = gathered.Gathered(tmp_path)
+        gathered_ = layouts_file.LayoutsReader(tmp_path)
         return [{*gathered_.relation_ids(path)} for path in paths]
 
     monkeypatch.setattr(SegmentReader, "__init__", counted)
     first, second = write_one(100, TABLES[0]), write_one(200, TABLES[1])
     assert relation_ids(first, second) == [{TABLES[0]}, {TABLES[1]}]
     assert opened == [first, second]
-    gatherer = gathered.Gatherer(tmp_path)
+    gatherer = layouts_file.LayoutsWriter(tmp_path)
     gatherer.gather()
     assert relation_ids(first, second) == [{TABLES[0]}, {TABLES[1]}]
     assert opened == []
@@ -213,13 +213,13 @@ def test_one_file_gathers_what_segments_have(
     os.utime(first)
     assert relation_ids(first, second, third) == [{one} for one in TABLES]
     assert opened == [first, second, third]
-    gathered.Gatherer(tmp_path).gather()
+    layouts_file.LayoutsWriter(tmp_path).gather()
     assert relation_ids(second, third) == [{TABLES[1]}, {TABLES[2]}]
     assert opened == []
     # What is gone goes from the file too.
-    monkeypatch.setattr(gathered, "_FEW", 0)
+    monkeypatch.setattr(layouts_file, "_FEW", 0)
     for path in (first, second):
         path.unlink()
-    gathered.Gatherer(tmp_path).gather()
+    layouts_file.LayoutsWriter(tmp_path).gather()
     assert relation_ids(third) == [{TABLES[2]}]
     assert [line.split()[1] for line in file.read_text().split("\n") if line] == [third.name]

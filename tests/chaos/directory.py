@@ -35,8 +35,8 @@ from support.changelogs.folded import Folded
 from support.targets.object_storage import ENVIRONMENT, Storage
 
 from pgoutput_fast.changelog.consumers import consumers
-from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.requests import request_copy
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
 from pgoutput_fast.changelog.snapshots import snapshot_files
 from pgoutput_fast.changelog.uploading import download
 from pgoutput_fast.embedded import EmbeddedServer
@@ -156,7 +156,7 @@ class Uploaded:
         self.behind += self.position() < contents(self._directory).end
         paths = [*self._directory.glob("*.arrow"), *self._directory.glob("tables/*.json")]
         files = snapshot_files(self._directory)
-        for relation_id, state in Tables(self._directory).read().items():
+        for relation_id, state in SnapshotStates(self._directory).read().items():
             for copy in state.snapshots:  # of a copy that is not whole, files are written again
                 paths += files.get((relation_id, copy.generation), ())
         for path in paths:
@@ -201,8 +201,8 @@ class Uploaded:
             # As a file, or as those from which it was merged.
             assert segment.name in objects or {segment.start_lsn, segment.end_lsn} <= edges
         files = snapshot_files(self._directory)
-        for state in Tables(self._directory).read().values():
-            for copy in state.copies:
+        for state in SnapshotStates(self._directory).read().values():
+            for copy in state.all_snapshots:
                 assert f"tables/{copy.name}" in objects
                 if copy.state == "snapshot":
                     names = {
@@ -258,15 +258,15 @@ def run(seed: int, kills: int) -> None:
             writer.end()
             finish(server, capturer, directory)
             # What a new consumer needs is deleted, but for copies that are made for it.
-            for relation_id, state in Tables(directory).read().items():
-                if state.copies[-1].state == "snapshot":
+            for relation_id, state in SnapshotStates(directory).read().items():
+                if state.all_snapshots[-1].state == "snapshot":
                     request_copy(directory, relation_id, ["", ""], "a test asks")
             finish(server, capturer, directory)
             new = Folded(directory, "new")
             there, objects = uploaded.check()
             for folded in (often, seldom, new, Folded(there, "there")):
                 count = compare(server, folded.settle())
-            copies = [len(state.snapshots) for state in Tables(directory).read().values()]
+            copies = [len(state.snapshots) for state in SnapshotStates(directory).read().values()]
         except AssertionError:
             print(f"The capture's log ends with:\n{capturer.said()[-3000:]}")
             raise
@@ -290,7 +290,7 @@ def take_part(
         # A process needs some tenths of a second until it works.
         time.sleep(chance.choice((0.0, 0.4)) + chance.uniform(0.2, chance.choice((0.6, 1.5))))
         if chance.random() < 0.3:
-            states = sorted(Tables(directory).read())
+            states = sorted(SnapshotStates(directory).read())
             if states:
                 request_copy(directory, chance.choice(states), ["", ""], "a test asks")
         capturer.kill()
@@ -320,7 +320,9 @@ def finish(server: EmbeddedServer, capturer: Capturer, directory: Path) -> None:
     with contextlib.suppress(PgOutputError):
         wait_for("the end", lambda: capturer.process.poll() is not None)
     assert capturer.process.returncode == 0, capturer.said()[-3000:]
-    waiting = [state for state in Tables(directory).read().values() if state.held_from is not None]
+    waiting = [
+        state for state in SnapshotStates(directory).read().values() if state.waits_from is not None
+    ]
     assert not waiting
 
 

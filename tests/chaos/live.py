@@ -45,8 +45,8 @@ from support.postgres.servers import execute, find_server
 from support.values.type_values import NEWER, TYPES, VALUES
 
 from pgoutput_fast.changelog.consumers import Consumer
-from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.read_plan import Read
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.segments import SegmentReader
@@ -621,8 +621,8 @@ def relation_id(server: EmbeddedServer, name: str) -> int:
 
 def waiting(directory: Path) -> set[int]:
     """Relation ids of the tables that wait for a copy."""
-    states = Tables(directory).read()
-    return {oid for oid, state in states.items() if state.held_from is not None}
+    states = SnapshotStates(directory).read()
+    return {oid for oid, state in states.items() if state.waits_from is not None}
 
 
 def nearest(version: int) -> Path:
@@ -717,7 +717,7 @@ def run(version: int, scale: int, seconds: int, minutes: int, seed: int) -> None
             players.start(play, server.dsn(), scene, chance.random(), seconds / 12)
         players.join()
         for name, scene in REPAIRED.items():
-            assert len(Tables(directory).read()[relation_id(server, name)].snapshots) == 1
+            assert len(SnapshotStates(directory).read()[relation_id(server, name)].snapshots) == 1
             players.start(play, server.dsn(), scene, chance.random(), seconds / 12)
         players.join()
         bench.end()
@@ -761,7 +761,7 @@ def prove(server: EmbeddedServer, directory: Path, path: Path) -> None:
     """Compare all tables, repair those of which the stream does not tell, compare again."""
     found = verified(server, str(directory))
     unequal = {name: one for name, one in found.items() if one["state"] != "equal"}
-    states = Tables(directory).read()
+    states = SnapshotStates(directory).read()
     # But for those of which a sync has found out, and which were copied again for it.
     wrong = {name for name in REPAIRED if len(states[relation_id(server, name)].snapshots) == 1}
     assert unequal.keys() == wrong, {

@@ -41,7 +41,7 @@ from pgoutput_fast.apply import sync
 from pgoutput_fast.apply.delta_place import directory_of
 from pgoutput_fast.apply.duckdb_sql import versioned
 from pgoutput_fast.changelog.consumers import consumers
-from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.lsn import format_lsn
@@ -223,7 +223,7 @@ class Writer:
             raise self.failed
 
 
-class Held(NamedTuple):
+class TableState(NamedTuple):
     """What a target has of a table."""
 
     relation_id: int
@@ -248,19 +248,19 @@ class DuckdbTables:
         with duckdb.connect(str(self.path), read_only=True) as connection:
             yield connection
 
-    def held(self) -> dict[int, Held]:
+    def held(self) -> dict[int, TableState]:
         with self._open() as connection:
             rows = connection.execute(
                 "SELECT relation_id, stored, version, stale, columns FROM _progress"
             ).fetchall()
-        return {row[0]: held_of(row) for row in rows}
+        return {row[0]: table_state_of(row) for row in rows}
 
-    def rows(self, held: Held, columns: list[str]) -> list[tuple[Any, ...]]:
+    def rows(self, held: TableState, columns: list[str]) -> list[tuple[Any, ...]]:
         with self._open() as connection:
             named = ", ".join(f'"{held.columns[name]}"' for name in columns)
             return connection.execute(f'SELECT {named} FROM state."{held.stored}"').fetchall()
 
-    def changes(self, held: Held) -> list[tuple[int, int]]:
+    def changes(self, held: TableState) -> list[tuple[int, int]]:
         found = []
         with self._open() as connection:
             for version in range(1, held.version + 1):
@@ -283,17 +283,17 @@ class DeltaTables:
     def _table(self, *names: str) -> Any:
         return DeltaTable(str(self.path.joinpath(*names))).to_pyarrow_dataset()
 
-    def held(self) -> dict[int, Held]:
+    def held(self) -> dict[int, TableState]:
         wanted = ["relation_id", "stored", "version", "stale", "columns"]
         rows = self._table("_progress").to_table(wanted).to_pylist()
-        return {row["relation_id"]: held_of(tuple(row.values())) for row in rows}
+        return {row["relation_id"]: table_state_of(tuple(row.values())) for row in rows}
 
-    def rows(self, held: Held, columns: list[str]) -> list[tuple[Any, ...]] | None:
+    def rows(self, held: TableState, columns: list[str]) -> list[tuple[Any, ...]] | None:
         stored = [held.columns[name] for name in columns]
         found = self._table("state", directory_of(held.stored)).to_table(stored)
         return list(zip(*(found.column(name).to_pylist() for name in stored), strict=True))
 
-    def changes(self, held: Held) -> list[tuple[int, int]]:
+    def changes(self, held: TableState) -> list[tuple[int, int]]:
         found = []
         for version in range(1, held.version + 1):
             name = held.stored + ("" if version == 1 else f".v{version}")
@@ -315,24 +315,24 @@ class ParquetTables(DeltaTables):
         self.options |= {"keep_seconds": None, "keep_bytes": None}
         self._beside = DuckdbTables(directory)
 
-    def _held_beside(self) -> dict[int, Held]:
+    def _held_beside(self) -> dict[int, TableState]:
         if not self._beside.path.exists():
             sync(segments=self.segments, target=self._beside.given, until="now", consumer="beside")
         return self._beside.held()
 
-    def rows(self, held: Held, columns: list[str]) -> list[tuple[Any, ...]] | None:
+    def rows(self, held: TableState, columns: list[str]) -> list[tuple[Any, ...]] | None:
         """None if no capture runs that makes the new snapshot which the file's table needs."""
         beside = self._held_beside()[held.relation_id]
         return None if beside.stale is not None else self._beside.rows(beside, columns)
 
-    def changes(self, held: Held) -> list[tuple[int, int]]:
+    def changes(self, held: TableState) -> list[tuple[int, int]]:
         found = self._found(held)
         if held.relation_id in self._held_beside():
             wanted = sorted(self._beside.changes(self._held_beside()[held.relation_id]))
             assert sorted(one for one in found if one >= min(wanted, default=one)) == wanted
         return found
 
-    def _found(self, held: Held) -> list[tuple[int, int]]:
+    def _found(self, held: TableState) -> list[tuple[int, int]]:
         found = []
         for version in range(1, held.version + 1):
             name = held.stored + ("" if version == 1 else f".v{version}")
@@ -349,7 +349,7 @@ class IcebergTables(DeltaTables):
         super().__init__(directory)
         self.options["iceberg"] = {"type": "sql", "uri": f"sqlite:///{directory / 'catalog.db'}"}
 
-    def changes(self, held: Held) -> list[tuple[int, int]]:
+    def changes(self, held: TableState) -> list[tuple[int, int]]:
         from pyiceberg.catalog import load_catalog
 
         catalog = load_catalog("pgoutput_fast", **self.options["iceberg"])
@@ -363,9 +363,9 @@ class IcebergTables(DeltaTables):
         return found
 
 
-def held_of(row: Any) -> Held:
+def table_state_of(row: Any) -> TableState:
     columns = {one[0]: one[1] for one in json.loads(row[4])}  # as of `Column`
-    return Held(*row[:4], columns)
+    return TableState(*row[:4], columns)
 
 
 AnyTables = DuckdbTables | DeltaTables
@@ -414,7 +414,7 @@ def tell_positions(server: EmbeddedServer, tables: AnyTables) -> None:
     found = contents(tables.segments)
     ends = [(format_lsn(one.end_lsn), one.path.name) for one in found.segments[-3:]]
     print(f"the directory ends at {format_lsn(found.end)}, its last segments at {ends}")
-    for relation_id, state in Tables(tables.segments).read().items():
+    for relation_id, state in SnapshotStates(tables.segments).read().items():
         print(f"table {relation_id}: {state}")
     for one in consumers(tables.segments):
         print(f"consumer {one.name}: {one.position}")
@@ -568,7 +568,9 @@ def finish(server: EmbeddedServer, syncer: Syncer, tables: AnyTables) -> Report:
         if not left:
             break
     assert not left, [(one.name, one.state, one.why) for one in left]
-    waiting = [one for one in Tables(tables.segments).read().values() if one.held_from is not None]
+    waiting = [
+        one for one in SnapshotStates(tables.segments).read().values() if one.waits_from is not None
+    ]
     assert not waiting
     return report
 

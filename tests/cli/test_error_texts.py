@@ -25,7 +25,7 @@ pytest.importorskip("deltalake")
 
 import pgoutput_fast as pf
 from pgoutput_fast.apply import sync
-from pgoutput_fast.apply.targets import Kept, check_kind
+from pgoutput_fast.apply.targets import RememberedOptions, check_kind
 from pgoutput_fast.capture_options import StreamOptions
 from pgoutput_fast.cli._options import shown_by
 from pgoutput_fast.connections import ConnectionParameters
@@ -56,7 +56,7 @@ def _asks(version: int, **given: Any) -> Callable[[], Any]:
     return lambda: negotiate(StreamOptions(**given), ["p"], version)
 
 
-_KEPT = Kept("gone", ("a", "b"), pf.Policies(infinity="null"))
+_KEPT = RememberedOptions("gone", ("a", "b"), pf.Policies(infinity="null"))
 
 ERRORS: dict[str, list[Callable[[], Any]]] = {
     "capture": [
@@ -112,9 +112,15 @@ ERRORS: dict[str, list[Callable[[], Any]]] = {
         _sync(target="s3://u:p@bucket/lake"),
         _sync(target="parquet:lake", iceberg="shop"),
         _sync(storage_options={"secret": 5}, target="lake"),
-        lambda: _KEPT.check("lake", Kept(None, ("a", "b"), pf.Policies(infinity="null"))),
-        lambda: _KEPT.check("lake", Kept("gone", ("a",), pf.Policies(infinity="null"))),
-        lambda: _KEPT.check("lake", Kept("gone", ("a", "b"), pf.Policies(infinity="clamp"))),
+        lambda: _KEPT.check(
+            "lake", RememberedOptions(None, ("a", "b"), pf.Policies(infinity="null"))
+        ),
+        lambda: _KEPT.check(
+            "lake", RememberedOptions("gone", ("a",), pf.Policies(infinity="null"))
+        ),
+        lambda: _KEPT.check(
+            "lake", RememberedOptions("gone", ("a", "b"), pf.Policies(infinity="clamp"))
+        ),
         lambda: check_kind("lake", "delta", "parquet"),
         lambda: check_kind("lake", "parquet", "delta"),
         lambda: check_kind("lake", "delta", "iceberg"),

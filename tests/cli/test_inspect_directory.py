@@ -79,9 +79,9 @@ def test_the_summary_has_tables_and_consumers(made: MadeDirectory, run: Run) -> 
             "path": str(made.directory), "begin": "0/3E8", "end": "0/4BA",
             "tables": [
                 {"relation_id": 16390, "table": "public.accounts", "state": "copied",
-                 "held_from": None, "copied_as_of": "0/47F", "rows": 2},
+                 "waits_from": None, "copied_as_of": "0/47F", "rows": 2},
                 {"relation_id": 16391, "table": "public.other", "state": "waiting",
-                 "held_from": "0/3E7", "copied_as_of": None, "rows": None},
+                 "waits_from": "0/3E7", "copied_as_of": None, "rows": None},
             ],
             "layouts": [
                 {"relation_id": 16390, "table": "public.accounts", "layouts": 1, "changes": 1,

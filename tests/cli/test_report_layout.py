@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pgoutput_fast.apply.syncing import SyncProgress
-from pgoutput_fast.apply.targets import Held
+from pgoutput_fast.apply.targets import TableState
 from pgoutput_fast.cli._sync_report import ReportedEvent, SyncReport, Written, make_report
 from pgoutput_fast.watching.sync_figures import SyncFigures
 
@@ -27,7 +27,7 @@ def page() -> str:
     """A report with long names, and with an LSN that is as long as one can be."""
     commit_time = 1_764_000_000_000_000
     held = tuple(
-        Held(i, "public", name, f"public.{name}", i, LSN, LSN, commit_time)
+        TableState(i, "public", name, f"public.{name}", i, LSN, LSN, commit_time)
         for i, name in enumerate(NAMES, 1)
     )
     changes = {f"public.{name}": 123_456_789 for name in NAMES}
@@ -39,7 +39,7 @@ def page() -> str:
         0.5,
         changes,
         {},
-        held=held,
+        table_states=held,
         names={one.relation_id: one.stored for one in held},
         left=(f"public.{NAMES[1]}",),
     )

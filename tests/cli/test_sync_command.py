@@ -30,9 +30,9 @@ from support.waiting import wait_until
 import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.apply.continuity import copied_name
-from pgoutput_fast.apply.targets import Held, StoredColumn
+from pgoutput_fast.apply.targets import StoredColumn, TableState
 from pgoutput_fast.changelog.consumers import consumers
-from pgoutput_fast.changelog.copies import Copy
+from pgoutput_fast.changelog.snapshot_states import Snapshot
 from pgoutput_fast.cli import _position, main
 from pgoutput_fast.cli import sync as sync_command
 from pgoutput_fast.cli._sync_events import table_events
@@ -836,15 +836,15 @@ def test_tables_that_are_not_up_to_date_are_named_at_the_end(
     assert not_kept_text(progress, "C") == text
 
 
-def having(*tables: Held) -> apply.SyncProgress:
+def having(*tables: TableState) -> apply.SyncProgress:
     """How far a sync into DuckDB is that has tables."""
     names = {one.relation_id: one.stored for one in tables}
-    return apply.SyncProgress(0, None, 0, 0, 0.0, {}, {}, held=tables, names=names)
+    return apply.SyncProgress(0, None, 0, 0, 0.0, {}, {}, table_states=tables, names=names)
 
 
 def test_what_happens_to_tables() -> None:
     column = StoredColumn("a", "a", 23, -1, "int32", number=1)
-    old = Held(1, "public", "t", "public.t", lsn=5, columns=(column,))
+    old = TableState(1, "public", "t", "public.t", lsn=5, columns=(column,))
     for new, texts in [
         (old, []),
         (old._replace(lsn=6), []),
@@ -870,7 +870,7 @@ def test_what_happens_to_tables() -> None:
 
 def test_a_copy_that_is_finished_meanwhile(tmp_path: Path) -> None:
     """The file that says a table waits is gone once it is copied."""
-    assert copied_name(tmp_path, Copy(5, 1, True, "waiting", 1)) == "5"
+    assert copied_name(tmp_path, Snapshot(5, 1, True, "waiting", 1)) == "5"
 
 
 @pytest.mark.slow

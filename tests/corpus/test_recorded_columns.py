@@ -43,7 +43,7 @@ DATA = paths.DATA / "final"
 POLICIES = pf.Policies(infinity="text", out_of_range="text", special_values="text")
 
 
-class Stored:
+class TargetState:
     """A tuple of a column batch: what pyarrow gives of its columns."""
 
     def __init__(self, values: list[Any]) -> None:
@@ -79,7 +79,7 @@ def changes(decoder: pf.ColumnarDecoder, frames: list[bytes]) -> Iterator[Any]:
             rows = zip(*parts, strict=True) if parts else [()] * len(column)
             there = column.is_valid().to_pylist()
             sides[side] = [
-                Stored(list(row)) if present else None
+                TargetState(list(row)) if present else None
                 for row, present in zip(rows, there, strict=True)
             ]
         for i in range(read.num_rows):

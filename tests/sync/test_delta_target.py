@@ -35,14 +35,14 @@ from pgoutput_fast.apply.targets import (
     RENAMED,
     AddedColumn,
     Alteration,
-    Held,
     IncompleteError,
     Removed,
     Renamed,
     Retyped,
-    Stored,
     StoredColumn,
+    TableState,
     TargetOrigin,
+    TargetState,
     window,
 )
 
@@ -143,10 +143,10 @@ class Synced:
         return self
 
     @property
-    def held(self) -> Held:
+    def table_state(self) -> TableState:
         table = self.table
         name = f"{table.namespace}.{table.name}"
-        new = Held(table.relation_id, table.namespace, table.name, name)
+        new = TableState(table.relation_id, table.namespace, table.name, name)
         return self.stored.tables.get(table.relation_id, new)
 
     def write(
@@ -159,39 +159,41 @@ class Synced:
         crash: str | None = None,
     ) -> None:
         """Write a window that has what was committed before `end`."""
-        held = self.held
-        is_new = held.relation_id not in self.stored.tables
+        table_state = self.table_state
+        is_new = table_state.relation_id not in self.stored.tables
         with window(self.target):
-            writer, state = self.target.changes(held), self.target.state(held)
-            held = held._replace(lsn=end)
+            writer, state = self.target.changes(table_state), self.target.state(table_state)
+            table_state = table_state._replace(lsn=end)
             for batch in since(changes, writer.lsn):
                 if batch.num_rows:
                     assert writer.fits(batch.schema)
                     writer.append(batch)
-            writer.commit(held)
+            writer.commit(table_state)
             if crash == "changes":
                 raise Crash
             if is_new:
                 state.create(row_schema(changes))
             rest = since(changes, state.lsn)
             if rest and any(batch.num_rows for batch in rest):
-                state.apply(alterations, fold(rest, key), held)
+                state.apply(alterations, fold(rest, key), table_state)
             if crash == "state":
                 raise Crash
-            self.stored = Stored(end, {**self.stored.tables, held.relation_id: held})
+            self.stored = TargetState(
+                end, {**self.stored.tables, table_state.relation_id: table_state}
+            )
             self.target.commit(self.stored)
 
     def apply(self, net: NetChanges, end: int, alterations: Sequence[Alteration] = ()) -> None:
         """Write net changes into the state table alone."""
-        held = self.held._replace(lsn=end)
+        table_state = self.table_state._replace(lsn=end)
         with window(self.target):
-            self.target.state(self.held).apply(alterations, net, held)
-            self.stored = Stored(end, {held.relation_id: held})
+            self.target.state(self.table_state).apply(alterations, net, table_state)
+            self.stored = TargetState(end, {table_state.relation_id: table_state})
             self.target.commit(self.stored)
 
     def read(self, kind: str = "state", name: str | None = None) -> pa.Table:
         """What other programs see."""
-        directory = self.path / kind / (name or self.held.stored)
+        directory = self.path / kind / (name or self.table_state.stored)
         return deltalake.DeltaTable(str(directory)).to_pyarrow_table()
 
     def rows(self) -> list[dict[str, Any]]:
@@ -400,8 +402,8 @@ def test_names_of_any_characters(tmp_path: Path) -> None:
     synced = Synced(tmp_path / "lake", table)
     # As `naming` makes it of the name.
     stored = "public.Order [%25]%22^`{ä} #@"
-    held = synced.held._replace(stored=stored)
-    synced.stored = Stored(0, {})
+    table_state = synced.table_state._replace(stored=stored)
+    synced.stored = TargetState(0, {})
     rows = [[i, f"q{i}", "a", f"s{i % 2}", "A", None, "0", "\\x00ff"] for i in range(9)]
     first = batches(0x100, *(t.insert(table, row) for row in rows), table=table)
     second = batches(
@@ -413,16 +415,19 @@ def test_names_of_any_characters(tmp_path: Path) -> None:
         table=table,
     )  # fmt: skip
     for lsn, changes in ((0x101, first), (0x201, second)):
-        held = held._replace(lsn=lsn)
+        table_state = table_state._replace(lsn=lsn)
         with window(synced.target):
-            writer, state = synced.target.changes(held), synced.target.state(held._replace(lsn=0))
+            writer, state = (
+                synced.target.changes(table_state),
+                synced.target.state(table_state._replace(lsn=0)),
+            )
             for batch in changes:
                 writer.append(batch)
-            writer.commit(held)
+            writer.commit(table_state)
             if changes is first:
                 state.create(row_schema(changes))
-            state.apply([], fold(changes), held)
-            synced.target.commit(Stored(lsn, {held.relation_id: held}))
+            state.apply([], fold(changes), table_state)
+            synced.target.commit(TargetState(lsn, {table_state.relation_id: table_state}))
     directory = "public.Order@20@5B@25@5D@22@5E@60@7B@C3@A4@7D@20@23@40"
     got = sorted(synced.read(name=directory).to_pylist(), key=lambda row: row["a.b"])
     want = [dict(zip(columns, row, strict=True)) | {"%41": b"\x00\xff"} for row in rows]
@@ -432,7 +437,7 @@ def test_names_of_any_characters(tmp_path: Path) -> None:
     del want[4]
     assert got == want
     assert synced.read("changes", directory).num_rows == 12
-    assert synced.reopen().held.stored == stored
+    assert synced.reopen().table_state.stored == stored
     synced.target.close()
 
 
@@ -672,14 +677,14 @@ def test_change_tables_get_columns_and_new_versions(synced: Synced) -> None:
     other = t.Table("things", {"id": "int8", "name": "text"})
     (changes,) = batches(0x300, t.insert(other, [3, "c"]), table=other)
     with window(synced.target):
-        writer = synced.target.changes(synced.held)
+        writer = synced.target.changes(synced.table_state)
         assert not writer.fits(changes.schema)
-        held = synced.held._replace(version=2, lsn=0x301)
-        second = synced.target.changes(held)
+        table_state = synced.table_state._replace(version=2, lsn=0x301)
+        second = synced.target.changes(table_state)
         assert (second.lsn, second.fits(changes.schema)) == (0, True)
         second.append(changes)
-        second.commit(held)
-        synced.stored = Stored(0x301, {held.relation_id: held})
+        second.commit(table_state)
+        synced.stored = TargetState(0x301, {table_state.relation_id: table_state})
         synced.target.commit(synced.stored)
     assert synced.read("changes").num_rows == 2
     assert synced.read("changes", "public.things.v2").column("after").to_pylist() == [
@@ -691,14 +696,14 @@ def test_change_tables_get_columns_and_new_versions(synced: Synced) -> None:
 
 
 def copied(synced: Synced, rows: Sequence[pa.RecordBatch], lsn: int) -> None:
-    held = synced.held._replace(lsn=lsn, copy_lsn=lsn)
+    table_state = synced.table_state._replace(lsn=lsn, copy_lsn=lsn)
     with window(synced.target):
-        state = synced.target.state(synced.held)
+        state = synced.target.state(synced.table_state)
         state.load(rows[0].schema)
         for batch in rows:
             state.append(batch)
-        state.loaded(held)
-        synced.stored = Stored(lsn, {held.relation_id: held})
+        state.loaded(table_state)
+        synced.stored = TargetState(lsn, {table_state.relation_id: table_state})
         synced.target.commit(synced.stored)
 
 
@@ -714,7 +719,7 @@ def test_a_snapshot_replaces_everything(synced: Synced, monkeypatch: pytest.Monk
     ]
     assert synced.read().schema == rows[0].schema
     assert len(deltalake.DeltaTable(str(synced.path / "state" / "public.things")).file_uris()) > 1
-    state = synced.target.state(synced.held)
+    state = synced.target.state(synced.table_state)
     assert (state.lsn, state.copy_lsn) == (0x500, 0x500)
 
 
@@ -755,19 +760,19 @@ def test_values_of_all_types_are_kept(tmp_path: Path) -> None:
             number = len(seen)
             seen.add(vector["relation"][1])
             batch = pa.record_batch(made)
-            held = Held(number, "public", f"t{number}", f"public.t{number}", lsn=0x101)
-            state, changes = target.state(held), target.changes(held)
+            table_state = TableState(number, "public", f"t{number}", f"public.t{number}", lsn=0x101)
+            state, changes = target.state(table_state), target.changes(table_state)
             rows = pa.RecordBatch.from_arrays(
                 batch.column("after").flatten(), schema=row_schema([batch])
             )
             state.load(rows.schema)
             state.append(rows)
-            state.loaded(held)
+            state.loaded(table_state)
             changes.append(batch)
-            changes.commit(held)
+            changes.commit(table_state)
             want = [expected(one) for one in rows.to_pylist()]
             for kind in ("state", "changes"):
-                table = deltalake.DeltaTable(str(tmp_path / "lake" / kind / held.stored))
+                table = deltalake.DeltaTable(str(tmp_path / "lake" / kind / table_state.stored))
                 got = table.to_pyarrow_table()
                 if kind == "changes":
                     assert repr(got.column("after").to_pylist()) == repr(want)
@@ -909,28 +914,28 @@ def test_commits_of_others_beside_a_merge(
         synced.write(changes, 0x201, alterations=alterations)
         assert synced.rows() == AFTER[what]
         synced.target.close()
-        (held,) = synced.reopen().stored.tables.values()
-        assert held.stale is None
+        (table_state,) = synced.reopen().stored.tables.values()
+        assert table_state.stale is None
         return
     with expect_error(IncompleteError, code="stale", table="public.things"):
         synced.write(changes, 0x201, alterations=alterations)
     version = newest(path)
     synced.target.close()
-    (held,) = synced.reopen().stored.tables.values()
-    assert (held.stale or "").startswith(CHANGED)
+    (table_state,) = synced.reopen().stored.tables.values()
+    assert (table_state.stale or "").startswith(CHANGED)
     # Its rows come again, whatever it has; then it is ours.
-    state = synced.target.state(held)
+    state = synced.target.state(table_state)
     types = {"id": pa.int32(), "name": pa.string(), "note": pa.string(), "n": pa.int32()}
     fields = [(name, types[name]) for name in AFTER[what][0]]
     rows = pa.RecordBatch.from_pylist(AFTER[what], pa.schema(fields))
     state.load(rows.schema)
     state.append(rows)
-    state.loaded(held._replace(lsn=0x301, copy_lsn=0x300))
+    state.loaded(table_state._replace(lsn=0x301, copy_lsn=0x300))
     assert newest(path) > version
     assert synced.rows() == AFTER[what]
     synced.target.close()
-    (held,) = synced.reopen().stored.tables.values()
-    assert held.stale is None
+    (table_state,) = synced.reopen().stored.tables.values()
+    assert table_state.stale is None
 
 
 @pytest.mark.parametrize("foreign", cases(FOREIGN, ["compact", "update"]))
@@ -938,7 +943,7 @@ def test_commits_of_others_in_a_change_table(synced: Synced, foreign: str) -> No
     """Changes go on behind them; those that may be others now are a gap, which stays recorded."""
     begun(synced, [1, "a", "x"])
     path = str(synced.path / "changes" / "public.things")
-    writer = synced.target.changes(synced.held)
+    writer = synced.target.changes(synced.table_state)
     (changes,) = batches(0x200, t.insert(THINGS, [2, "b", "y"]))
     writer.append(changes)
     operations = {
@@ -949,17 +954,17 @@ def test_commits_of_others_in_a_change_table(synced: Synced, foreign: str) -> No
     if foreign == "restore":
         synced.write(batches(0x180, t.insert(THINGS, [3, "c", "z"])), 0x181)
     operations.get(foreign, lambda: FOREIGN[foreign](path))()
-    position = synced.target.changes(synced.held).lsn
+    position = synced.target.changes(synced.table_state).lsn
     gap = position if foreign in HARMFUL else None
     if foreign == "restore":
-        writer = synced.target.changes(synced.held)
+        writer = synced.target.changes(synced.table_state)
         writer.append(changes)
-    writer.commit(synced.held._replace(lsn=0x201))
+    writer.commit(synced.table_state._replace(lsn=0x201))
     assert writer.gap == gap
     assert 0x200 in synced.read("changes").column("commit_lsn").to_pylist()
     synced.target.close()
-    (held,) = synced.reopen().stored.tables.values()
-    assert (held.gap, held.stale) == (gap, None)
+    (table_state,) = synced.reopen().stored.tables.values()
+    assert (table_state.gap, table_state.stale) == (gap, None)
 
 
 def test_a_log_that_has_lost_commits(synced: Synced) -> None:
@@ -972,9 +977,9 @@ def test_a_log_that_has_lost_commits(synced: Synced) -> None:
         deltalake.DeltaTable(path).create_checkpoint()
         (Path(path) / "_delta_log" / f"{newest(path) - 1:020}.json").unlink()
     synced.target.close()
-    (held,) = synced.reopen().stored.tables.values()
-    assert (held.stale or "").startswith(CHANGED)
-    assert held.gap == 0x101
+    (table_state,) = synced.reopen().stored.tables.values()
+    assert (table_state.stale or "").startswith(CHANGED)
+    assert table_state.gap == 0x101
 
 
 def test_a_feature_that_nobody_here_knows(synced: Synced) -> None:
@@ -996,7 +1001,7 @@ def test_files_are_joined_beside_other_programs(
     for number in range(4):
         synced.write(batches(0x100 * number + 0x100, t.insert(THINGS, [number, "a", "x"])),
                      0x100 * number + 0x101)  # fmt: skip
-    table = synced.target.changes(synced.held).table
+    table = synced.target.changes(synced.table_state).table
     path = str(synced.path / "changes" / "public.things")
     replace, left = delta_table.LakeTable._replace, []
 
@@ -1031,7 +1036,7 @@ def test_a_full_disk_says_that_nothing_is_lost(tmp_path: Path) -> None:
 def test_what_is_there_is_found_out_without_writing(synced: Synced, tmp_path: Path) -> None:
     """Also while another one has the target."""
     new = tmp_path / "new"
-    assert DeltaTarget(new).peek(ORIGIN) == Stored(0, {})
+    assert DeltaTarget(new).peek(ORIGIN) == TargetState(0, {})
     assert not new.exists()
     begun(synced, [1, "a", "x"])
     before = {path: path.stat().st_mtime_ns for path in synced.path.rglob("*")}
@@ -1047,12 +1052,12 @@ def test_a_table_of_something_else_is_not_touched(synced: Synced) -> None:
         deltalake.write_deltalake(str(path), pa.table({"id": [1]}))
     for writer in (synced.target.state, synced.target.changes):
         with expect_error(code="not_ours"):
-            writer(synced.held)
+            writer(synced.table_state)
     path = synced.path / "state" / "public.letters"
     path.mkdir()
     (path / "letter.txt").write_text("dear")
     with expect_error(code="not_ours", path=str(path)):
-        synced.target.state(synced.held._replace(stored="public.letters"))
+        synced.target.state(synced.table_state._replace(stored="public.letters"))
 
 
 def test_two_that_write_at_the_same_time_do_not_both(synced: Synced) -> None:
@@ -1063,20 +1068,22 @@ def test_two_that_write_at_the_same_time_do_not_both(synced: Synced) -> None:
     other = DeltaTarget(synced.path)
     other.open(ORIGIN)
     changes = batches(0x200, t.insert(THINGS, [2, "b", "y"]))
-    held = synced.held._replace(lsn=0x201)
+    table_state = synced.table_state._replace(lsn=0x201)
     targets = (synced.target, other)
-    writers = [(target.changes(synced.held), target.state(synced.held)) for target in targets]
+    writers = [
+        (target.changes(synced.table_state), target.state(synced.table_state)) for target in targets
+    ]
     for writer, _ in writers:
         writer.append(changes[0])
-    writers[0][0].commit(held)
-    writers[0][1].apply([], fold(changes), held)
+    writers[0][0].commit(table_state)
+    writers[0][1].apply([], fold(changes), table_state)
     with expect_error(code="conflict"):
-        writers[1][0].commit(held)
+        writers[1][0].commit(table_state)
     with expect_error(code="conflict"):
-        writers[1][1].apply([], fold(changes), held)
-    synced.target.commit(Stored(0x201, {held.relation_id: held}))
+        writers[1][1].apply([], fold(changes), table_state)
+    synced.target.commit(TargetState(0x201, {table_state.relation_id: table_state}))
     with expect_error(code="conflict"):
-        other.commit(Stored(0x201, {held.relation_id: held}))
+        other.commit(TargetState(0x201, {table_state.relation_id: table_state}))
     assert synced.rows() == things([1, "a", "x"], [2, "b", "y"])
     assert synced.read("changes").num_rows == 2
     synced.target._lock = None
@@ -1085,13 +1092,13 @@ def test_two_that_write_at_the_same_time_do_not_both(synced: Synced) -> None:
 def test_changes_that_it_has_are_refused(synced: Synced) -> None:
     begun(synced, [1, "a", "x"])
     (changes,) = batches(0x80, t.insert(THINGS, [2, "b", "y"]))
-    held = synced.held._replace(lsn=0x81)
+    table_state = synced.table_state._replace(lsn=0x81)
     with expect_error(code="unfit_input", table="public.things"):
-        synced.target.state(synced.held).apply([], fold([changes]), held)
-    writer = synced.target.changes(synced.held)
+        synced.target.state(synced.table_state).apply([], fold([changes]), table_state)
+    writer = synced.target.changes(synced.table_state)
     writer.append(changes)
     with expect_error(code="unfit_input", table="public.things"):
-        writer.commit(held)
+        writer.commit(table_state)
 
 
 # --- names, partitions, maintenance, readers -----------------------------------------------------
@@ -1109,14 +1116,14 @@ def test_tables_change_places_also_if_that_is_cut_short(
         for number, name in ((1, "a"), (2, "b")):
             table = t.Table(name, {"id": "int4"}, relation_id=number)
             changes = batches(0x100, t.insert(table, [number]), table=table)
-            held = Held(number, "public", name, f"public.{name}", lsn=0x101)
-            target.changes(held).append(changes[0])
-            target._writers[-1].commit(held)
-            state = target.state(held._replace(lsn=0))
+            table_state = TableState(number, "public", name, f"public.{name}", lsn=0x101)
+            target.changes(table_state).append(changes[0])
+            target._writers[-1].commit(table_state)
+            state = target.state(table_state._replace(lsn=0))
             state.create(row_schema(changes))
-            state.apply([], fold(changes), held)
-            tables[number] = held
-        target.commit(Stored(0x101, tables))
+            state.apply([], fold(changes), table_state)
+            tables[number] = table_state
+        target.commit(TargetState(0x101, tables))
         target.rename(tables[1], "public.a~1")
         target.rename(tables[2], "public.a")
         target.rename(tables[1]._replace(stored="public.a~1"), "public.b")
@@ -1134,19 +1141,21 @@ def test_tables_change_places_also_if_that_is_cut_short(
 
         monkeypatch.setattr(target.place, "move", cut)
         if crash_after is None:
-            target.commit(Stored(0x101, tables))
+            target.commit(TargetState(0x101, tables))
         else:
             with pytest.raises(Crash):
-                target.commit(Stored(0x101, tables))
+                target.commit(TargetState(0x101, tables))
         target.close()
         target = DeltaTarget(path)
-        assert target.open(ORIGIN)._replace(policies=None) == Stored(0x101, tables)
-        for number, held in tables.items():
+        assert target.open(ORIGIN)._replace(policies=None) == TargetState(0x101, tables)
+        for number, table_state in tables.items():
             for kind, column in (("state", "id"), ("changes", "after")):
-                found = deltalake.DeltaTable(str(path / kind / held.stored)).to_pyarrow_table()
+                found = deltalake.DeltaTable(
+                    str(path / kind / table_state.stored)
+                ).to_pyarrow_table()
                 want = [number] if kind == "state" else [{"id": number}]
                 assert found.column(column).to_pylist() == want
-            assert target.state(held).lsn == 0x101
+            assert target.state(table_state).lsn == 0x101
         target.close()
 
 
@@ -1170,7 +1179,7 @@ def test_state_tables_are_partitioned(tmp_path: Path, monkeypatch: pytest.Monkey
         rows = [[1, "ä /=%", "1"], [2, "ä /=%", "y"], [3, "b", "z"], [4, "b", "4"]]
         rows.append([5, None, "5"])
         assert synced.rows() == things(*rows)
-        of_it = synced.target.state(synced.held).table
+        of_it = synced.target.state(synced.table_state).table
         monkeypatch.setattr(delta_table, "_PER_TIER", 2)
         of_it.compact()
         of_it.vacuum()
@@ -1210,16 +1219,16 @@ def test_a_column_of_partitions_that_is_dropped(
     with pytest.raises(IncompleteError):
         synced.write(changes, 0x201, alterations=[Removed("name")])
     left = tuple(StoredColumn(name, name, 25, -1, "text") for name in ("id", "note"))
-    held = synced.held._replace(stale="a column was dropped", columns=left)
+    table_state = synced.table_state._replace(stale="a column was dropped", columns=left)
     for lsn in (0x300, 0x400):
         with window(synced.target):
-            state = synced.target.state(held)
+            state = synced.target.state(table_state)
             state.load(row_schema(changes))
             rows = [{"id": 1, "note": "x"}, {"id": lsn, "note": "y"}]
             state.append(pa.RecordBatch.from_pylist(rows, row_schema(changes)))
-            held = held._replace(lsn=lsn, copy_lsn=lsn, stale=None)
-            state.loaded(held)
-            synced.target.commit(Stored(lsn, {held.relation_id: held}))
+            table_state = table_state._replace(lsn=lsn, copy_lsn=lsn, stale=None)
+            state.loaded(table_state)
+            synced.target.commit(TargetState(lsn, {table_state.relation_id: table_state}))
         assert synced.reopen().rows() == rows
         table = deltalake.DeltaTable(str(tmp_path / "lake" / "state" / "public.things"))
         assert table.metadata().partition_columns == then
@@ -1306,7 +1315,7 @@ def test_windows_go_on_while_files_are_joined(
     assert sorted(changes.column("commit_lsn").to_pylist()) == [i << 8 for i in range(1, 32)]
     assert synced.rows() == things(*([100 + i, "a", "b"] for i in range(1, 32)))
     assert synced.reopen().stored.lsn == (31 << 8) + 1
-    writer = synced.target.changes(synced.held)
+    writer = synced.target.changes(synced.table_state)
     assert writer.lsn == (31 << 8) + 1
     synced.target.close()
 
@@ -1406,9 +1415,11 @@ def test_a_table_is_renamed_when_its_files_are_joined(
         synced.write(batches(i << 8, t.insert(THINGS, [i, "a", "b"])), (i << 8) + 1)
     assert waiting.begun.wait(60)
     threading.Timer(0.3, waiting.goes_on.set).start()
-    held = synced.held
-    synced.target.rename(held, "public.others")
-    synced.stored = Stored(0x901, {held.relation_id: held._replace(stored="public.others")})
+    table_state = synced.table_state
+    synced.target.rename(table_state, "public.others")
+    synced.stored = TargetState(
+        0x901, {table_state.relation_id: table_state._replace(stored="public.others")}
+    )
     synced.target.commit(synced.stored)
     assert not (synced.path / "changes" / "public.things").exists()
     moved = synced.path / "changes" / "public.others"
@@ -1457,20 +1468,20 @@ def test_polars_and_duckdb_read_it(synced: Synced) -> None:
 
 def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
     begun(synced, [1, "a", "x"])
-    held = synced.held._replace(
+    table_state = synced.table_state._replace(
         commit_time=5,
         stale="why",
         copy_lsn=0x50,
         columns=(StoredColumn("id", "id_", 23, -1, "int32", 1),),
     )
-    other = held._replace(relation_id=1 << 31, stored="public.other")
-    stored = Stored(0x900, {held.relation_id: held, 1 << 31: other})
+    other = table_state._replace(relation_id=1 << 31, stored="public.other")
+    stored = TargetState(0x900, {table_state.relation_id: table_state, 1 << 31: other})
     with window(synced.target):
         synced.target.commit(stored)
     path = str(synced.path / "_progress")
     rows = deltalake.DeltaTable(path).to_pyarrow_table().sort_by("relation_id").to_pylist()
     assert rows[0] == {
-        "schema": "public", "table": "things", "relation_id": held.relation_id,
+        "schema": "public", "table": "things", "relation_id": table_state.relation_id,
         "stored": "public.things", "version": 1, "lsn": 0x101, "copy_lsn": 0x50,
         "commit_time": datetime.datetime(1970, 1, 1, microsecond=5, tzinfo=datetime.timezone.utc),
         "stale": "why", "columns": '[["id", "id_", 23, -1, "int32", 1]]', "moves": "[]",
@@ -1518,7 +1529,7 @@ def check_object_storage(endpoint: str, s3: Any, selector: Any) -> None:
     target = DeltaTarget(url, options)
     assert secret not in repr(target) + repr(target.place)
     stored = target.open(ORIGIN)
-    held = Held(THINGS.relation_id, "public", "th.ings", "public.th%2Eings")
+    table_state = TableState(THINGS.relation_id, "public", "th.ings", "public.th%2Eings")
     frames = [
         [t.insert(THINGS, [1, "a", "x"]), t.insert(THINGS, [2, "b", "y"])],
         [t.update(THINGS, [7, "c", UNSENT], old={"id": 1}), t.delete(THINGS, {"id": 2})],
@@ -1526,23 +1537,23 @@ def check_object_storage(endpoint: str, s3: Any, selector: Any) -> None:
     for number, sent in enumerate(frames, 1):
         changes = batches(number << 8, *sent)
         with window(target):
-            writer, state = target.changes(held), target.state(held)
-            held = held._replace(lsn=(number << 8) + 1)
+            writer, state = target.changes(table_state), target.state(table_state)
+            table_state = table_state._replace(lsn=(number << 8) + 1)
             writer.append(changes[0])
-            writer.commit(held)
+            writer.commit(table_state)
             if number == 1:
                 state.create(row_schema(changes))
-            state.apply([], fold(changes), held)
-            stored = Stored(held.lsn, {held.relation_id: held})
+            state.apply([], fold(changes), table_state)
+            stored = TargetState(table_state.lsn, {table_state.relation_id: table_state})
             target.commit(stored)
     # Another table comes by the name: the former one needs a snapshot by its new name.
     with window(target):
-        renamed = target.rename(held, "public.other")
+        renamed = target.rename(table_state, "public.other")
         assert (renamed.stored, renamed.version, renamed.stale) == ("public.other", 1, RENAMED)
-        other = target.begun(held._replace(relation_id=99, lsn=0x400, copy_lsn=0x400))
+        other = target.begun(table_state._replace(relation_id=99, lsn=0x400, copy_lsn=0x400))
         assert other.version == 2
-        tables = {held.relation_id: renamed, 99: other}
-        target.commit(Stored(0x400, tables))
+        tables = {table_state.relation_id: renamed, 99: other}
+        target.commit(TargetState(0x400, tables))
     with window(target):
         state = target.state(other)
         state.load(row_schema(changes))
@@ -1550,7 +1561,7 @@ def check_object_storage(endpoint: str, s3: Any, selector: Any) -> None:
         found = deltalake.DeltaTable(f"{url}/state/public.th@2Eings", storage_options=options)
         assert found.to_pyarrow_table().to_pylist() == things([7, "c", "x"])
         state.loaded(other)
-        stored = Stored(0x400, tables)
+        stored = TargetState(0x400, tables)
         target.commit(stored)
     target.close()
     target = DeltaTarget(url, options)

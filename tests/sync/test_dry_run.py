@@ -91,7 +91,7 @@ def test_a_dry_run_says_what_the_sync_does(
     assert {table.name: table.refused for table in plan.tables if table.refused} == progress.paused
     said = {table.relation_id: table.after for table in plan.tables
             if table.after is not None and table.refused is None}  # fmt: skip
-    held = {table.relation_id: table for table in progress.held if table.paused is None}
+    held = {table.relation_id: table for table in progress.table_states if table.paused is None}
     assert said.keys() == held.keys()
     names = ("namespace", "name", "stored", "columns", "lsn", "copy_lsn", "commit_time", "stale")
     for name in names:

@@ -24,9 +24,9 @@ from pgoutput_fast import apply, testing
 from pgoutput_fast.apply import delta_table
 from pgoutput_fast.apply.folding import Folding
 from pgoutput_fast.apply.options import TargetOptions
-from pgoutput_fast.apply.stored_changes import Form
+from pgoutput_fast.apply.stored_changes import BatchConversion
 from pgoutput_fast.apply.synchronize import open_target
-from pgoutput_fast.apply.targets import Held, Stored, TargetOrigin, window
+from pgoutput_fast.apply.targets import TableState, TargetOrigin, TargetState, window
 from pgoutput_fast.cli import main
 from pgoutput_fast.errors import Argument
 
@@ -35,7 +35,7 @@ pytest.importorskip("deltalake")
 
 MARK = "gone at"
 ORIGIN = TargetOrigin("7000000000000000001", "shop")
-HELD = Held(16390, "public", "things", "public.things")
+HELD = TableState(16390, "public", "things", "public.things")
 _TYPED: dict[str, Any] = {"int4": int, "text": str, "numeric(12,2)": Decimal, "uuid": str}
 _2000 = 946_684_800_000_000  # in microseconds since 1970
 
@@ -104,14 +104,14 @@ def check_history(tables: Tables, seed: int) -> int:
         begin = history.lsn + 1
         folding = Folding(() if history.full else history.key)
         for batch in changes:
-            folding.add(Form.of(batch.schema, ()).batch(batch))
+            folding.add(BatchConversion.of(batch.schema, ()).batch(batch))
         with window(opened.target):
             state = opened.target.state(HELD)
             if is_new:
                 state.create(pa.schema(list(changes[0].schema.field("after").type)))
             is_new = False
             state.apply([], folding.finish(), HELD._replace(lsn=begin))
-            opened.target.commit(Stored(begin, {HELD.relation_id: HELD._replace(lsn=begin)}))
+            opened.target.commit(TargetState(begin, {HELD.relation_id: HELD._replace(lsn=begin)}))
         check(tables, model, types)
     opened.target.close()
     return len(model.marked)

@@ -31,10 +31,10 @@ from support.targets.synced_tables import (
 import pgoutput_fast as pf
 from pgoutput_fast import apply, cli, testing
 from pgoutput_fast.apply import stored_changes, syncing, window_writer
-from pgoutput_fast.apply.departures import mistaken
 from pgoutput_fast.apply.duckdb_target import DuckdbTarget
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
-from pgoutput_fast.apply.targets import Held, Kept, StoredColumn
+from pgoutput_fast.apply.targets import RememberedOptions, StoredColumn, TableState
+from pgoutput_fast.apply.unpublished import mistaken
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.requests import requested
 from pgoutput_fast.changelog.retention import Keep, retain
@@ -827,8 +827,8 @@ def test_a_target_keeps_to_its_policies(made: MadeDirectory, tables: Tables) -> 
 def test_what_other_policies_concern(
     type_id: int, modifier: int, made: Any, now: Any, concerned: bool
 ) -> None:
-    one = Held(1, "s", "t", "s.t", columns=(StoredColumn("c", "c", type_id, modifier, ""),))
-    kept = Kept(policies=pf.Policies(**now))
+    one = TableState(1, "s", "t", "s.t", columns=(StoredColumn("c", "c", type_id, modifier, ""),))
+    kept = RememberedOptions(policies=pf.Policies(**now))
     assert (kept.concerned(pf.Policies(**made), one) is not None) == concerned
 
 
@@ -992,8 +992,8 @@ def test_options_of_sync_are_checked(
 # --- names ---------------------------------------------------------------------------------------
 
 
-def held(relation_id: int, name: str, stored: str) -> Held:
-    return Held(relation_id, "s", name, stored)
+def held(relation_id: int, name: str, stored: str) -> TableState:
+    return TableState(relation_id, "s", name, stored)
 
 
 def test_stored_names() -> None:

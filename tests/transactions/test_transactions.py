@@ -522,7 +522,7 @@ def test_a_table_that_a_rolled_back_transaction_altered(in_stream: bool) -> None
     assert row.new.as_dict() == {"id": 1, "note": "c"}
 
 
-class Kept(list[Any]):
+class RememberedOptions(list[Any]):
     """Keeps prepared transactions for another assembler."""
 
     def keep(self, kept: Any) -> None:
@@ -545,7 +545,7 @@ def test_a_transaction_with_rows_before_and_after_it_alters_a_table(ends: str, k
         frames += [testing.begin(8), *content, testing.commit()]
     else:
         frames += prepared_frames(8, *content)
-    kept = Kept()
+    kept = RememberedOptions()
     assembler = Assembler(
         prepared="prepare" if ends == "prepare" else "commit",
         keeper=kept if ends == "restored" else None,

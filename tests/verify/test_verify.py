@@ -22,7 +22,7 @@ from support.waiting import wait_until
 import pgoutput_fast as pf
 from pgoutput_fast import cli
 from pgoutput_fast.catalog import catalog_of
-from pgoutput_fast.changelog.copies import Tables
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
 from pgoutput_fast.cli import verify as command_module
 from pgoutput_fast.connections import ConnectionParameters
 from pgoutput_fast.replication import ReplicationConnection, capture, slots
@@ -361,7 +361,7 @@ def test_a_table_that_waits_for_its_snapshot(made: Made, tmp_path: Path) -> None
     shutil.copytree(made.segments, tmp_path / "segments")
     with psycopg.connect(made.dsn) as connection:
         (oid,) = connection.execute("SELECT 'a'::regclass::oid::int8").fetchone() or (0,)
-    Tables(tmp_path / "segments").wait(oid, 0x10, {"table": "public.a"}, first=False)
+    SnapshotStates(tmp_path / "segments").wait(oid, 0x10, {"table": "public.a"}, first=False)
     report = verify(made.dsn, publications=["p"], target=str(tmp_path / "segments"))
     found = {one.name: one for one in report.tables}
     assert (found["a"].state, found["m"].state) == ("not compared", "equal")

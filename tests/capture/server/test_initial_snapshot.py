@@ -22,9 +22,9 @@ from support.waiting import wait_until
 
 import pgoutput_fast as pf
 from pgoutput_fast.changelog.consumers import Consumer, consumers
-from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.known import how_to_copy
 from pgoutput_fast.changelog.requests import request_copy, requested
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
 from pgoutput_fast.changelog.snapshots import snapshot_files
 from pgoutput_fast.cli import main
 from pgoutput_fast.connections import ConnectionParameters
@@ -147,8 +147,8 @@ def check(database: Any, folded: Folded, *tables: str) -> None:
 
 def copied(directory: Path, relation_id: int) -> int:
     """How many whole copies a directory has of a table, unless it waits for another one."""
-    state = Tables(directory).read().get(relation_id)
-    return 0 if state is None or state.held_from is not None else len(state.snapshots)
+    state = SnapshotStates(directory).read().get(relation_id)
+    return 0 if state is None or state.waits_from is not None else len(state.snapshots)
 
 
 def test_tables_that_were_there_and_tables_that_join(shop: Any, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_command_that_asks_for_a_copy(
     assert requested(tmp_path)[oid(shop, "small")].table == ["public", "small"]
     with running(shop, tmp_path, snapshot="never", create_slot=False):
         assert main([*given, "--wait", "20"]) == 0
-    (copy,) = Tables(tmp_path).read()[oid(shop, "small")].snapshots
+    (copy,) = SnapshotStates(tmp_path).read()[oid(shop, "small")].snapshots
     told = capsys.readouterr().out
     assert told == f"public.small has a snapshot as of {pf.format_lsn(copy.lsn)}\n"
     finish(shop, tmp_path, snapshot="never")
@@ -324,7 +324,7 @@ def test_each_call_says_whether_tables_are_copied(
         "the publications from now on lacks its existing rows. Give snapshot='initial' to each "
         "capture of this directory"
     )
-    assert len(Tables(tmp_path).read()) == 3
+    assert len(SnapshotStates(tmp_path).read()) == 3
     # A later call makes up for it.
     assert call(tmp_path) == []
     check(shop, Folded(tmp_path).take(), "big", "small", "empty", "late")
@@ -362,7 +362,7 @@ def test_a_snapshot_takes_five_statements_a_table(
     for tables in (range(10), range(10, 50)):
         database18.execute(*(f"CREATE TABLE t{i} AS SELECT 1 AS id" for i in tables))
         counts.append(statements(database18, tmp_path / str(len(counts))))
-    states = Tables(tmp_path / "1").read().values()
+    states = SnapshotStates(tmp_path / "1").read().values()
     assert [len(state.snapshots) for state in states] == [1] * 50
     assert counts[0] > 10 * 4  # they are counted at all
     assert counts[1] - counts[0] <= 40 * 5
@@ -376,7 +376,9 @@ def test_a_snapshot_is_there_while_other_tables_are_copied(
     whole, take = [], copier._Round._take
 
     def counting(self: Any, part: Any, frames: Any) -> None:
-        whole.append(sum(len(state.snapshots) for state in Tables(tmp_path).read().values()))
+        whole.append(
+            sum(len(state.snapshots) for state in SnapshotStates(tmp_path).read().values())
+        )
         take(self, part, frames)
 
     monkeypatch.setattr(copier._Round, "_take", counting)
@@ -390,8 +392,8 @@ def test_a_capture_that_ends_while_it_copies(shop: Any, tmp_path: Path) -> None:
         # It may not have come to its stream yet.
         with contextlib.suppress(RetryableError), running(shop, tmp_path, connections=1):
             wait_until(lambda: list((tmp_path / "snapshots").glob("*.arrow")))
-        states = Tables(tmp_path).read()
-        assert any(state.held_from is not None for state in states.values())
+        states = SnapshotStates(tmp_path).read()
+        assert any(state.waits_from is not None for state in states.values())
         folded = Folded(tmp_path).take()
         time.sleep(0.1)
     finish(shop, tmp_path)
@@ -431,7 +433,7 @@ def test_the_states_of_a_dropped_table_are_forgotten(database18: Any, tmp_path: 
         def is_forgotten() -> bool:
             database18.execute(f"INSERT INTO kept VALUES ({next(numbers)}, 'x')")
             folded.take()
-            return not oids & Tables(tmp_path).read().keys()
+            return not oids & SnapshotStates(tmp_path).read().keys()
 
         wait_until(lambda: run.error or is_forgotten())
     finish(database18, tmp_path)
@@ -459,8 +461,8 @@ def test_a_refused_table_does_not_hold_up_others(shop: Any, tmp_path: Path) -> N
             small = oid(shop, "small")
             wait_until(lambda: run.error or "1000" in Folded(tmp_path).take().rows[small])
             assert run.error is None
-            state = Tables(tmp_path).read()[oid(shop, "hidden")]
-            assert (state.held_from is not None, state.snapshots) == (True, ())
+            state = SnapshotStates(tmp_path).read()[oid(shop, "hidden")]
+            assert (state.waits_from is not None, state.snapshots) == (True, ())
         with expect_error(code="no_rights", table="public.hidden"):
             finish(shop, tmp_path, user=role)
         shop.execute(f"GRANT SELECT ON hidden TO {role}")
@@ -527,7 +529,7 @@ def test_partitions_that_come_as_their_root(shop: Any, tmp_path: Path) -> None:
     check(shop, folded, "parts")
     # The stream announces them; there is nothing of them to copy.
     tables = {oid(shop, name) for name in ("big", "small", "empty", "parts")}
-    assert Tables(tmp_path).read().keys() == tables
+    assert SnapshotStates(tmp_path).read().keys() == tables
 
 
 def test_what_is_published_is_seen_while_tables_are_locked(shop: Any) -> None:
@@ -595,9 +597,9 @@ def test_what_is_stored_of_a_copy_is_read_once(
     finish(shop, tmp_path)
     read: list[int] = []
     looked: list[None] = []
-    fields, take = Tables.fields, upkeep.Upkeep._take_members
+    fields, take = SnapshotStates.fields, upkeep.Upkeep._take_members
 
-    def reading(self: Tables, copy: Any) -> Any:
+    def reading(self: SnapshotStates, copy: Any) -> Any:
         read.append(copy.relation_id)
         return fields(self, copy)
 
@@ -605,7 +607,7 @@ def test_what_is_stored_of_a_copy_is_read_once(
         looked.append(None)
         take(self, members)
 
-    monkeypatch.setattr(Tables, "fields", reading)
+    monkeypatch.setattr(SnapshotStates, "fields", reading)
     monkeypatch.setattr(upkeep.Upkeep, "_take_members", taking)
     with running(shop, tmp_path) as run:
         wait_until(lambda: run.error or len(looked) > 3)
@@ -704,7 +706,10 @@ def test_changes_before_a_table_left_count(
             finish(shop, tmp_path)
     shop.execute("UPDATE big SET v = 'more' WHERE id = 1")
     finish(shop, tmp_path)
-    assert [one.state for one in Tables(tmp_path).read()[small].copies] == ["snapshot", "gone"]
+    assert [one.state for one in SnapshotStates(tmp_path).read()[small].all_snapshots] == [
+        "snapshot",
+        "gone",
+    ]
     # A consumer that was there before goes on, and one that is new has the same.
     for folded in (old, Folded(tmp_path, "new")):
         assert folded.take().rows[small] == rows
@@ -721,7 +726,7 @@ def test_a_table_that_left_and_returns_keeps_what_was_before(shop: Any, tmp_path
     shop.execute("DELETE FROM small WHERE id = 60", "ALTER PUBLICATION p ADD TABLE small")
     shop.execute("UPDATE small SET v = 'again' WHERE id = 70")
     finish(shop, tmp_path)
-    states = [one.state for one in Tables(tmp_path).read()[small].copies]
+    states = [one.state for one in SnapshotStates(tmp_path).read()[small].all_snapshots]
     assert states == ["snapshot", "gone", "snapshot"]
     folded = Folded(tmp_path).take()
     check(shop, folded, "big", "small", "empty")

@@ -13,9 +13,9 @@ from support.changelogs.written_segments import METADATA, writer
 
 from pgoutput_fast import TypeRegistry, testing
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
-from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.schema_history import CatalogRead
-from pgoutput_fast.changelog.snapshots import CopyFiles, delete_unfinished
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
+from pgoutput_fast.changelog.snapshots import SnapshotFiles, delete_unfinished
 from pgoutput_fast.segments import SegmentWriter
 from pgoutput_fast.segments.prepared import PreparedTransactions
 from pgoutput_fast.transactions import Assembler
@@ -150,9 +150,11 @@ class Capture:
 
     def begin(self, confirmed: int) -> None:
         directory, world = self.directory, self.world
-        self.tables = Tables(directory)
+        self.tables = SnapshotStates(directory)
         states = self.tables.read()
-        self.known = {oid for oid, state in states.items() if state.copies[-1].state != "gone"}
+        self.known = {
+            oid for oid, state in states.items() if state.all_snapshots[-1].state != "gone"
+        }
         delete_unfinished(directory, self.tables.read())
         self.keeper = PreparedTransactions(directory, self.writer.position)
         self.assembler = Assembler(keeper=self.keeper, unknown_prepared="error")
@@ -164,7 +166,7 @@ class Capture:
             len(world.events),
         )
         self.copying: dict[int, Iterator[None]] = {}
-        self.files: dict[int, CopyFiles] = {}
+        self.files: dict[int, SnapshotFiles] = {}
         # The point of the snapshot that was exported when the slot was made, until it is lost, and
         # the tables that are copied as of it.
         self.exported = 0
@@ -197,7 +199,7 @@ class Capture:
             self.tables.wait(oid, self.writer.position, {}, first=True)
             self.known.add(oid)
             return
-        last = self.tables.read()[oid].copies[-1]
+        last = self.tables.read()[oid].all_snapshots[-1]
         if last.state == "snapshot":
             joined = self.tables.fields(last)["joined"]
             if joined != self.world.joined[oid]:
@@ -212,7 +214,7 @@ class Capture:
         self.copying.pop(oid, None)
         if oid in self.files:
             self.files.pop(oid).discard()
-        if state.held_from is None:
+        if state.waits_from is None:
             self.tables.wait(oid, self.writer.position, {}, first=False)
 
     def flush(self) -> None:
@@ -229,7 +231,7 @@ class Capture:
 
     def copy(self, oid: int) -> Iterator[None]:
         """Copy a table that waits."""
-        order = self.tables.read()[oid].copies[-1]
+        order = self.tables.read()[oid].all_snapshots[-1]
         is_initial = oid in self.initial
         self.initial.discard(oid)
         if oid not in self.world.published and not is_initial:
@@ -242,7 +244,7 @@ class Capture:
         half = len(rows) // 2
         joined = self.world.joined[oid] if not is_initial else 0
         announced = [table(oid).relation()]
-        files = CopyFiles(self.directory, order, METADATA, point, 5, announced)
+        files = SnapshotFiles(self.directory, order, METADATA, point, 5, announced)
         self.files[oid] = files
         files.begin()
         for number, part in enumerate([rows[:half], rows[half:]], 1):
@@ -275,7 +277,7 @@ class MadeDirectory:
         self.directory = directory
         self.metadata = METADATA
         self.writer = writer(directory, confirmed=begin)
-        self.tables = Tables(self.directory)
+        self.tables = SnapshotStates(self.directory)
 
     def go_on(self, *, binary: bool) -> None:
         """Have the capture go on in a session of this form."""
@@ -310,8 +312,8 @@ class MadeDirectory:
 
     def copy_frames(self, table: testing.Table, lsn: int, *ranges: list[bytes]) -> None:
         """The same with the frames of the rows."""
-        order = self.tables.read()[table.relation_id].copies[-1]
-        made = CopyFiles(self.directory, order, self.metadata, lsn, TIME, [table.relation()])
+        order = self.tables.read()[table.relation_id].all_snapshots[-1]
+        made = SnapshotFiles(self.directory, order, self.metadata, lsn, TIME, [table.relation()])
         made.begin()
         for number, frames in enumerate(ranges, 1):
             ends = [0, *itertools.accumulate(map(len, frames))]

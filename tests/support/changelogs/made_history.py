@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pgoutput_fast import testing
-from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.schema_history import CatalogRead, HistoryWriter
-from pgoutput_fast.changelog.snapshots import CopyFiles
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
+from pgoutput_fast.changelog.snapshots import SnapshotFiles
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.types import TypeRegistry
 
@@ -96,10 +96,10 @@ def captured(directory: Path, end: int, *rows: tuple[int, int, str]) -> None:
 def copied(directory: Path, lsn: int, types: object, *texts: str) -> None:
     """Have a directory hold a snapshot of that table: its rows, and what is stored as its types."""
     table = testing.Table("t", {"p": PAIR}, 30_000)
-    tables = Tables(directory)
+    tables = SnapshotStates(directory)
     fields: dict[str, object] = {"table": ["public", "t"]}
     order = tables.wait(table.relation_id, lsn - 1, fields, first=True)
-    files = CopyFiles(directory, order, METADATA, lsn, 5, [table.relation()])
+    files = SnapshotFiles(directory, order, METADATA, lsn, 5, [table.relation()])
     files.begin()
     rows = [testing.insert(table, [text]) for text in texts]
     files.write(1, [(row, [0, len(row)]) for row in rows])

@@ -49,7 +49,7 @@ class Simulation:
         running = self.capture.copying.get(oid)
         if running is None:
             state = self.capture.tables.read().get(oid)
-            if state is None or state.held_from is None:
+            if state is None or state.waits_from is None:
                 return
             running = self.capture.copying[oid] = self.capture.copy(oid)
         if next(running, "ended") == "ended":

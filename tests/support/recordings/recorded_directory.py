@@ -16,9 +16,9 @@ from support.recordings.corpus_files import Capture, Truth
 from support.values.catalog_types import registry_of
 
 from pgoutput_fast.catalog import Catalog, CatalogColumn, CatalogTable
-from pgoutput_fast.changelog.copies import Tables
 from pgoutput_fast.changelog.schema_history import CatalogRead, HistoryWriter
-from pgoutput_fast.changelog.snapshots import CopyFiles
+from pgoutput_fast.changelog.snapshot_states import SnapshotStates
+from pgoutput_fast.changelog.snapshots import SnapshotFiles
 from pgoutput_fast.lsn import parse_lsn
 from pgoutput_fast.segments import SegmentMetadata, SegmentWriter
 from pgoutput_fast.testing import insert
@@ -101,11 +101,11 @@ class Recorded:
         """Have the directory hold a snapshot as of its end; the LSN of it."""
         lsn = self._writer.position + 8
         self._writer.advance(lsn)
-        tables = Tables(self.directory)
+        tables = SnapshotStates(self.directory)
         oid = int.from_bytes(relation[1:5], "big")
         fields: dict[str, object] = {"table": list(name)}
         order = tables.wait(oid, lsn - 1, fields, first=False)
-        files = CopyFiles(self.directory, order, self._metadata, lsn, 5, [relation])
+        files = SnapshotFiles(self.directory, order, self._metadata, lsn, 5, [relation])
         files.begin()
         frames = [
             insert(oid, [None if word is None else ("t", word.encode()) for word in row])

@@ -178,7 +178,7 @@ def test_a_change_table_of_iceberg(synced: Synced, foreign: str, caplog: Any) ->
     for _ in range(2):  # the first call records it
         synced.database.execute("UPDATE t SET n = n + 1 WHERE id < 5")
         ended = synced.sync()
-        (held,) = (one for one in ended.held if one.name == "t")
+        (held,) = (one for one in ended.table_states if one.name == "t")
         assert ended.stale == {}
         assert (held.gap is None) == (foreign == "properties")
     assert ("changed its change table" in caplog.text) == (foreign != "properties")

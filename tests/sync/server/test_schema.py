@@ -110,7 +110,7 @@ def test_verify_tells_where_a_name_means_another_table(synced: Synced) -> None:
         f"BEGIN; {EXCHANGE}; COMMIT", "DELETE FROM t", "DELETE FROM u", "DELETE FROM w"
     )
     synced.options["history"] = "newer"
-    held = {one.name: one for one in synced.sync().held}
+    held = {one.name: one for one in synced.sync().table_states}
     assert held["t"].stored == "public.t"
     import duckdb
 

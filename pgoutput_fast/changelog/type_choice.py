@@ -14,21 +14,21 @@ from ..protocol.wire import relation_id_of
 from ..types import TypeRegistry
 
 
-class Types(NamedTuple):
+class TypesInForce(NamedTuple):
     """The types at a position of the history, and the names of the uncertain ones by OID."""
 
     registry: TypeRegistry
     uncertain: dict[int, str]
 
 
-class Fitting:
+class TypeChooser:
     """Chooses one of two states of the types for each row: the state in which its values decode.
 
     Parameters
     ----------
-    states : tuple of Types
+    states : tuple of TypesInForce
         The types before and after a schema change.
-    found : Types
+    found : TypesInForce
         The types to use if the values of a row fit both states.
     encoding : str
         The client_encoding of text.
@@ -37,7 +37,11 @@ class Fitting:
     """
 
     def __init__(
-        self, states: tuple[Types, Types], found: Types, encoding: str, announced: Iterable[bytes]
+        self,
+        states: tuple[TypesInForce, TypesInForce],
+        found: TypesInForce,
+        encoding: str,
+        announced: Iterable[bytes],
     ) -> None:
         self._states = states
         self._found = found
@@ -47,11 +51,11 @@ class Fitting:
             Decoder(lenient, encoding=encoding, registry=types.registry) for types in states
         ]
         # For each relation: its columns with differing types, and the two possible states.
-        self._columns: dict[int, tuple[tuple[int, ...], tuple[Types, Types]]] = {}
+        self._columns: dict[int, tuple[tuple[int, ...], tuple[TypesInForce, TypesInForce]]] = {}
         for frame in announced:
             self.types(frame)
 
-    def types(self, frame: bytes) -> Types | None:
+    def types(self, frame: bytes) -> TypesInForce | None:
         """Return the types of a row.
 
         Return None if the row has no value of a differing type. Note a Relation or a Type, and
@@ -84,7 +88,7 @@ class Fitting:
         # If several types differ, some may have been altered before others: all stay uncertain.
         left = uncertain if len(set().union(*differing)) > 1 else {}
         columns = tuple(i for i, some in enumerate(differing) if some)
-        self._columns[relation_id] = columns, (Types(older, left), Types(newer, left))
+        self._columns[relation_id] = columns, (TypesInForce(older, left), TypesInForce(newer, left))
 
 
 def _values(decoder: Decoder, frame: bytes, columns: Iterable[int]) -> int | None:

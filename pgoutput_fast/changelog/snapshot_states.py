@@ -32,7 +32,7 @@ _FORMS: dict[str, Any] = {
 """The types of the fields of a state file. All are optional; `table` is empty without a name."""
 
 
-class Copy(NamedTuple):
+class Snapshot(NamedTuple):
     """One snapshot of a table, in one of three states.
 
     Attributes
@@ -67,7 +67,7 @@ class Copy(NamedTuple):
         )
 
     @classmethod
-    def named(cls, name: str) -> Copy | None:
+    def named(cls, name: str) -> Snapshot | None:
         """Parse the name of a state file; return None if the name has another form."""
         match = TABLES.match(name)
         if match is None:
@@ -86,27 +86,27 @@ class Void(NamedTuple):
     end: int | None
 
 
-class TableState(NamedTuple):
+class TableSnapshots(NamedTuple):
     """The snapshots of one table in a change log.
 
     Attributes
     ----------
-    copies : tuple of Copy
+    all_snapshots : tuple of Snapshot
         All snapshots in any state, oldest first.
     """
 
-    copies: tuple[Copy, ...]
+    all_snapshots: tuple[Snapshot, ...]
 
     @property
-    def held_from(self) -> int | None:
+    def waits_from(self) -> int | None:
         """The LSN from which on changes wait for the next snapshot; None if none is waiting."""
-        last = self.copies[-1]
+        last = self.all_snapshots[-1]
         return last.lsn if last.state == "waiting" else None
 
     @property
-    def snapshots(self) -> tuple[Copy, ...]:
+    def snapshots(self) -> tuple[Snapshot, ...]:
         """The complete snapshots."""
-        return tuple(copy for copy in self.copies if copy.state == "snapshot")
+        return tuple(copy for copy in self.all_snapshots if copy.state == "snapshot")
 
     def void(self, lsn: int) -> Void | None:
         """Return the range of void changes that contains an LSN, or the next one; or None.
@@ -115,11 +115,11 @@ class TableState(NamedTuple):
         changes since the wait began do not continue its earlier rows. They are void: they do not
         count, up to the next complete snapshot.
         """
-        for index, copy in enumerate(self.copies[:-1]):
+        for index, copy in enumerate(self.all_snapshots[:-1]):
             if copy.state == "waiting":
                 later = (
                     later_copy.lsn
-                    for later_copy in self.copies[index:]
+                    for later_copy in self.all_snapshots[index:]
                     if later_copy.state == "snapshot"
                 )
                 end = next(later, None)
@@ -130,13 +130,13 @@ class TableState(NamedTuple):
     @property
     def begins(self) -> int | None:
         """The LSN from which on changes count; None if no change counts yet."""
-        first = self.copies[0]
+        first = self.all_snapshots[0]
         if not first.first:
             return 0
-        return next((copy.lsn for copy in self.copies if copy.state == "snapshot"), None)
+        return next((copy.lsn for copy in self.all_snapshots if copy.state == "snapshot"), None)
 
 
-class Tables:
+class SnapshotStates:
     """Reads and writes the states of tables in a change log. Only one process may write them.
 
     Parameters
@@ -148,25 +148,25 @@ class Tables:
     def __init__(self, directory: Path) -> None:
         self._of = directory
         self._directory = TABLES.path(directory)
-        self._states: dict[int, TableState] | None = None
+        self._states: dict[int, TableSnapshots] | None = None
 
     @property
-    def states(self) -> dict[int, TableState]:
+    def states(self) -> dict[int, TableSnapshots]:
         """The states from the first `read`, updated by each later write through this object."""
         if self._states is None:
             self._states = self.read()
         return self._states
 
     @property
-    def waiting(self) -> dict[int, Copy]:
+    def waiting(self) -> dict[int, Snapshot]:
         """The snapshots that tables wait for, by relation id."""
         return {
-            relation_id: state.copies[-1]
+            relation_id: state.all_snapshots[-1]
             for relation_id, state in self.states.copy().items()
-            if state.held_from is not None
+            if state.waits_from is not None
         }
 
-    def read(self) -> dict[int, TableState]:
+    def read(self) -> dict[int, TableSnapshots]:
         """Read the state of each table from the file names; return them by relation id.
 
         Raises
@@ -174,7 +174,7 @@ class Tables:
         PgOutputError
             The folder can't be read.
         """
-        copies: dict[tuple[int, int], Copy] = {}
+        copies: dict[tuple[int, int], Snapshot] = {}
         try:
             names = TABLES.names(self._of)
         except OSError as error:
@@ -184,19 +184,21 @@ class Tables:
                 path=str(self._directory),
             ) from error
         for name in names:
-            copy = Copy.named(name)
+            copy = Snapshot.named(name)
             if copy is None:
                 continue
             before = copies.get(copy[:2])
             # A kill can leave the file of a waiting snapshot beside the one of its outcome.
             if before is None or before.state == "waiting":
                 copies[copy[:2]] = copy
-        states: dict[int, list[Copy]] = {}
+        states: dict[int, list[Snapshot]] = {}
         for key in sorted(copies):
             states.setdefault(key[0], []).append(copies[key])
-        return {relation_id: TableState(tuple(copies)) for relation_id, copies in states.items()}
+        return {
+            relation_id: TableSnapshots(tuple(copies)) for relation_id, copies in states.items()
+        }
 
-    def fields(self, copy: Copy) -> dict[str, object]:
+    def fields(self, copy: Snapshot) -> dict[str, object]:
         """Return the fields in a snapshot's state file.
 
         Raises
@@ -217,7 +219,7 @@ class Tables:
             raise self._unreadable(copy, error) from error
         return checked
 
-    def types(self, copy: Copy) -> TypeRegistry | None:
+    def types(self, copy: Snapshot) -> TypeRegistry | None:
         """Return the user-defined types in force when a snapshot was made; None if not stored.
 
         Raises
@@ -233,11 +235,13 @@ class Tables:
         except PgOutputError as error:
             raise self._unreadable(copy, error) from error
 
-    def _unreadable(self, copy: Copy, error: Exception) -> PgOutputError:
+    def _unreadable(self, copy: Snapshot, error: Exception) -> PgOutputError:
         what = "which records the snapshots of a table"
         return unreadable(self._directory / copy.name, error, what)
 
-    def wait(self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool) -> Copy:
+    def wait(
+        self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool
+    ) -> Snapshot:
         """Store durably that a table waits for a new snapshot.
 
         Call it before anything after `lsn` becomes durable. Otherwise readers would take changes
@@ -251,18 +255,18 @@ class Tables:
         fields : dict
             The fields of the state file.
         first : bool
-            As in `Copy`.
+            As in `Snapshot`.
         """
         state = self.states.get(relation_id)
-        generation = state.copies[-1].generation + 1 if state else 1
-        return self._write(Copy(relation_id, generation, first, "waiting", lsn), fields)
+        generation = state.all_snapshots[-1].generation + 1 if state else 1
+        return self._write(Snapshot(relation_id, generation, first, "waiting", lsn), fields)
 
-    def finish(self, copy: Copy, lsn: int, fields: dict[str, object]) -> Copy:
+    def finish(self, copy: Snapshot, lsn: int, fields: dict[str, object]) -> Snapshot:
         """Store that a snapshot is complete. Its files must be durable already.
 
         Parameters
         ----------
-        copy : Copy
+        copy : Snapshot
             The waiting snapshot.
         lsn : int
             The consistent point of the snapshot.
@@ -296,7 +300,7 @@ class Tables:
             TABLES.delete(self._of, name)
         self._states = None
 
-    def leave(self, relation_id: int, lsn: int, fields: dict[str, object]) -> Copy:
+    def leave(self, relation_id: int, lsn: int, fields: dict[str, object]) -> Snapshot:
         """Store that a table was dropped or has left the publications. It waits no longer.
 
         Parameters
@@ -308,8 +312,8 @@ class Tables:
             The fields of the state file.
         """
         state = self.states.get(relation_id)
-        generation = state.copies[-1].generation + 1 if state else 1
-        return self._write(Copy(relation_id, generation, state is None, "gone", lsn), fields)
+        generation = state.all_snapshots[-1].generation + 1 if state else 1
+        return self._write(Snapshot(relation_id, generation, state is None, "gone", lsn), fields)
 
     def forget(self, relation_ids: Collection[int]) -> None:
         """Delete the state files of tables, the newest state of each table last.
@@ -324,13 +328,13 @@ class Tables:
             A file can't be deleted.
         """
         for name in TABLES.names(self._of):
-            copy = Copy.named(name)
+            copy = Snapshot.named(name)
             if copy is not None and copy.relation_id in relation_ids:
                 TABLES.delete(self._of, name)
         for relation_id in relation_ids:
             self.states.pop(relation_id, None)
 
-    def _write(self, copy: Copy, fields: dict[str, object]) -> Copy:
+    def _write(self, copy: Snapshot, fields: dict[str, object]) -> Snapshot:
         try:
             TABLES.make(self._of)
             write_whole(self._directory / copy.name, [json.dumps(fields)])
@@ -341,6 +345,6 @@ class Tables:
                 path=str(self._directory / copy.name),
             ) from error
         state = self.states.get(copy.relation_id)
-        others = [other for other in state.copies if other[:2] != copy[:2]] if state else []
-        self.states[copy.relation_id] = TableState((*others, copy))
+        others = [other for other in state.all_snapshots if other[:2] != copy[:2]] if state else []
+        self.states[copy.relation_id] = TableSnapshots((*others, copy))
         return copy

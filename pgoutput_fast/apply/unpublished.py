@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..catalog import CatalogTable
     from ..changelog.history import History
     from ..changelog.log import ChangeLog
-    from .targets import Held
+    from .targets import TableState
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _WILDCARDS = frozenset("*?[")
 _PAUSE = 1.0  # least seconds between two reads of the schema history
 
 
-def departed(history: History | None, relation_ids: list[int]) -> list[int]:
+def unpublished_tables(history: History | None, relation_ids: list[int]) -> list[int]:
     """Return the tables that the newest catalogue does not have."""
     if history is None:
         return []
@@ -102,7 +102,7 @@ def did_you_mean(name: str, published: Iterable[str]) -> str:
 def check_partitions(
     partition_by: Mapping[str, Sequence[str]],
     tables: Iterable[CatalogTable],
-    table_states: Iterable[Held],
+    table_states: Iterable[TableState],
 ) -> None:
     """Refuse partition columns that do not exist, before tables are created with them.
 
@@ -112,7 +112,7 @@ def check_partitions(
         Columns by table, ``namespace.name``.
     tables : iterable of CatalogTable
         The published tables.
-    table_states : iterable of Held
+    table_states : iterable of TableState
         The tables in the target. Some may not be published any more.
 
     Raises
@@ -145,7 +145,7 @@ def check_partitions(
                 )
 
 
-class Departures:
+class UnpublishedTables:
     """Warns once of tables that departed, and of patterns that match no table.
 
     Parameters
@@ -172,12 +172,12 @@ class Departures:
         self._gone: set[int] = set()
         self.left: tuple[str, ...] = ()
 
-    def look(self, tables: Mapping[int, Held], *, at_once: bool = False) -> None:
+    def look(self, tables: Mapping[int, TableState], *, at_once: bool = False) -> None:
         """Compare tables with the newest catalogue, at most once a second unless `at_once`.
 
         Parameters
         ----------
-        tables : mapping of int to Held
+        tables : mapping of int to TableState
             The table states by relation id.
         """
         now = time.monotonic()

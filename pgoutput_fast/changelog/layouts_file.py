@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FEW = 100  # so few lines of deleted segments are not worth a rewrite of the file
 
 
-class Gathered:
+class LayoutsReader:
     """Reads layouts.txt, which lists the tables with changes in each segment.
 
     Parameters
@@ -51,7 +51,7 @@ class Gathered:
         return _opened(path) if relation_ids is None else relation_ids
 
 
-class Gatherer:
+class LayoutsWriter:
     """Writes layouts.txt. The caller is the directory's only writer.
 
     Parameters
