@@ -94,7 +94,8 @@ def _behind(
         comes = state is not None and (
             state.waits_from is not None
             or any(
-                copy.lsn > table_state.copy_lsn and copy.lsn - 1 >= at for copy in state.snapshots
+                snapshot.lsn > table_state.copy_lsn and snapshot.lsn - 1 >= at
+                for snapshot in state.snapshots
             )
         )
         if table_state.lsn < at and not comes and table_state.stale is None:
@@ -125,13 +126,13 @@ def origin_of(view: View) -> TargetOrigin:
     return TargetOrigin(view.metadata.system_identifier, view.metadata.database)
 
 
-def copied_name(directory: Path, copy: Snapshot) -> str:
+def snapshot_name(directory: Path, snapshot: Snapshot) -> str:
     """Return the name of a snapshot's table; or its relation id, if the name is not known."""
     try:
-        known: Any = SnapshotStates(directory).fields(copy).get("table")
+        known: Any = SnapshotStates(directory).fields(snapshot).get("table")
     except PgOutputError:  # the snapshot's state has changed, and with it the file's name
         known = None
-    return ".".join(known) if known else str(copy.relation_id)
+    return ".".join(known) if known else str(snapshot.relation_id)
 
 
 def consumer_name(target: str) -> str:

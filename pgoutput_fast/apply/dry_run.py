@@ -16,7 +16,7 @@ from ..changelog.read_plan import Position, first_position
 from ..names import qualified, shown_name
 from ..policies import Policies
 from ..segments.listing import not_begun
-from .continuity import check_position, copied_name, lost_tables, origin_of
+from .continuity import check_position, lost_tables, origin_of, snapshot_name
 from .embedded_capture import check_slot
 from .options import WINDOW_BYTES, SyncOptions
 from .outcomes import Paused, PausedError
@@ -284,7 +284,7 @@ def _sorted(tables: dict[int, TablePlan], options: SyncOptions) -> list[TablePla
 def _copied_names(directory: Path, view: View) -> dict[int, str]:
     """Return the names of tables that have a snapshot or wait for one."""
     return {
-        relation_id: copied_name(directory, state.all_snapshots[-1])
+        relation_id: snapshot_name(directory, state.all_snapshots[-1])
         for relation_id, state in view.states.items()
         if state.all_snapshots[-1].state != "gone"
     }

@@ -82,7 +82,9 @@ class SnapshotRequests:
         if state is None:
             return False
         at = self._position().of(relation_id)
-        return state.waits_from is not None or any(copy.lsn > at for copy in state.snapshots)
+        return state.waits_from is not None or any(
+            snapshot.lsn > at for snapshot in state.snapshots
+        )
 
     def ask(self, tables: Mapping[int, TableState], *, at_once: bool = False) -> None:
         """Request snapshots of stale tables, once for each reason.
@@ -115,7 +117,7 @@ def _has_many(directory: Path, state: TableSnapshots | None) -> bool:
     if state is None:
         return False
     begin, count = time.time() - _SNAPSHOTS_WITHIN, 0
-    for copy in state.snapshots[-_SNAPSHOTS:]:
-        path = TABLES.path(directory) / copy.name
+    for snapshot in state.snapshots[-_SNAPSHOTS:]:
+        path = TABLES.path(directory) / snapshot.name
         count += path.exists() and path.stat().st_mtime >= begin
     return count >= _SNAPSHOTS

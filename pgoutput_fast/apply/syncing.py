@@ -21,7 +21,7 @@ from ..lsn import format_lsn
 from ..names import qualified
 from ..policies import Policies
 from ..segments.listing import contents
-from .continuity import check_position, copied_name, origin_of
+from .continuity import check_position, origin_of, snapshot_name
 from .options import WINDOW_BYTES
 from .outcomes import Committed, Paused, PausedError, fold_outcomes
 from .pauses import PauseLimit, SeparateTables
@@ -210,7 +210,7 @@ class Syncing:
         self._captured = captured
         self._next_told = 0.0
         view = self._log.view()
-        self._stored = target.open(origin_of(view))
+        self._target_state = target.open(origin_of(view))
         # `encoding` concerns values from the catalogue, such as defaults of added columns.
         self._decoding: dict[str, Any] = {
             "policies": target.kept.policies or Policies(), "target": decode_for,
@@ -218,14 +218,16 @@ class Syncing:
             "encoding": view.metadata.encoding,
         }  # fmt: skip
         self._is_known = consumer in {entry.name for entry in consumers(log.directory)}
-        if not self._stored.lsn and self._is_known:
+        if not self._target_state.lsn and self._is_known:
             self._begin_anew(consumer)
         self._consumer = Consumer(log.directory, consumer)
-        cut_off = check_position(log, name, self._stored, self._consumer.position, options.uncopied)
+        cut_off = check_position(
+            log, name, self._target_state, self._consumer.position, options.uncopied
+        )
         for relation_id in cut_off:
-            table_state = self._stored.tables[relation_id]
-            self._stored.tables[relation_id] = table_state._replace(stale=CUT_OFF)
-        self._apart = SeparateTables(PauseLimit(options.pause_bytes, options.pause_time))
+            table_state = self._target_state.tables[relation_id]
+            self._target_state.tables[relation_id] = table_state._replace(stale=CUT_OFF)
+        self._separate = SeparateTables(PauseLimit(options.pause_bytes, options.pause_time))
         self._is_unstored = False  # whether a table was paused since the last commit
         self._pass_gaps()
         self._note_gaps()
@@ -267,10 +269,10 @@ class Syncing:
         count as stale.
         """
         is_copied = self._requests.is_copied
-        lost = {key: table_state for key, table_state in self._stored.tables.items()
+        lost = {key: table_state for key, table_state in self._target_state.tables.items()
                 if (table_state.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
         for relation_id in unpublished_tables(self._log.history(), list(lost)):
-            self._stored.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
+            self._target_state.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
         if lost and self._options.on_error == "stop":
             table_state = next(iter(lost.values()))
             raise IncompleteError(
@@ -281,18 +283,18 @@ class Syncing:
 
     def _change_policies(self) -> None:
         """Change the target's policies to those of this call, and mark concerned tables stale."""
-        kept, policies = self._target.kept, self._stored.policies
+        kept, policies = self._target.kept, self._target_state.policies
         if policies is None or kept.policies in (None, policies):
             return
-        for relation_id, table_state in self._stored.tables.items():
+        for relation_id, table_state in self._target_state.tables.items():
             why = None if table_state.stale is not None else kept.concerned(policies, table_state)
             if why is not None:
-                self._stored.tables[relation_id] = table_state._replace(stale=why)
+                self._target_state.tables[relation_id] = table_state._replace(stale=why)
                 name = [table_state.namespace, table_state.name]
                 request_copy(self._directory, relation_id, name, f"the sync to {self._name}: {why}")
         # Commit the stale tables first: a crash in between must not forget that they are stale.
         with window(self._target):
-            self._target.commit(self._stored)
+            self._target.commit(self._target_state)
         self._target.keep()
 
     def _wait(self) -> None:
@@ -330,7 +332,7 @@ class Syncing:
         position = self._consumer.position
         ends = {
             relation_id: table_state.gaps[-1].end
-            for relation_id, table_state in self._stored.tables.items()
+            for relation_id, table_state in self._target_state.tables.items()
             if table_state.gaps and position.of(relation_id) < table_state.gaps[-1].end
         }
         if ends:
@@ -342,12 +344,12 @@ class Syncing:
         A later snapshot brings the rows, but not these changes.
         """
         position = self._consumer.position
-        for relation_id, table_state in self._stored.tables.items():
+        for relation_id, table_state in self._target_state.tables.items():
             at = position.of(relation_id)
             if table_state.stale is not None or table_state.lsn >= at:
                 continue
             gaps = (*table_state.gaps, Gap(table_state.lsn, at))
-            self._stored.tables[relation_id] = table_state._replace(lsn=at, gaps=gaps)
+            self._target_state.tables[relation_id] = table_state._replace(lsn=at, gaps=gaps)
             self._is_unstored = True
             _log.warning(
                 "the change table of %s lacks the changes from %s to %s, because %s no longer has "
@@ -359,7 +361,7 @@ class Syncing:
     def _begin_anew(self, consumer: str) -> None:
         """Let a new target begin with the newest snapshots, though the consumer exists already."""
         remove_consumer(self._directory, consumer)
-        if self._stored.is_new:
+        if self._target_state.is_new:
             _log.warning(
                 "%s is a new target, but a sync has read %s for it before. If you did not delete "
                 "the earlier target, check whether its disk is mounted",
@@ -412,9 +414,9 @@ class Syncing:
                     break
                 self._gather(lambda: is_over() or is_stopped())
             if ends or is_enough():
-                if self._end_lsn < self._stored.lsn:
+                if self._end_lsn < self._target_state.lsn:
                     self._say_behind(at_once=True)
-                self._unpublished.look(self._stored.tables, at_once=True)
+                self._unpublished.look(self._target_state.tables, at_once=True)
                 return self._told()
             self._tell()
             # The next window begins an interval after the last one did.
@@ -437,8 +439,8 @@ class Syncing:
         tables = self._consumer.position.tables
         paused = {
             relation_id
-            for relation_id in self._apart.tables
-            if self._stored.tables[relation_id].paused
+            for relation_id in self._separate.tables
+            if self._target_state.tables[relation_id].paused
         }
         waiting = self._waiting_ids | paused
         return any(at < lsn and relation_id not in waiting for relation_id, at in tables.items())
@@ -447,7 +449,7 @@ class Syncing:
         """Write a window of the changes that the log has; False if there is nothing to write."""
         view = self._log.view()
         self._see(view)
-        if self._end_lsn < self._stored.lsn:
+        if self._end_lsn < self._target_state.lsn:
             # Either the target got the later changes from another directory, or this directory and
             # the server were restored from backups. Both look alike until the change log has
             # reached the target's position, so write nothing before.
@@ -462,10 +464,10 @@ class Syncing:
     def _write_next(self, view: View) -> bool:
         """Write a window of each table that is read apart and due, then one of all others."""
         is_written = False
-        for relation_id in self._apart.due():
+        for relation_id in self._separate.due():
             if not self._is_stopped():
                 is_written |= self._try_apart(view, relation_id)
-        self._requests.ask(self._stored.tables)
+        self._requests.ask(self._target_state.tables)
         return self._go_on(self._log.view()) or is_written
 
     def _plan(self, view: View, **options: Any) -> ReadPlan | None:
@@ -479,10 +481,10 @@ class Syncing:
         With a thousand tables, even an empty plan takes a while. So an empty plan is made only once
         per view and position.
         """
-        read = view, self._consumer.position, frozenset(self._apart.tables)
+        read = view, self._consumer.position, frozenset(self._separate.tables)
         if self._read is not None and self._read[0] is view and self._read[1:] == read[1:]:
             return None
-        plan = self._plan(view, paused=self._apart.tables)
+        plan = self._plan(view, paused=self._separate.tables)
         if plan is None:
             self._read = read
         return plan
@@ -491,12 +493,12 @@ class Syncing:
         """Write a window without the tables that are read apart; False if there is nothing."""
         while (plan := self._next(view)) is not None:
             self._window = time.monotonic(), plan.size
-            if self._attempt(view, plan, self._stored):
+            if self._attempt(view, plan, self._target_state):
                 return True
         # The rest of the log concerns no table; the next window stores the position.
         self._looked = self._end_lsn
         self._follow_catalog(view)
-        self._unpublished.look(self._stored.tables)
+        self._unpublished.look(self._target_state.tables)
         if self._is_unstored:
             self._store()
         return False
@@ -522,16 +524,16 @@ class Syncing:
         if not history_entries or self._followed == (history_entries[-1], self._end_lsn):
             return
         self._followed = history_entries[-1], self._end_lsn
-        behind = {*self._waiting_ids, *self._apart.tables}
+        behind = {*self._waiting_ids, *self._separate.tables}
         at = Position(
             self._end_lsn,
             {relation_id: self._consumer.position.of(relation_id) for relation_id in behind},
         )
-        writer = WindowWriter(*self._given(self._stored))
+        writer = WindowWriter(*self._given(self._target_state))
         try:
             if writer.has_news(at):
                 with window(self._target):
-                    self._stored = writer.write_catalog(view, at)
+                    self._target_state = writer.write_catalog(view, at)
                 self._is_unstored = False
                 self._note(writer)
         except PausedError as error:
@@ -547,12 +549,12 @@ class Syncing:
         """Pause tables: their changes wait, and they are read apart from the others."""
         self._fold(error.paused)
         for outcome in error.paused:
-            self._apart.add(outcome.table_state.relation_id)
+            self._separate.add(outcome.table_state.relation_id)
         self._say_paused()
 
     def _pause_troubled(self) -> None:
         """Pause the tables that the target can't read or rename."""
-        tables = self._stored.tables
+        tables = self._target_state.tables
         paused = [Paused(table_state, error) for relation_id, error in self._target.troubles.items()
                   if (table_state := tables[relation_id]).paused is None]  # fmt: skip
         if paused and self._options.on_error == "stop":
@@ -562,19 +564,19 @@ class Syncing:
 
     def _fold(self, outcomes: Iterable[Outcome]) -> None:
         """Apply outcomes to the target state; the next commit stores it."""
-        tables = fold_outcomes(self._stored.tables, outcomes, time.time())
-        self._stored = self._stored._replace(tables=tables)
+        tables = fold_outcomes(self._target_state.tables, outcomes, time.time())
+        self._target_state = self._target_state._replace(tables=tables)
         self._is_unstored = True
 
     def _store(self) -> None:
         """Commit the target state without changes."""
         with window(self._target):
-            self._target.commit(self._stored)
+            self._target.commit(self._target_state)
         self._is_unstored = False
 
     def _try_apart(self, view: View, relation_id: int) -> bool:
         """Write a window of one table; False if it is still paused, or there is nothing."""
-        table_state = self._stored.tables[relation_id]
+        table_state = self._target_state.tables[relation_id]
         try:
             self._target.retry(table_state)
         except RetryableError:
@@ -587,8 +589,8 @@ class Syncing:
         if plan is None:
             self._rejoin(relation_id)
             return False
-        committed = fold_outcomes(self._stored.tables, [Committed(table_state)], time.time())
-        if not self._attempt(view, plan, self._stored._replace(tables=committed)):
+        committed = fold_outcomes(self._target_state.tables, [Committed(table_state)], time.time())
+        if not self._attempt(view, plan, self._target_state._replace(tables=committed)):
             self._give_up(view, relation_id)
             return False
         if table_state.paused is not None:
@@ -597,20 +599,20 @@ class Syncing:
         if position.of(relation_id) >= position.lsn:
             self._rejoin(relation_id)
         else:
-            self._apart.add(relation_id, at_once=True)
+            self._separate.add(relation_id, at_once=True)
         return True
 
     def _rejoin(self, relation_id: int) -> None:
         """Read a table with the others again, and let it follow the catalogue."""
-        self._apart.remove(relation_id)
+        self._separate.remove(relation_id)
         self._followed = None
-        if self._stored.tables[relation_id].paused is not None:
-            self._fold([Committed(self._stored.tables[relation_id])])
+        if self._target_state.tables[relation_id].paused is not None:
+            self._fold([Committed(self._target_state.tables[relation_id])])
 
     def _give_up(self, view: View, relation_id: int) -> None:
         """Skip the changes of a table that was paused for too long: it becomes stale."""
-        position, table_state = self._consumer.position, self._stored.tables[relation_id]
-        outcome = self._apart.given_up(view, position, table_state)
+        position, table_state = self._consumer.position, self._target_state.tables[relation_id]
+        outcome = self._separate.given_up(view, position, table_state)
         if outcome is None or outcome.gap is None:
             return
         self._fold([outcome])
@@ -618,21 +620,21 @@ class Syncing:
         self._store()
         ends = {**position.tables, relation_id: outcome.gap.end}
         self._consumer.advance(Position(position.lsn, ends))
-        self._apart.remove(relation_id)
+        self._separate.remove(relation_id)
         self._say_stale()
 
     def _set_paused_apart(self) -> None:
         """Read those tables apart that an earlier call has paused."""
-        for relation_id, table_state in self._stored.tables.items():
+        for relation_id, table_state in self._target_state.tables.items():
             if table_state.paused is not None:
-                self._apart.add(relation_id, at_once=True)
+                self._separate.add(relation_id, at_once=True)
         # With other policies, a table may go on at once. If it does not, `_try_apart` warns.
         if not self._target.kept.changes_policies:
             self._say_paused()
 
     def _say_paused(self) -> None:
         """Warn once of each paused table."""
-        for relation_id, table_state in self._stored.tables.items():
+        for relation_id, table_state in self._target_state.tables.items():
             if table_state.paused is None or (relation_id, table_state.paused.reason) in self._said:
                 continue
             self._said.add((relation_id, table_state.paused.reason))
@@ -701,7 +703,7 @@ class Syncing:
 
     def _written_by(self, writer: WindowWriter, view: View, plan: ReadPlan) -> WindowWriter:
         with window(self._target):
-            self._stored = writer.write(view, plan)
+            self._target_state = writer.write(view, plan)
         return writer
 
     def _say_behind(self, *, at_once: bool = False) -> None:
@@ -714,7 +716,7 @@ class Syncing:
             _log.warning(
                 "%s has all changes before %s, but %s ends at %s: sync continues once the change "
                 "log reaches the target",
-                self._name, format_lsn(self._stored.lsn), self._directory,
+                self._name, format_lsn(self._target_state.lsn), self._directory,
                 format_lsn(self._end_lsn),
             )  # fmt: skip
 
@@ -727,7 +729,7 @@ class Syncing:
         if self._is_compared:
             return
         self._is_compared = True
-        newest = self._stored.newest
+        newest = self._target_state.newest
         if newest is None or has_commit(self._directory, newest) is not False:
             return
         if self._options.on_error == "stop":
@@ -739,10 +741,10 @@ class Syncing:
                 path=str(self._directory),
                 hint=("Give ", Argument("on_error", "pause"), ": sync then requests new snapshots"),
             )
-        tables = self._stored.tables
+        tables = self._target_state.tables
         gone = unpublished_tables(self._log.history(), list(tables))
-        self._stored = TargetState(
-            self._stored.lsn,
+        self._target_state = TargetState(
+            self._target_state.lsn,
             {
                 key: table_state._replace(stale=CUT_OFF if key in gone else OTHER_HISTORY)
                 for key, table_state in tables.items()
@@ -763,9 +765,9 @@ class Syncing:
         }  # fmt: skip
         for relation_id, state in view.states.items():
             if state.waits_from is not None:
-                table_state = self._stored.tables.get(relation_id)
+                table_state = self._target_state.tables.get(relation_id)
                 names.append(
-                    copied_name(self._directory, state.all_snapshots[-1])
+                    snapshot_name(self._directory, state.all_snapshots[-1])
                     if table_state is None
                     else qualified(table_state)
                 )
@@ -787,7 +789,7 @@ class Syncing:
         changes, states = self._stage_seconds
         self._stage_seconds = changes + writer.change_seconds, states + writer.state_seconds
         self._commit_time = self._newest()
-        self._unpublished.look(self._stored.tables)
+        self._unpublished.look(self._target_state.tables)
         self._pause_troubled()
         self._say_stale()
         self._say_gaps()
@@ -795,18 +797,18 @@ class Syncing:
     def _say_stale(self) -> None:
         """Warn once of each stale table, and request snapshots."""
         is_new = False
-        for relation_id, table_state in self._stored.tables.items():
+        for relation_id, table_state in self._target_state.tables.items():
             if table_state.stale is not None and (relation_id, table_state.stale) not in self._said:
                 self._said.add((relation_id, table_state.stale))
                 is_new = True
                 _log.warning(
                     "%s is not kept up to date: %s", qualified(table_state), table_state.stale
                 )
-        self._requests.ask(self._stored.tables, at_once=is_new)
+        self._requests.ask(self._target_state.tables, at_once=is_new)
 
     def _say_gaps(self) -> None:
         """Warn once of each change table that another program has changed."""
-        for relation_id, table_state in self._stored.tables.items():
+        for relation_id, table_state in self._target_state.tables.items():
             if table_state.gap is None or (relation_id, str(table_state.gap)) in self._said:
                 continue
             self._said.add((relation_id, str(table_state.gap)))
@@ -818,38 +820,38 @@ class Syncing:
 
     def _newest(self) -> int | None:
         """Return the commit time of the newest change in the target."""
-        times = [table_state.commit_time for table_state in self._stored.tables.values()
+        times = [table_state.commit_time for table_state in self._target_state.tables.values()
                  if table_state.commit_time is not None]  # fmt: skip
         return max(times, default=None)
 
     def _told(self) -> SyncProgress:
         names = {
             key: self._target.shown(table_state.stored)
-            for key, table_state in self._stored.tables.items()
+            for key, table_state in self._target_state.tables.items()
         }
         left = self._unpublished.left  # these can't get a snapshot
         # A dropped table and its successor have the same name: the successor counts.
-        own = {qualified(table_state): key for key, table_state in self._stored.tables.items()
+        own = {qualified(table_state): key for key, table_state in self._target_state.tables.items()
                if names[key] not in left}  # fmt: skip
         stale = {
             qualified(table_state): table_state.stale
-            for key, table_state in self._stored.tables.items()
+            for key, table_state in self._target_state.tables.items()
             if table_state.stale is not None and own.get(qualified(table_state), key) == key
         }
         asked: list[str] = []
         over_limit: list[str] = []
-        for key, table_state in self._stored.tables.items():
+        for key, table_state in self._target_state.tables.items():
             if self._requests.needs(table_state) and names[key] not in left:
                 is_over = self._requests.is_over_limit(key)
                 (over_limit if is_over else asked).append(qualified(table_state))
         return SyncProgress(
             self.lsn, self._commit_time, sum(self._counts.values()), self._windows, self._seconds,
             dict(self._counts), stale, self._waiting, dict(self._table_seconds),
-            tuple(self._stored.tables.values()), self._end_lsn,
+            tuple(self._target_state.tables.values()), self._end_lsn,
             None if self._captured is None else self._captured(), left, *self._stage_seconds,
             names, tuple(asked),
             {qualified(table_state): table_state.paused.reason
-             for table_state in self._stored.tables.values()
+             for table_state in self._target_state.tables.values()
              if table_state.paused is not None},
             tuple(over_limit),
         )  # fmt: skip

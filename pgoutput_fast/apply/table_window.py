@@ -103,7 +103,7 @@ class TableWindow:
         self._gathered_rows = 0
         self._parts: list[_Part] = []
         self._last: _Layout | None = None
-        self._copying: tuple[bool, bool] | None = None
+        self._snapshot_wants: tuple[bool, bool] | None = None
         self._folded = 0  # commit LSN of the last folded change
         self.changes = 0
 
@@ -329,18 +329,18 @@ class TableWindow:
 
     # --- snapshots -------------------------------------------------------------------------------
 
-    def add_copied(
+    def add_snapshot(
         self,
         schema: pa.Schema,
         batch: pa.RecordBatch,
         known: Callable[[int], TableInCatalog],
-        copy: Snapshot,
+        snapshot: Snapshot,
     ) -> None:
         """Add rows of a snapshot; the first batch begins with a Truncate."""
-        if self._copying is None:
+        if self._snapshot_wants is None:
             self.take_gathered()
-            self._copying = self._begin_copy(schema, known(copy.lsn), copy)
-        wants_changes, wants_rows = self._copying
+            self._snapshot_wants = self._begin_snapshot(schema, known(snapshot.lsn), snapshot)
+        wants_changes, wants_rows = self._snapshot_wants
         if not (wants_changes or wants_rows):
             return
         last = self._last
@@ -359,8 +359,8 @@ class TableWindow:
                     pa.RecordBatch.from_arrays(after.flatten(), schema=pa.schema(list(after.type)))
                 )
 
-    def _begin_copy(
-        self, schema: pa.Schema, known: TableInCatalog, copy: Snapshot
+    def _begin_snapshot(
+        self, schema: pa.Schema, known: TableInCatalog, snapshot: Snapshot
     ) -> tuple[bool, bool]:
         """Return whether the change table and the state table still lack a snapshot."""
         state = self._state
@@ -368,11 +368,13 @@ class TableWindow:
             state = self._target.state(self.table_state)
         # A snapshot older than the table would remove the changes in between, and nothing reads
         # them again. `check_position` reports such a snapshot.
-        wants_changes = copy.lsn > self._writers[-1].copy_lsn and copy.lsn >= self._writers[-1].lsn
+        wants_changes = (
+            snapshot.lsn > self._writers[-1].copy_lsn and snapshot.lsn >= self._writers[-1].lsn
+        )
         # A snapshot that the table has already can't repair a table that became stale later.
-        is_new = copy.lsn > self.table_state.copy_lsn and copy.lsn >= self.table_state.lsn
+        is_new = snapshot.lsn > self.table_state.copy_lsn and snapshot.lsn >= self.table_state.lsn
         wants_rows = state is not None and (
-            (copy.lsn > state.copy_lsn and copy.lsn >= state.lsn)
+            (snapshot.lsn > state.copy_lsn and snapshot.lsn >= state.lsn)
             or (self.table_state.stale is not None and is_new)
         )
         # A killed process may have loaded the state table without committing the table state.
@@ -389,7 +391,7 @@ class TableWindow:
         if begins:
             # Reads of the catalogue count from the snapshot on.
             self.table_state = self.table_state._replace(
-                columns=columns, stale=None, schema_lsn=copy.lsn
+                columns=columns, stale=None, schema_lsn=snapshot.lsn
             )
             self._check_marker()
             self._state, self._parts, self._is_new = state, [], False
@@ -406,21 +408,21 @@ class TableWindow:
         self.table_state = self.table_state._replace(version=self.table_state.version + 1)
         self._writers.append(self._target.changes(self.table_state))
 
-    def end_copy(self, copy: Snapshot) -> None:
+    def end_snapshot(self, snapshot: Snapshot) -> None:
         """End a snapshot, after its last row."""
-        has_changes, has_rows = self._copying or (False, False)
-        self._copying = self._last = None
+        has_changes, has_rows = self._snapshot_wants or (False, False)
+        self._snapshot_wants = self._last = None
         if has_changes:
             # A snapshot counts as its rows, without its Truncate.
             self.changes -= 1
-        if copy.lsn >= self.table_state.lsn:
+        if snapshot.lsn >= self.table_state.lsn:
             self.table_state = self.table_state._replace(
-                copy_lsn=max(self.table_state.copy_lsn, copy.lsn), lsn=copy.lsn
+                copy_lsn=max(self.table_state.copy_lsn, snapshot.lsn), lsn=snapshot.lsn
             )
         if has_rows:
-            self._commit_copied()
+            self._commit_snapshot()
 
-    def _commit_copied(self) -> None:
+    def _commit_snapshot(self) -> None:
         """Commit the snapshot's rows in the state table."""
         if self._state is not None:
             self._state.loaded(self.table_state)

@@ -234,12 +234,12 @@ class WindowWriter:
 
     def _take_all(self, view: View, plan: ReadPlan) -> None:
         """Read all changes of a plan, and give them to their tables."""
-        for copy, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
+        for snapshot, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
             for read in reads:
                 for chunk in chunks(read, view.metadata):
-                    self._take(chunk, copy)
+                    self._take(chunk, snapshot)
                     self._tell()
-            self._end_copy(copy)
+            self._end_snapshot(snapshot)
 
     def _newest_of(self, plan: ReadPlan) -> CommitRecord | None:
         """Return the newest commit that was read, up to the end of this window."""
@@ -247,12 +247,12 @@ class WindowWriter:
             return self._newest  # the window was read before
         return newest_commit(plan.reads) or self._newest
 
-    def _end_copy(self, copy: Snapshot | None) -> None:
+    def _end_snapshot(self, snapshot: Snapshot | None) -> None:
         # Rows of a paused table may be missing.
-        if copy is not None and copy.relation_id in self._open.keys() - self._paused.keys():
-            window = self._open[copy.relation_id]
+        if snapshot is not None and snapshot.relation_id in self._open.keys() - self._paused.keys():
+            window = self._open[snapshot.relation_id]
             with self._pausing(window.table_state):
-                window.end_copy(copy)
+                window.end_snapshot(snapshot)
 
     # --- paused tables ---------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class WindowWriter:
             window.commit_state(end)
         self.seconds[qualified(window.table_state)] = time.perf_counter() - begin
 
-    def _take(self, chunk: Chunk, copy: Snapshot | None) -> None:
+    def _take(self, chunk: Chunk, snapshot: Snapshot | None) -> None:
         for changes, decoded in self._reader.changes(chunk):
             if changes.relation.relation_id in self._paused:
                 continue
@@ -338,8 +338,8 @@ class WindowWriter:
                 schema = self._schema(changes.layout, batch.schema)
                 window = self._table_of(changes.relation, table_state, lsn)
                 known = functools.partial(self._known, changes.relation)
-                if copy is not None:
-                    window.add_copied(schema, batch, known, copy)
+                if snapshot is not None:
+                    window.add_snapshot(schema, batch, known, snapshot)
                 else:
                     window.add(schema, batch, known)
 

@@ -405,11 +405,11 @@ class History:
         key = number[:2]
         if key not in self._copied:
             tables = SnapshotStates(self._directory)
-            copy = _snapshot(self._tables, *key)
-            if copy is None:
+            snapshot = _snapshot(self._tables, *key)
+            if snapshot is None:
                 self._tables = tables.read()
-                copy = _snapshot(self._tables, *key)
-            self._copied[key] = None if copy is None else tables.types(copy)
+                snapshot = _snapshot(self._tables, *key)
+            self._copied[key] = None if snapshot is None else tables.types(snapshot)
         return self._copied[key]
 
     # --- the boundaries of entries
@@ -513,7 +513,7 @@ def _snapshot(
     """Return a complete snapshot by its number; None if it is not complete."""
     state = states.get(relation_id)
     snapshots = () if state is None else state.snapshots
-    return next((copy for copy in snapshots if copy.generation == generation), None)
+    return next((snapshot for snapshot in snapshots if snapshot.generation == generation), None)
 
 
 def _named(entry: CatalogType | None) -> str:

@@ -173,7 +173,9 @@ def next_reading(position: Position, states: Mapping[int, TableSnapshots], end: 
                 void = state.void(void.end) if void.end is not None else None
             if void is not None:
                 stop = max(start, min(stop, void.start))
-            inside = tuple(copy for copy in state.snapshots if start <= copy.lsn - 1 < stop)
+            inside = tuple(
+                snapshot for snapshot in state.snapshots if start <= snapshot.lsn - 1 < stop
+            )
             tables[relation_id] = CommitRange(start, stop, begins, inside)
         if stop != end:
             elsewhere[relation_id] = stop
@@ -222,7 +224,7 @@ def clipped(reading: ReadRanges, until: Position) -> ReadRanges:
     for relation_id in reading.tables.keys() | until.tables.keys():
         stretch = reading.of(relation_id)
         end = max(stretch.start, min(stretch.end, until.of(relation_id)))
-        inside = tuple(copy for copy in stretch.snapshots if copy.lsn - 1 < end)
+        inside = tuple(snapshot for snapshot in stretch.snapshots if snapshot.lsn - 1 < end)
         tables[relation_id] = stretch._replace(end=end, snapshots=inside)
     return ReadRanges(reading.rest, tables, until)
 
@@ -266,7 +268,11 @@ def lacking(position: Position, states: Mapping[int, TableSnapshots], begin: int
     for relation_id in states.keys() | position.tables.keys():
         start = position.of(relation_id)
         state = states.get(relation_id)
-        waits = [copy.lsn for copy in state.snapshots if copy.lsn - 1 >= start] if state else []
+        waits = (
+            [snapshot.lsn for snapshot in state.snapshots if snapshot.lsn - 1 >= start]
+            if state
+            else []
+        )
         # The next snapshot replaces all changes before it. While a table waits for its snapshot, or
         # has never had one, no change counts.
         if state is not None and (state.waits_from is not None or state.begins is None):
@@ -378,24 +384,24 @@ def ordered_reads(
         Returns the files of a snapshot.
     """
     waiting = sorted(
-        (copy for stretch in reading.tables.values() for copy in stretch.snapshots),
-        key=lambda copy: copy.lsn,
+        (snapshot for stretch in reading.tables.values() for snapshot in stretch.snapshots),
+        key=lambda snapshot: snapshot.lsn,
     )
     whole = {relation_id: stretch.window for relation_id, stretch in reading.tables.items()}
 
-    def snapshot_reads(copy: Snapshot) -> list[Read]:
-        return [Read((path,), 0, copy, {}, _EMPTY) for path in files(copy)]
+    def snapshot_reads(snapshot: Snapshot) -> list[Read]:
+        return [Read((path,), 0, snapshot, {}, _EMPTY) for path in files(snapshot)]
 
     for parts in segments:
         start, end = parts[0].start_lsn, parts[0].end_lsn
         paths = tuple(part.path for part in parts)
         while waiting and waiting[0].lsn <= start:
             yield snapshot_reads(waiting.pop(0))
-        inside = [copy for copy in waiting if copy.lsn < end]
+        inside = [snapshot for snapshot in waiting if snapshot.lsn < end]
         del waiting[: len(inside)]
         ends: dict[int, int] = {}
-        for copy in inside:
-            ends.setdefault(copy.relation_id, copy.lsn)
+        for snapshot in inside:
+            ends.setdefault(snapshot.relation_id, snapshot.lsn)
         ranges = {
             # If the table's changes before the snapshot are read already, the snapshot comes next.
             oid: _EMPTY
@@ -404,18 +410,18 @@ def ordered_reads(
             for oid, (first, last) in whole.items()
         }
         yield [Read(paths, 0, None, ranges, reading.rest.window)]
-        for index, copy in enumerate(inside):
+        for index, snapshot in enumerate(inside):
             later = [
-                snapshot.lsn
-                for snapshot in inside[index + 1 :]
-                if snapshot.relation_id == copy.relation_id
+                other.lsn
+                for other in inside[index + 1 :]
+                if other.relation_id == snapshot.relation_id
             ]
-            first, last = whole[copy.relation_id]
-            range_ = max(first, copy.lsn), min(last, *later[:1], end)
-            behind = Read(paths, 0, None, {copy.relation_id: range_}, _EMPTY, again=True)
-            yield [*snapshot_reads(copy), behind]
-    for copy in waiting:
-        yield snapshot_reads(copy)
+            first, last = whole[snapshot.relation_id]
+            range_ = max(first, snapshot.lsn), min(last, *later[:1], end)
+            behind = Read(paths, 0, None, {snapshot.relation_id: range_}, _EMPTY, again=True)
+            yield [*snapshot_reads(snapshot), behind]
+    for snapshot in waiting:
+        yield snapshot_reads(snapshot)
 
 
 def cut(
@@ -436,8 +442,8 @@ def cut(
     lsn = max(position.lsn, min(end, reading.rest.end))
     tables = {}
     for relation_id, stretch in reading.tables.items():
-        had = [copy.lsn for copy in stretch.snapshots if copy in snapshots]
-        ahead = [copy.lsn - 1 for copy in stretch.snapshots if copy not in snapshots]
+        had = [snapshot.lsn for snapshot in stretch.snapshots if snapshot in snapshots]
+        ahead = [snapshot.lsn - 1 for snapshot in stretch.snapshots if snapshot not in snapshots]
         at = max([stretch.start, *had, min([stretch.end, end, *ahead])])
         if at != lsn:
             tables[relation_id] = at

@@ -73,13 +73,15 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
                 count += 1
         if count:
             fsync_path(directory)
-        for copy, paths in snapshot_files(directory).items():
-            state = states.get(copy[0])
+        for (relation_id, generation), paths in snapshot_files(directory).items():
+            state = states.get(relation_id)
             if state is None:
                 continue
-            snapshots = [snapshot for snapshot in state.snapshots if snapshot.generation == copy[1]]
+            snapshots = [
+                snapshot for snapshot in state.snapshots if snapshot.generation == generation
+            ]
             if not snapshots or any(
-                position.of(copy[0]) <= snapshots[0].lsn - 1 for position in positions
+                position.of(relation_id) <= snapshots[0].lsn - 1 for position in positions
             ):
                 continue
             if snapshots[0] != state.snapshots[-1] or begin > snapshots[0].lsn:
@@ -91,10 +93,10 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
                 count += len(paths)
         left = snapshot_files(directory)
         kept = {
-            copy.lsn
+            snapshot.lsn
             for relation_id, state in states.items()
-            for copy in state.snapshots
-            if (relation_id, copy.generation) in left
+            for snapshot in state.snapshots
+            if (relation_id, snapshot.generation) in left
         }
         return count + forget_before(directory, min({begin, *kept}))
 

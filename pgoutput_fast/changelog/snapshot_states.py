@@ -106,7 +106,7 @@ class TableSnapshots(NamedTuple):
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
         """The complete snapshots."""
-        return tuple(copy for copy in self.all_snapshots if copy.state == "snapshot")
+        return tuple(snapshot for snapshot in self.all_snapshots if snapshot.state == "snapshot")
 
     def void(self, lsn: int) -> Void | None:
         """Return the range of void changes that contains an LSN, or the next one; or None.
@@ -115,16 +115,14 @@ class TableSnapshots(NamedTuple):
         changes since the wait began do not continue its earlier rows. They are void: they do not
         count, up to the next complete snapshot.
         """
-        for index, copy in enumerate(self.all_snapshots[:-1]):
-            if copy.state == "waiting":
+        for index, snapshot in enumerate(self.all_snapshots[:-1]):
+            if snapshot.state == "waiting":
                 later = (
-                    later_copy.lsn
-                    for later_copy in self.all_snapshots[index:]
-                    if later_copy.state == "snapshot"
+                    later.lsn for later in self.all_snapshots[index:] if later.state == "snapshot"
                 )
                 end = next(later, None)
                 if end is None or end > lsn:
-                    return Void(copy.lsn, end)
+                    return Void(snapshot.lsn, end)
         return None
 
     @property
@@ -133,7 +131,9 @@ class TableSnapshots(NamedTuple):
         first = self.all_snapshots[0]
         if not first.first:
             return 0
-        return next((copy.lsn for copy in self.all_snapshots if copy.state == "snapshot"), None)
+        return next(
+            (snapshot.lsn for snapshot in self.all_snapshots if snapshot.state == "snapshot"), None
+        )
 
 
 class SnapshotStates:
@@ -184,13 +184,13 @@ class SnapshotStates:
                 path=str(self._directory),
             ) from error
         for name in names:
-            copy = Snapshot.named(name)
-            if copy is None:
+            snapshot = Snapshot.named(name)
+            if snapshot is None:
                 continue
-            before = copies.get(copy[:2])
+            before = copies.get(snapshot[:2])
             # A kill can leave the file of a waiting snapshot beside the one of its outcome.
             if before is None or before.state == "waiting":
-                copies[copy[:2]] = copy
+                copies[snapshot[:2]] = snapshot
         states: dict[int, list[Snapshot]] = {}
         for key in sorted(copies):
             states.setdefault(key[0], []).append(copies[key])
@@ -198,7 +198,7 @@ class SnapshotStates:
             relation_id: TableSnapshots(tuple(copies)) for relation_id, copies in states.items()
         }
 
-    def fields(self, copy: Snapshot) -> dict[str, object]:
+    def fields(self, snapshot: Snapshot) -> dict[str, object]:
         """Return the fields in a snapshot's state file.
 
         Raises
@@ -207,19 +207,19 @@ class SnapshotStates:
             The file can't be read, or is malformed.
         """
         try:
-            fields = json.loads(read_json_file(self._directory / copy.name))
+            fields = json.loads(read_json_file(self._directory / snapshot.name))
             checked: dict[str, object] = of_form(fields, dict[str, Any], "fields")
             for key in checked.keys() & _FORMS.keys():
                 of_form(checked[key], _FORMS[key], key)
             if len(fields.get("table", [])) not in (0, 2):
                 raise ValueError("table has no namespace and name")
-            if copy.state == "snapshot" and "files" not in checked:
+            if snapshot.state == "snapshot" and "files" not in checked:
                 raise ValueError("it lacks 'files'")
         except (OSError, *MALFORMED) as error:
-            raise self._unreadable(copy, error) from error
+            raise self._unreadable(snapshot, error) from error
         return checked
 
-    def types(self, copy: Snapshot) -> TypeRegistry | None:
+    def types(self, snapshot: Snapshot) -> TypeRegistry | None:
         """Return the user-defined types in force when a snapshot was made; None if not stored.
 
         Raises
@@ -227,17 +227,17 @@ class SnapshotStates:
         PgOutputError
             The file can't be read, or its types are malformed.
         """
-        stored = self.fields(copy).get("types")
+        stored = self.fields(snapshot).get("types")
         if stored is None:
             return None
         try:
             return TypeRegistry.from_json(json.dumps(stored))
         except PgOutputError as error:
-            raise self._unreadable(copy, error) from error
+            raise self._unreadable(snapshot, error) from error
 
-    def _unreadable(self, copy: Snapshot, error: Exception) -> PgOutputError:
+    def _unreadable(self, snapshot: Snapshot, error: Exception) -> PgOutputError:
         what = "which records the snapshots of a table"
-        return unreadable(self._directory / copy.name, error, what)
+        return unreadable(self._directory / snapshot.name, error, what)
 
     def wait(
         self, relation_id: int, lsn: int, fields: dict[str, object], *, first: bool
@@ -261,12 +261,12 @@ class SnapshotStates:
         generation = state.all_snapshots[-1].generation + 1 if state else 1
         return self._write(Snapshot(relation_id, generation, first, "waiting", lsn), fields)
 
-    def finish(self, copy: Snapshot, lsn: int, fields: dict[str, object]) -> Snapshot:
+    def finish(self, snapshot: Snapshot, lsn: int, fields: dict[str, object]) -> Snapshot:
         """Store that a snapshot is complete. Its files must be durable already.
 
         Parameters
         ----------
-        copy : Snapshot
+        snapshot : Snapshot
             The waiting snapshot.
         lsn : int
             The consistent point of the snapshot.
@@ -278,14 +278,14 @@ class SnapshotStates:
         PgOutputError
             The consistent point is not after the LSN at which the table began to wait.
         """
-        if lsn <= copy.lsn:
+        if lsn <= snapshot.lsn:
             raise PgOutputError(
-                f"the snapshot of relation {copy.relation_id} is at {format_lsn(lsn)}, but the "
-                f"changes of the table wait for a snapshot after {format_lsn(copy.lsn)}",
+                f"the snapshot of relation {snapshot.relation_id} is at {format_lsn(lsn)}, but the "
+                f"changes of the table wait for a snapshot after {format_lsn(snapshot.lsn)}",
                 code="another_history",
             )
-        whole = self._write(copy._replace(state="snapshot", lsn=lsn), fields)
-        TABLES.delete(self._of, copy.name, missing_ok=True)
+        whole = self._write(snapshot._replace(state="snapshot", lsn=lsn), fields)
+        TABLES.delete(self._of, snapshot.name, missing_ok=True)
         return whole
 
     def clear(self) -> None:
@@ -328,23 +328,25 @@ class SnapshotStates:
             A file can't be deleted.
         """
         for name in TABLES.names(self._of):
-            copy = Snapshot.named(name)
-            if copy is not None and copy.relation_id in relation_ids:
+            snapshot = Snapshot.named(name)
+            if snapshot is not None and snapshot.relation_id in relation_ids:
                 TABLES.delete(self._of, name)
         for relation_id in relation_ids:
             self.states.pop(relation_id, None)
 
-    def _write(self, copy: Snapshot, fields: dict[str, object]) -> Snapshot:
+    def _write(self, snapshot: Snapshot, fields: dict[str, object]) -> Snapshot:
         try:
             TABLES.make(self._of)
-            write_whole(self._directory / copy.name, [json.dumps(fields)])
+            write_whole(self._directory / snapshot.name, [json.dumps(fields)])
         except OSError as error:
             raise PgOutputError(
-                f"can't write {self._directory / copy.name}: {error.strerror or error}",
+                f"can't write {self._directory / snapshot.name}: {error.strerror or error}",
                 code="io_failed",
-                path=str(self._directory / copy.name),
+                path=str(self._directory / snapshot.name),
             ) from error
-        state = self.states.get(copy.relation_id)
-        others = [other for other in state.all_snapshots if other[:2] != copy[:2]] if state else []
-        self.states[copy.relation_id] = TableSnapshots((*others, copy))
-        return copy
+        state = self.states.get(snapshot.relation_id)
+        others = (
+            [other for other in state.all_snapshots if other[:2] != snapshot[:2]] if state else []
+        )
+        self.states[snapshot.relation_id] = TableSnapshots((*others, snapshot))
+        return snapshot

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .snapshot_states import Snapshot, TableSnapshots
 
 
-def snapshot_path(directory: Path, copy: Snapshot, number: int) -> Path:
+def snapshot_path(directory: Path, snapshot: Snapshot, number: int) -> Path:
     """Return the path of a snapshot's file: 0 has the Truncate, each other one a range of rows."""
-    name = f"{copy.relation_id:08X}-{copy.generation:05d}-{number:08d}.arrow"
+    name = f"{snapshot.relation_id:08X}-{snapshot.generation:05d}-{number:08d}.arrow"
     return directory / SNAPSHOTS.name / name
 
 
@@ -61,10 +61,10 @@ def delete_unfinished(directory: Path, states: Mapping[int, TableSnapshots]) -> 
         A file can't be deleted.
     """
     unfinished = {
-        (key, copy.generation)
+        (key, snapshot.generation)
         for key, state in states.items()
-        for copy in state.all_snapshots
-        if copy.state == "waiting"
+        for snapshot in state.all_snapshots
+        if snapshot.state == "waiting"
     }
     for key, files in snapshot_files(directory).items():
         if key in unfinished:
@@ -81,7 +81,7 @@ class SnapshotFiles:
     ----------
     directory : pathlib.Path
         The directory of the change log.
-    copy : Snapshot
+    snapshot : Snapshot
         The waiting snapshot.
     metadata : SegmentMetadata
         The metadata of the session that reads the rows. `start_lsn` and `snapshot` are set here.
@@ -97,7 +97,7 @@ class SnapshotFiles:
     def __init__(
         self,
         directory: Path,
-        copy: Snapshot,
+        snapshot: Snapshot,
         metadata: SegmentMetadata,
         lsn: int,
         time: int,
@@ -105,7 +105,7 @@ class SnapshotFiles:
         options: Any = None,
     ) -> None:
         self._directory = directory
-        self._copy = copy
+        self._copy = snapshot
         self._metadata = dataclasses.replace(metadata, start_lsn=lsn - 1, snapshot=True)
         self._time = time
         self._announced = announced

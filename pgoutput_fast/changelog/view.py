@@ -89,9 +89,9 @@ class View(NamedTuple):
         """Return the view as it was at an LSN: without later commits and snapshots."""
         states = {}
         for relation_id, state in self.states.items():
-            copies = tuple(copy for copy in state.all_snapshots if copy.lsn <= lsn)
+            copies = tuple(snapshot for snapshot in state.all_snapshots if snapshot.lsn <= lsn)
             first = state.all_snapshots[0]
-            if first.first and not any(copy.state == "snapshot" for copy in copies):
+            if first.first and not any(snapshot.state == "snapshot" for snapshot in copies):
                 # At that LSN, the table had no snapshot yet, so none of its changes count.
                 copies = (first._replace(state="waiting", lsn=min(first.lsn, lsn)),)
             if copies:
@@ -228,10 +228,10 @@ class View(NamedTuple):
         """
         reading = self._readable(self._reading(position, None))
         snapshots = [
-            copy
+            snapshot
             for stretch in reading.tables.values()
-            for copy in stretch.snapshots
-            if copy.lsn - 1 < lsn
+            for snapshot in stretch.snapshots
+            if snapshot.lsn - 1 < lsn
         ]
         return cut(reading, position, lsn, snapshots)
 
@@ -259,10 +259,12 @@ class View(NamedTuple):
         """
         tables = dict(reading.tables)
         for relation_id, stretch in reading.tables.items():
-            deleted = [copy.lsn for copy in stretch.snapshots if not self._has_files(copy)]
+            deleted = [
+                snapshot.lsn for snapshot in stretch.snapshots if not self._has_files(snapshot)
+            ]
             if not deleted:
                 continue
-            later = tuple(copy for copy in stretch.snapshots if copy.lsn > deleted[-1])
+            later = tuple(snapshot for snapshot in stretch.snapshots if snapshot.lsn > deleted[-1])
             newest = self.states[relation_id].snapshots[-1]
             if later:
                 start = later[0].lsn - 1
@@ -288,10 +290,10 @@ class View(NamedTuple):
 
     # --- snapshots
 
-    def _has_files(self, copy: Snapshot) -> bool:
-        return (copy.relation_id, copy.generation) in self.files
+    def _has_files(self, snapshot: Snapshot) -> bool:
+        return (snapshot.relation_id, snapshot.generation) in self.files
 
-    def snapshot_paths(self, copy: Snapshot) -> list[Path]:
+    def snapshot_paths(self, snapshot: Snapshot) -> list[Path]:
         """Return the files of a snapshot in the order of its rows.
 
         Raises
@@ -299,21 +301,21 @@ class View(NamedTuple):
         PgOutputError
             A file is missing, or the snapshot's state file can't be read.
         """
-        paths = self.files[copy.relation_id, copy.generation]
+        paths = self.files[snapshot.relation_id, snapshot.generation]
         directory = paths[0].parent.parent
-        fields: Any = SnapshotStates(directory).fields(copy)
-        expected = [snapshot_path(directory, copy, i) for i in range(1 + len(fields["files"]))]
+        fields: Any = SnapshotStates(directory).fields(snapshot)
+        expected = [snapshot_path(directory, snapshot, i) for i in range(1 + len(fields["files"]))]
         lost = next((path for path in expected if path not in paths), None)
         if lost is None:
             return expected
         # Retention deletes the first file of a snapshot before the others.
         if not os.path.lexists(expected[0]):
-            raise _deleted(copy.relation_id, str(directory))
+            raise _deleted(snapshot.relation_id, str(directory))
         raise PgOutputError(
             f"a file of a snapshot is missing: {lost}",
             code="missing_path",
             path=str(lost),
-            hint=f"Restore it, or {how_to_copy(directory, [copy.relation_id])}",
+            hint=f"Restore it, or {how_to_copy(directory, [snapshot.relation_id])}",
         )
 
 
@@ -343,9 +345,9 @@ def find_snapshots(directory: Path) -> SnapshotsFound:
         ) from error
     # Retention deletes the file with the Truncate first: without it, a snapshot is being deleted.
     begins = {
-        (copy.relation_id, copy.generation): snapshot_path(directory, copy, 0)
+        (snapshot.relation_id, snapshot.generation): snapshot_path(directory, snapshot, 0)
         for state in states.values()
-        for copy in state.snapshots
+        for snapshot in state.snapshots
     }
     whole = {key: paths for key, paths in copies.items() if paths[0] == begins.get(key)}
     return SnapshotsFound(states, whole)

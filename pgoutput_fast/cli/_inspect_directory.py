@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 def files_of(view: View) -> list[Path]:
     """Return all files with frames; a snapshot comes before the segment with the snapshot's LSN."""
     waiting = sorted(
-        (copy for state in view.states.values() for copy in state.snapshots),
-        key=lambda copy: copy.lsn,
+        (snapshot for state in view.states.values() for snapshot in state.snapshots),
+        key=lambda snapshot: snapshot.lsn,
     )
     copies = [
-        (copy.lsn, view.snapshot_paths(copy))
-        for copy in waiting
-        if (copy.relation_id, copy.generation) in view.files
+        (snapshot.lsn, view.snapshot_paths(snapshot))
+        for snapshot in waiting
+        if (snapshot.relation_id, snapshot.generation) in view.files
     ]
     files: list[Path] = []
     for segment in view.segments:

@@ -114,8 +114,8 @@ class TableOfFiles(TableWindow):
             self._folded = layout.last_lsn
         return self._section(schema, form, folded=folded)
 
-    def plan_copied(
-        self, schema: pa.Schema, known: Callable[[int], TableInCatalog], copy: Snapshot
+    def plan_snapshot(
+        self, schema: pa.Schema, known: Callable[[int], TableInCatalog], snapshot: Snapshot
     ) -> _Section:
         """Plan how to write the rows of a snapshot.
 
@@ -125,8 +125,8 @@ class TableOfFiles(TableWindow):
             The target has the snapshot already, or the window has another one of the table.
         """
         self._files = []
-        self._copying = self._begin_copy(schema, known(copy.lsn), copy)
-        if self._copying != (True, self._target.kept.has_state) or self._has_copied:
+        self._snapshot_wants = self._begin_snapshot(schema, known(snapshot.lsn), snapshot)
+        if self._snapshot_wants != (True, self._target.kept.has_state) or self._has_copied:
             raise self._partly()
         self._has_copied = True
         _, form, _ = self._layout(schema, self.table_state.columns)
@@ -151,8 +151,8 @@ class TableOfFiles(TableWindow):
         name = qualified(self.table_state)
         return UnplannedError(f"the target has changes of {name} already", table=name)
 
-    def _commit_copied(self) -> None:
-        """See `TableWindow`; `load_copied` commits, once the files are there."""
+    def _commit_snapshot(self) -> None:
+        """See `TableWindow`; `load_snapshot` commits, once the files are there."""
         self._before = self.table_state
 
     def take(self, section: _Section, run: FileRun) -> None:
@@ -166,7 +166,7 @@ class TableOfFiles(TableWindow):
         if run.state:
             section.state.add_files(run.state)
 
-    def load_copied(self, section: _Section) -> None:
+    def load_snapshot(self, section: _Section) -> None:
         """Commit the state table at a snapshot whose files were taken."""
         if section.state is not None:
             section.state.loaded(self._before._replace(commit_time=self.table_state.commit_time))
@@ -284,7 +284,7 @@ class DistributedWindow(WindowWriter):
     def _plan_sections(self, plan: ReadPlan) -> dict[tuple[int, int], _Section]:
         """Plan how to write each table in each section of the window, by number and relation id."""
         plans: dict[tuple[int, int], _Section] = {}
-        for number, (copy, reads) in enumerate(sections(plan)):
+        for number, (snapshot, reads) in enumerate(sections(plan)):
             for relation_id, layout in table_layouts(reads).items():
                 decoded = self._decoded(layout)
                 if decoded is None:
@@ -292,11 +292,11 @@ class DistributedWindow(WindowWriter):
                 schema, relation = decoded
                 window: Any = self._table(relation, layout.first_lsn)
                 known = functools.partial(self._known, relation)
-                if copy is None:
+                if snapshot is None:
                     plans[number, relation_id] = window.plan_changes(schema, layout, known)
                 else:
-                    plans[number, relation_id] = window.plan_copied(schema, known, copy)
-            self._end_copy(copy)
+                    plans[number, relation_id] = window.plan_snapshot(schema, known, snapshot)
+            self._end_snapshot(snapshot)
             self._tell()
         return plans
 
@@ -319,14 +319,14 @@ class DistributedWindow(WindowWriter):
         runs: deque[FileRun],
     ) -> None:
         """Give all runs to their tables. A run leaves `runs` when its table has it."""
-        for number, (copy, _) in enumerate(sections(plan)):
+        for number, (snapshot, _) in enumerate(sections(plan)):
             while runs and runs[0].key[0] == number:
                 window: Any = self._open[runs[0].key[1]]
                 window.take(planned[runs[0].key], runs[0])
                 runs.popleft()
-            if copy is not None and (number, copy.relation_id) in planned:
-                window = self._open[copy.relation_id]
-                window.load_copied(planned[number, copy.relation_id])
+            if snapshot is not None and (number, snapshot.relation_id) in planned:
+                window = self._open[snapshot.relation_id]
+                window.load_snapshot(planned[number, snapshot.relation_id])
             self._tell()
 
     def _write_tasks(

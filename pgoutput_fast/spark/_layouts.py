@@ -55,8 +55,8 @@ class TableLayout(NamedTuple):
 
 def sections(plan: ReadPlan) -> Iterator[tuple[Snapshot | None, list[Read]]]:
     """Yield the reads of a plan by sections: those of one snapshot, or of changes between two."""
-    for copy, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
-        yield copy, [*reads]
+    for snapshot, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
+        yield snapshot, [*reads]
 
 
 def table_layouts(reads: Iterable[Read]) -> dict[int, TableLayout]:

@@ -82,15 +82,19 @@ class Planned:
             return None
         newest = next(self._plans(relation_id, settings), None)
         state = self._view.states.get(relation_id)
-        copy = state.snapshots[-1] if state is not None and state.snapshots else None
-        paths = self._view.files.get((relation_id, copy.generation)) if copy is not None else None
-        if copy is None or not paths:
+        snapshot = state.snapshots[-1] if state is not None and state.snapshots else None
+        paths = (
+            self._view.files.get((relation_id, snapshot.generation))
+            if snapshot is not None
+            else None
+        )
+        if snapshot is None or not paths:
             return newest
         copied = _plan_of(_spans(paths[0])[-1], settings)
         if newest is None or newest.relation.frame == copied.relation.frame:
             return copied
         # Changes after the snapshot have the snapshot's layout or a newer one.
-        return next(self._plans(relation_id, settings, since=copy.lsn), copied)
+        return next(self._plans(relation_id, settings, since=snapshot.lsn), copied)
 
     def as_of(self, relation_id: int) -> int:
         """Return the LSN up to which the newest version of a table is known.
@@ -111,7 +115,9 @@ class Planned:
             for relation_id, state in self._view.states.items():
                 name = tables.fields(state.all_snapshots[-1]).get("table")
                 if isinstance(name, list) and shown_name(".".join(map(str, name))) == table:
-                    lsns = [copy.lsn for copy in state.all_snapshots if copy.state != "gone"]
+                    lsns = [
+                        snapshot.lsn for snapshot in state.all_snapshots if snapshot.state != "gone"
+                    ]
                     copied[relation_id] = max(lsns, default=-1)
         last = max(copied, key=copied.__getitem__, default=None)
         if last is None or announced is None or last == announced:

@@ -396,9 +396,9 @@ def _bounds(filter_: Filter) -> tuple[int, int | None] | None:
     return None
 
 
-def _of_snapshot(copy: Snapshot) -> tuple[int, int]:
+def _of_snapshot(snapshot: Snapshot) -> tuple[int, int]:
     """Return the range of a snapshot: all of its rows have one commit LSN, just below its LSN."""
-    return copy.lsn - 1, copy.lsn
+    return snapshot.lsn - 1, snapshot.lsn
 
 
 # --- streams -------------------------------------------------------------------------------------

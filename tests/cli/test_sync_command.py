@@ -29,7 +29,7 @@ from support.waiting import wait_until
 
 import pgoutput_fast as pf
 from pgoutput_fast import apply
-from pgoutput_fast.apply.continuity import copied_name
+from pgoutput_fast.apply.continuity import snapshot_name
 from pgoutput_fast.apply.targets import StoredColumn, TableState
 from pgoutput_fast.changelog.consumers import consumers
 from pgoutput_fast.changelog.snapshot_states import Snapshot
@@ -870,7 +870,7 @@ def test_what_happens_to_tables() -> None:
 
 def test_a_copy_that_is_finished_meanwhile(tmp_path: Path) -> None:
     """The file that says a table waits is gone once it is copied."""
-    assert copied_name(tmp_path, Snapshot(5, 1, True, "waiting", 1)) == "5"
+    assert snapshot_name(tmp_path, Snapshot(5, 1, True, "waiting", 1)) == "5"
 
 
 @pytest.mark.slow
