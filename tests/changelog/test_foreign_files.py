@@ -263,6 +263,7 @@ ELSEWHERE = {
     # Directories that the process itself has made under a random name.
     "embedded.py": {"rmtree"},
     "_server_keeper.py": {"rmtree"},
+    "cli/demo.py": {"rmtree"},
     "spark/_java.py": {"rmtree"},
     "verify/databases.py": {"rmtree"},
 }

@@ -452,7 +452,7 @@ def refuses_another_directory(run: Run) -> None:
     stranger.start()
     assert stranger.process is not None
     assert stranger.process.wait(60) == 1
-    assert "[not_begun]" in stranger.said()
+    assert "[not_ours]" in stranger.said()
     assert stranger.count() == 0
     stranger.log.close()
 

@@ -471,11 +471,12 @@ def test_a_terminal_has_live_lines(published: Any, tmp_path: Path) -> None:
 
     def read(until: bytes) -> None:
         while until not in shown:
+            assert len(shown) < 1 << 20, shown[-4096:]
             shown.extend(os.read(primary, 4096))
 
-    read(b"21 changes")  # the Truncate and the rows of its snapshot
+    read(b"20 changes")  # the rows of its snapshot
     published.execute("INSERT INTO t VALUES (100, 'x')")
-    read(b"22 changes")
+    read(b"21 changes")
     published.execute("ALTER TABLE t ALTER id TYPE int", "INSERT INTO t VALUES (101, 'x')")
     read(b"public.t has a new snapshot")
     process.send_signal(signal.SIGTERM)

@@ -102,7 +102,7 @@ def object_storage() -> Iterator[tuple[str, fs.S3FileSystem]]:
 def test_a_cluster(tmp_path: Path) -> None:
     """The command, with a master and storage of this machine."""
     pytest.importorskip("deltalake")
-    command, _ = blocks("sh", GUIDES / "object-storage-and-spark-cluster.md")
+    (command,) = blocks("sh", GUIDES / "object-storage-and-spark-cluster.md")
     for given, here in (
         ("KEY_ID=…", "KEY_ID=some-key"), ("ACCESS_KEY=…", "ACCESS_KEY=some-secret"),
         ("/var/lib/shop.segments", "shop.segments"),

@@ -78,7 +78,7 @@ def test_a_password_is_nowhere(server: EmbeddedServer, tmp_path: Path, way: str)
     assert [name for name, text in texts.items() if secret in text or wrong in text] == []
     assert ended.returncode == 0, ended.stderr
     # It did read, by the password alone.
-    assert json.loads(ended.stdout.splitlines()[-1]) == [31, {"public.t": 31}]
+    assert json.loads(ended.stdout.splitlines()[-1]) == [31, {"public.t": 30}]
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(f"host=127.0.0.1 port={server.port} dbname=postgres user=reader_{way}",
                         passfile="/nonexistent")  # fmt: skip

@@ -83,7 +83,7 @@ def test_a_cluster_without_a_compiler(
                     "executor": 1})
     }  # fmt: skip
     assert told["synced"] == [
-        {"public.t": 3001, "public.bag": 10}, {"public.t": 4089, "public.bag": 3}
+        {"public.t": 3000, "public.bag": 9}, {"public.t": 4089, "public.bag": 3}
     ]  # fmt: skip
 
     truth = sorted(database.execute("SELECT * FROM t"), key=repr)
