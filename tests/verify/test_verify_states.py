@@ -90,7 +90,8 @@ class Synced(NamedTuple):
     path: Path
 
     def verify(self, path: Path | None = None, **options: Any) -> Report:
-        options.setdefault("timeout", 10)
+        # An idle capture asks the server for its position every 10 s.
+        options.setdefault("timeout", 30)
         # A copy of the file has no segments beside it.
         options.setdefault("segments", None if path is None else f"{self.path}.segments")
         return verify(self.dsn, publications=["p"], target=f"duckdb:{path or self.path}", **options)
