@@ -30,7 +30,7 @@ def slots(server: Examined) -> Iterator[Finding]:
             yield from _named(server, slot)
         elif not slot["temporary"]:
             yield from _other(server, slot)
-        yield from _held(server, slot)
+        yield from _retained_log(server, slot)
     name = server.slot
     if name is not None and name not in {slot["slot_name"] for slot in rows}:
         yield Finding(
@@ -132,7 +132,7 @@ def _invalidated(slot: dict[str, Any], kind: str) -> Finding:
     )
 
 
-def _held(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
+def _retained_log(server: Examined, slot: dict[str, Any]) -> Iterator[Finding]:
     """Compare the log that a slot keeps with the server's limits."""
     if slot["restart_lsn"] is None or _lost(slot):
         return

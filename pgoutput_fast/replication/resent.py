@@ -204,7 +204,9 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
     """
     same, other = False, None
     with _resent(resending, stretch) as resent:
-        both = heapq.merge(_held(stretch), resent, key=lambda transaction: transaction.commit.lsn)
+        both = heapq.merge(
+            _captured(stretch), resent, key=lambda transaction: transaction.commit.lsn
+        )
         for _, group in itertools.groupby(both, key=lambda transaction: transaction.commit.lsn):
             first, *more = group
             if more and more[0].commit == first.commit:
@@ -229,13 +231,13 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
     )
 
 
-def _held(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
+def _captured(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
     """Yield the transactions of a stretch of the change log, each one once."""
-    for commit, parts in itertools.groupby(_held_parts(stretch), key=lambda part: part.commit):
+    for commit, parts in itertools.groupby(_captured_parts(stretch), key=lambda part: part.commit):
         yield _FoundTransaction(commit, True, any(part.has_changes for part in parts))
 
 
-def _held_parts(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
+def _captured_parts(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
     """Yield the same; a transaction in several record batches comes once for each batch."""
     import numpy as np
 

@@ -203,7 +203,7 @@ class SparkSteps(LocalSteps):
     ) -> None:
         self._jobs = jobs
         self._least_bytes = least_bytes
-        self._held = resources
+        self._resources = resources
         self._net = net
 
     def find(
@@ -234,7 +234,7 @@ class SparkSteps(LocalSteps):
     def _table(self, merge: Merge) -> MergedTable:
         place = merge.table.place
         if self._net is None:
-            self._net = write_net(place, merge.net, self._held.enter_context(staging(place)))
+            self._net = write_net(place, merge.net, self._resources.enter_context(staging(place)))
         return MergedTable(
             place.uri, place.options, merge.table.directory, merge.merge_files.shape,
             merge.merge_files.marker, self._net,

@@ -134,21 +134,21 @@ class PgOutputQueryListener(StreamingQueryListener):
         self._queries: dict[str, _Query] = {}
         self._names: dict[str, str] = {}  # of running queries, by id
         self._written: dict[str, dict[str, int]] = {}  # counts of queries not reported yet
-        self._held = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         self._server: MetricsServer | None = None
         if metrics_port is not None:
             from pgoutput_fast.watching.metrics import MetricsServer
 
             self._server = MetricsServer(metrics_host, metrics_port, [self.collector()])
-            self._held.callback(self._server.close)
+            self._resources.callback(self._server.close)
         if log_format is not None:
             handler = LineHandler(write_line)
             handler.setFormatter(RecordFormatter(log_format))
             level = _log.level
             _log.addHandler(handler)
             _log.setLevel(logging.INFO)
-            self._held.callback(_log.setLevel, level)
-            self._held.callback(_log.removeHandler, handler)
+            self._resources.callback(_log.setLevel, level)
+            self._resources.callback(_log.removeHandler, handler)
 
     @property
     def url(self) -> str | None:
@@ -169,7 +169,7 @@ class PgOutputQueryListener(StreamingQueryListener):
 
     def close(self) -> None:
         """Stop serving metrics and writing lines."""
-        self._held.close()
+        self._resources.close()
 
     def numbers(self) -> dict[str, dict[str, Any]]:
         """Return the present numbers of each query; docs/reference/log-records.md names them."""

@@ -55,9 +55,9 @@ class Database:
             ) from error
         self._duckdb = duckdb
         self.path = path
-        self._held = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         self.directory = Path(tempfile.mkdtemp(prefix="pgoutput_fast_verify_"))
-        self._held.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        self._resources.callback(shutil.rmtree, self.directory, ignore_errors=True)
         self._memory = default_memory() if memory is None else memory
         config: dict[str, Any] = {
             "memory_limit": f"{self._memory}B",
@@ -66,11 +66,11 @@ class Database:
         }
         if threads is not None:
             config["threads"] = threads
-        self.connection = self._held.enter_context(duckdb.connect(config=config))
+        self.connection = self._resources.enter_context(duckdb.connect(config=config))
 
     def close(self) -> None:
         """Close the connection, and delete the temporary directory."""
-        self._held.close()
+        self._resources.close()
 
     def limit_memory(self, memory: int) -> None:
         """Set DuckDB's memory limit in bytes."""
@@ -131,14 +131,14 @@ class Database:
 
 def types_of(rows: Any) -> dict[str, ValueStorage]:
     """Return for each column of a DuckDB relation how it stores values."""
-    return {name: _held(type_) for name, type_ in zip(rows.columns, rows.types, strict=True)}
+    return {name: _storage_of(type_) for name, type_ in zip(rows.columns, rows.types, strict=True)}
 
 
-def _held(type_: Any) -> ValueStorage:
+def _storage_of(type_: Any) -> ValueStorage:
     nested = type_.id in ("list", "array", "struct", "map")
     parts = (
         [(name, part) for name, part in type_.children if isinstance(part, type(type_))]
         if (nested)
         else []
     )
-    return ValueStorage(type_.id, tuple((name, _held(part)) for name, part in parts))
+    return ValueStorage(type_.id, tuple((name, _storage_of(part)) for name, part in parts))

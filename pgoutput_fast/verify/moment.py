@@ -176,13 +176,13 @@ class Moment:
             self.tables = self._tables(
                 {table.relation_id for table in snapshot.tables}, snapshot.lost
             )
-            self._held = stack.pop_all()
+            self._resources = stack.pop_all()
 
     def close(self) -> None:
         """Close the connections, which drops the slot and the locks."""
         if self._receiver is not None:
             self._receiver.close()
-        self._held.close()
+        self._resources.close()
 
     def _tables(self, locked: Collection[int], lost: Mapping[int, str]) -> list[ServerTable]:
         """Return the locked tables, and the lost ones with the reason in `refused`."""

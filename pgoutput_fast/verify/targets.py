@@ -170,9 +170,9 @@ class DirectoryTarget:
         self.tables: dict[tuple[str, str], int] = {}
         self.paused: frozenset[int] = frozenset()
         self._files: ChangeFiles | None = None
-        self._held = contextlib.ExitStack()
-        self._database = self._held.enter_context(contextlib.closing(Database(path)))
-        self._store = self._held.enter_context(
+        self._resources = contextlib.ExitStack()
+        self._database = self._resources.enter_context(contextlib.closing(Database(path)))
+        self._store = self._resources.enter_context(
             contextlib.closing(FoldedRowStore(self._database.directory / "rows"))
         )
         # Relation id → compared columns, LSN before which changes are folded, number of changes.
@@ -181,7 +181,7 @@ class DirectoryTarget:
 
     def close(self) -> None:
         """See `VerifiedTarget`."""
-        self._held.close()
+        self._resources.close()
 
     def limit_memory(self, memory: int) -> None:
         """See `VerifiedTarget`."""
