@@ -118,7 +118,7 @@ def test_the_command_with_spark(
         (url,) = (one["url"] for one in lines() if one["event"] == "metrics")
         with urllib.request.urlopen(url) as answer:
             metrics = answer.read().decode()
-        for name, table in (("changes", 330_001), ("windows", None), ("write_seconds", 0)):
+        for name, table in (("changes", 330_000), ("windows", None), ("write_seconds", 0)):
             label = "" if table is None else '{table="public.t"}'
             kind = f"{name}_total" if table is None else f"table_{name}_total"
             (value,) = re.findall(
