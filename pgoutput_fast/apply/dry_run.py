@@ -7,9 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from ..changelog.consumers import consumers
 from ..changelog.log import ChangeLog
 from ..changelog.read_plan import Position, first_position
@@ -27,6 +24,8 @@ from .window_writer import WindowWriter
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+
+    import pyarrow as pa
 
     from ..changelog.view import View
     from ..connections import ConnectionParameters
@@ -403,11 +402,13 @@ class _CountedChanges(NoChanges):
 
     def append(self, changes: pa.RecordBatch) -> None:
         """See `ChangeWriter`."""
-        ops = changes.column("op")
-        if pc.all(pc.is_in(ops, pa.array(["read", "truncate"], ops.type))).as_py():
-            self.rows += ops.to_pylist().count("read")
-        else:
-            self.changes += len(ops)
+        rows = changes.column("op").to_pylist().count("read")
+        self.rows += rows
+        self.changes += changes.num_rows - rows
+
+    def commit(self, table_state: TableState) -> None:
+        """See `ChangeWriter`. A snapshot counts as its rows, without its Truncate."""
+        self.changes -= table_state.copy_lsn > self.copy_lsn
 
 
 class _NoState:

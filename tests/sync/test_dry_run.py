@@ -53,6 +53,7 @@ def days(lsn: int, columns: dict[str, str], *row: Any) -> Callable[[MadeDirector
 STEPS: dict[str, list[Callable[[MadeDirectory], None]]] = {
     "nothing": [],
     "changes": [days(2000, COLUMNS, 2, "2020-01-02")],
+    "truncated": [lambda made: made.commit(2000, DAYS.relation(), testing.truncate([DAYS]))],
     "removed": [days(2000, {"id": "int4"}, 2)],
     "added": [days(2000, {**COLUMNS, "more": "int4"}, 2, "2020-01-02", 5)],
     "retyped": [days(2000, {"id": "int4", "day": "text"}, 2, "x")],
