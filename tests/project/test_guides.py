@@ -470,7 +470,7 @@ def test_the_tutorial_of_spark(tmp_path: Path) -> None:
     (query,) = python_blocks(TUTORIALS / "spark.md")
 
     def has_both(printed: str) -> bool:
-        best = re.findall(r"^\|customer \d+\|", printed, re.MULTILINE)
+        best = re.findall(r"^\| *customer \d+\|", printed, re.MULTILINE)
         ops = re.findall(r"^\| *(insert|read|truncate)\| *\d+\|$", printed, re.MULTILINE)
         return len(best) == 5 and ops == ["insert", "read", "truncate"]
 
