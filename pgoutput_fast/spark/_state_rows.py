@@ -1,27 +1,29 @@
 """Run on Spark's executors: fold a table's changes into its rows.
 
-A task has all changes of some of the table's keys, in stream order. This module adds what the fold
-does not know of a change DataFrame, for whole columns at once. First, it fills in columns that were
-added after a row was written. Second, it stops at positions after which older rows are unknown.
+A task has all changes of some of the table's keys, in stream order. It folds the changes of one
+span after the other. Where a new span begins, it alters the rows as the server altered the table.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgoutput_fast.apply.folding import Folding
-from pgoutput_fast.errors import Hint, PgOutputError
+from pgoutput_fast.apply.targets import AddedColumn, Removed, Renamed
+from pgoutput_fast.errors import PgOutputError
 
 from ._worker import prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from pgoutput_fast.apply.targets import Alteration
 
 Position = tuple[int, int]
 """(commit LSN, seq) of a change."""
@@ -30,97 +32,71 @@ CHANGE = ("op", "commit_lsn", "seq", "old_kind", "before", "after", "unchanged")
 """The columns of the changes that a task gets."""
 
 _BATCH_ROWS = 65_536
-_UNSENT = (
-    "its value is unknown: the column was added after the row, and neither a change nor the "
-    "catalogue has the value"
-)
+
+Value = TypeVar("Value")
 
 
-class Break(NamedTuple):
-    """A position after which the rows from before it are unknown, and the reason.
-
-    None as `position` means: after all changes.
-    """
-
-    position: Position | None
-    reason: str
-    hint: Hint = ()
-
-
-class Output(NamedTuple):
-    """A column of the result: the name of the changes' column, or one value for all rows.
-
-    Both are None if the values are unknown; then the result must have no row.
-    """
-
-    name: str
-    source: str | None
-    value: pa.Array | None
-
-
-@dataclass(frozen=True)
-class State:
-    """The facts about a table that the tasks need.
+class StateSpan(NamedTuple):
+    """A span of the table's changes.
 
     Attributes
     ----------
-    namespace, name : str
+    begins : Position or None
+        The position of its first change; None: after all changes.
+    columns : mapping of str to str
+        The columns of its changes, and their names in the state table.
+    alterations : tuple of Alteration
+        What happens to the rows from before it.
+    unknown : str or None
+        Why the rows from before it are not known; else None.
+    is_other : bool
+        Whether the changes are of another table, which had the table's name.
+    """
+
+    begins: Position | None
+    columns: Mapping[str, str]
+    alterations: tuple[Alteration, ...] = ()
+    unknown: str | None = None
+    is_other: bool = False
+
+
+@dataclass(frozen=True)
+class StateSpans:
+    """The table, and the spans of its changes.
+
+    Attributes
+    ----------
+    table : str
+        The table's name in errors.
     key : tuple of str
         The key's columns; empty: the table is a multiset of rows.
-    columns : tuple of str
-        The columns of the changes that the table still has.
-    defaults : mapping of str to pyarrow.Array
-        For columns that are newer than some changes: the value in older rows, in an array of length
-        1.
-    unknown : tuple of str
-        Columns that are newer than some changes and whose value in older rows is unknown.
-    born : mapping of str to Position
-        Changes before this position lack the column: another column had its name.
-    breaks : tuple of Break
-        In the order of their positions.
-    outputs : tuple of Output
+    spans : tuple of StateSpan
+        In stream order. The last one begins after all changes.
     schema : pyarrow.Schema
         The schema of the result.
     """
 
-    namespace: str
-    name: str
+    table: str
     key: tuple[str, ...]
-    columns: tuple[str, ...]
-    outputs: tuple[Output, ...]
+    spans: tuple[StateSpan, ...]
     schema: pa.Schema
-    defaults: Mapping[str, pa.Array] = field(default_factory=dict)
-    unknown: tuple[str, ...] = ()
-    born: Mapping[str, Position] = field(default_factory=dict)
-    breaks: tuple[Break, ...] = ()
-
-    @property
-    def table(self) -> str:
-        """The table's name in errors."""
-        return f"{self.namespace}.{self.name}"
-
-    def flag(self, name: str) -> str:
-        """Return a column name that no column has, for the flag "the value of `name` is known"."""
-        end = "?"
-        while any(column.endswith(end) for column in self.columns):
-            end += "?"
-        return f"{name}{end}"
 
 
-def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.RecordBatch]:
+def rows_of(batches: Iterable[pa.RecordBatch], state: StateSpans) -> Iterator[pa.RecordBatch]:
     """Fold the changes of some keys into rows.
 
     Parameters
     ----------
-    batches : iterator of pyarrow.RecordBatch
+    batches : iterable of pyarrow.RecordBatch
         All changes of these keys since the table was last empty, in stream order, with the columns
         of :data:`CHANGE`.
-    state : State
+    state : StateSpans
 
     Raises
     ------
     PgOutputError
-        Changes contradict each other, or a value is unknown; the error names the row.
+        Changes contradict each other, or rows from before an alteration are not known; the error
+        names a row.
     """
     rows = _RowsSoFar(state)
     for batch in batches:
@@ -129,94 +105,128 @@ def rows_of(batches: Iterator[pa.RecordBatch], state: State) -> Iterator[pa.Reco
 
 
 class _RowsSoFar:
-    """The rows of one task, as far as its changes were read."""
+    """The rows of one task after the changes that it has read."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateSpans) -> None:
         self._state = state
-        self._breaks = list(state.breaks)
-        self._folding: Folding | None = None
+        self._next = 0  # index of the next span
+        self._folding: Folding | None = None  # of the changes since the last alteration
+        self._altered: list[pa.RecordBatch] = []  # rows that no change of that folding has read
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Fold more changes."""
-        if not batch.num_rows:
-            return
-        changes = _whole(batch, self._state)
-        if self._folding is None:
-            self._folding = Folding(self._state.key)
-            # The table is empty before the first change. So rows that follow must be complete.
-            self._folding.add(_emptied(changes.schema))
-        while self._breaks and (place := self._breaks[0].position) is not None:
-            count = int(_is_before(batch, place).sum())
-            if count == changes.num_rows:
-                break
-            self._folding.add(changes.slice(0, count))
-            self._check_empty(self._breaks.pop(0))
-            changes, batch = changes.slice(count), batch.slice(count)
-        self._folding.add(changes)
+        while batch.num_rows:
+            begins = self._state.spans[self._next].begins
+            count = batch.num_rows if begins is None else int(_is_before(batch, begins).sum())
+            self._fold(batch.slice(0, count))
+            batch = batch.slice(count)
+            if batch.num_rows:
+                self._begin_span()
 
-    def _check_empty(self, break_: Break) -> None:
-        if self._folding is None:
+    def _fold(self, batch: pa.RecordBatch) -> None:
+        span = self._state.spans[self._next - 1]
+        if not batch.num_rows or (self._next and span.is_other):
             return
-        net = self._folding.finish()
-        if net.rows.num_rows:
-            row = net.rows.column("row")[0].as_py()
-            names = self._state.key or self._state.columns
+        if not self._next:
             raise PgOutputError(
-                f"{self._state.table}: {break_.reason}. So rows from before are unknown, such as "
-                f"the {_shown(names, [row[name] for name in names])}",
-                code="unfit_row",
-                hint=break_.hint,
+                f"{self._state.table}: the first changes lack the column relation, which describes "
+                "the table",
+                code="unfit_input",
+                hint="Give all changes of the table, as the reader returned them",
                 table=self._state.table,
             )
+        changes = _changes(batch, span.columns, self._state)
+        if self._folding is None:
+            self._folding = Folding(self._state.key)
+            # The table is empty before the first change, so a fold knows all columns of each row.
+            for first in (_emptied(changes.schema), *self._reads(changes.schema)):
+                self._folding.add(first)
+        self._folding.add(changes)
+
+    def _reads(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the altered rows as rows of a snapshot."""
+        done = 0
+        rows, self._altered = self._altered, []
+        for batch in rows:
+            yield _read(batch, schema, done)
+            done += batch.num_rows
+
+    def _begin_span(self) -> None:
+        span = self._state.spans[self._next]
+        self._next += 1
+        if span.unknown is None and not span.alterations:
+            return
+        rows = [*self._rows()]
+        if span.unknown is not None and rows:
+            row = rows[0].slice(0, 1).to_pylist()[0]
+            names = [name for name in self._state.key if name in row] or [*row]
+            raise PgOutputError(
+                f"{self._state.table}: {span.unknown}. A row from before is row "
+                f"({', '.join(names)}) = ({', '.join(repr(row[name]) for name in names)})",
+                code="unfit_row",
+                hint="Take a new snapshot of the table",
+                table=self._state.table,
+            )
+        self._folding = None
+        self._altered = [_altered(batch, span.alterations) for batch in rows]
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows so far."""
+        yield from self._altered
+        if self._folding is None:
+            return
+        for batch in self._folding.finish().batches():
+            if not batch.num_rows:
+                continue
+            column = batch.column("row")
+            rows = pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(list(column.type)))
+            counts = batch.column("count") if "count" in batch.schema.names else [1] * len(column)
+            numbers = np.repeat(np.arange(len(column)), np.asarray(counts))
+            for start in range(0, len(numbers), _BATCH_ROWS):
+                yield rows.take(pa.array(numbers[start : start + _BATCH_ROWS]))
 
     def result(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows after all changes."""
-        for break_ in self._breaks:
-            self._check_empty(break_)
-        if self._folding is None:
-            return
-        for batch in self._folding.finish().rows.to_batches(max_chunksize=_BATCH_ROWS):
-            yield from self._finished(batch)
-
-    def _finished(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        row = batch.column("row")
-        fields = dict(zip([child.name for child in row.type], row.flatten(), strict=True))
-        for name in self._state.unknown:
-            known = fields[self._state.flag(name)]
-            if pc.any(pc.invert(known)).as_py():
-                raise _lost(self._state, name, fields, pc.index(known, False).as_py())
-        count = len(row)
-        columns = []
-        for output, wanted in zip(self._state.outputs, self._state.schema, strict=True):
-            if output.source is not None:
-                column = fields[output.source]
-            elif output.value is not None:
-                column = output.value.take(pa.array(np.zeros(count, np.int64)))
-            else:
-                column = pa.nulls(count, wanted.type)  # there are no rows: a Break made sure
-            columns.append(column if column.type == wanted.type else column.cast(wanted.type))
-        rows = pa.RecordBatch.from_arrays(columns, schema=self._state.schema)
-        if "count" not in batch.schema.names:
-            yield rows
-            return
-        numbers = np.repeat(np.arange(count), batch.column("count").to_numpy())
-        for start in range(0, len(numbers), _BATCH_ROWS):
-            yield rows.take(pa.array(numbers[start : start + _BATCH_ROWS]))
+        while self._next < len(self._state.spans):
+            self._begin_span()
+        schema = self._state.schema
+        for rows in self._rows():
+            columns = [rows.column(field.name) for field in schema]
+            yield pa.RecordBatch.from_arrays(
+                [
+                    column if column.type == field.type else column.cast(field.type)
+                    for column, field in zip(columns, schema, strict=True)
+                ],
+                schema=schema,
+            )
 
 
-def _shown(names: Sequence[str], values: Sequence[Any]) -> str:
-    return f"row ({', '.join(names)}) = ({', '.join(map(repr, values))})"
+def altered(
+    columns: Mapping[str, Value],
+    alterations: Iterable[Alteration],
+    added: Callable[[AddedColumn], Value],
+) -> dict[str, Value]:
+    """Return what belongs to each column of a table after alterations, by the column's name."""
+    columns = dict(columns)
+    for alteration in alterations:
+        if isinstance(alteration, AddedColumn):
+            columns[alteration.column] = added(alteration)
+        elif isinstance(alteration, Removed):
+            columns.pop(alteration.column, None)
+        elif isinstance(alteration, Renamed) and alteration.column in columns:
+            columns[alteration.name] = columns.pop(alteration.column)
+    return columns
 
 
-def _lost(state: State, name: str, fields: Mapping[str, pa.Array], at: int) -> PgOutputError:
-    key = state.key or [column for column in state.columns if column != name]
-    values = [fields[column][at].as_py() for column in key]
-    return PgOutputError(
-        f"{state.table}, {_shown(key, values)}, column {name}: {_UNSENT}",
-        code="unfit_row",
-        hint="Take a new snapshot of the table",
-        table=state.table,
+def _altered(rows: pa.RecordBatch, alterations: Iterable[Alteration]) -> pa.RecordBatch:
+    """Return rows as the server's alterations of the table left them."""
+    nothing = pa.array(np.zeros(rows.num_rows, np.int64))
+    columns = altered(
+        dict(zip(rows.schema.names, rows.columns, strict=True)),
+        alterations,
+        lambda alteration: alteration.value.take(nothing),
     )
+    return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
 
 
 def _is_before(batch: pa.RecordBatch, place: Position) -> Any:
@@ -225,123 +235,85 @@ def _is_before(batch: pa.RecordBatch, place: Position) -> Any:
     return (lsns < place[0]) | ((lsns == place[0]) & (seqs < place[1]))
 
 
-def _filled(column: pa.Array, rows: Any, value: pa.Array) -> pa.Array:
-    """Return a column with a value in the rows of a mask."""
-    numbers = np.where(rows, len(column), np.arange(len(column)))
-    return pa.concat_arrays([column, value.cast(column.type)]).take(pa.array(numbers))
-
-
-def _emptied(schema: pa.Schema) -> pa.RecordBatch:
-    """Return a Truncate that comes before all changes."""
-    columns = [pa.nulls(1, child.type) for child in schema]
-    for name, value in (("op", "truncate"), ("commit_lsn", 0), ("seq", -1)):
-        at = schema.get_field_index(name)
-        columns[at] = pa.array([value], schema.field(at).type)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _whole(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
-    """Return changes as if the table always had its present columns, for the fold."""
-    after, before = (_columns(batch.column(name), state.columns) for name in ("after", "before"))
-    ops = batch.column("op")
-    comes = _flags(pc.is_in(ops, pa.array(["insert", "read"], ops.type)))
-    updates, whole = (
-        _flags(pc.equal(batch.column(name), value))
-        for name, value in (("op", "update"), ("old_kind", "O"))
-    )
-    unsent = _unsent(batch.column("unchanged"), state)
-    nothing = np.zeros(batch.num_rows, bool)
-    left, names = {}, [*state.columns]
-    for i, name in enumerate(state.columns):
-        lost = _is_before(batch, state.born[name]) if name in state.born else nothing
-        missing = unsent.get(name, nothing) | lost
-        lacks = nothing
-        if name not in state.key and missing.any():
-            # An old row of kind "O" is complete: a NULL in it means that the row is older than the
-            # column. Without a complete old row, the value is unchanged TOAST: so it is for a
-            # partition with another replica identity than its root.
-            is_late = name in state.defaults or name in state.unknown
-            lacks = missing & (comes | (whole & (lost | (is_late & _flags(before[i].is_null())))))
-            if lost.any():  # the value of an older column of that name, which says nothing here
-                after[i] = _filled(after[i], lost, pa.nulls(1, after[i].type))
-            value = state.defaults.get(name, pa.nulls(1, after[i].type))
-            after[i] = _filled(after[i], lacks & (comes | updates), value)
-            before[i] = _filled(before[i], lacks & whole, value)
-        left[name] = missing & updates & ~lacks
-        if name in state.unknown:
-            if not state.key and lacks.any():
-                # Without a key, the fold needs all values to find equal rows.
-                side = after if comes[at := int(np.flatnonzero(lacks)[0])] else before
-                raise _lost(state, name, dict(zip(state.columns, side, strict=False)), at)
-            names.append(state.flag(name))
-            left[names[-1]] = left[name]
-            after.append(pa.array(~lacks))
-            before.append(pa.array(~lacks))
+def _changes(
+    batch: pa.RecordBatch, columns: Mapping[str, str], state: StateSpans
+) -> pa.RecordBatch:
+    """Return changes with the columns of their span alone, as the fold takes them."""
+    row, sides = [], {}
+    for side in ("before", "after"):
+        tuples = batch.column(side)
+        parts = dict(zip([field.name for field in tuples.type], tuples.flatten(), strict=True))
+        row = [pa.field(stored, parts[name].type) for name, stored in columns.items()]
+        sides[side] = pa.StructArray.from_arrays([parts[name] for name in columns], fields=row)
     return _batch(
-        batch, state, names, before, after, _listed([left[name] for name in names], names)
-    )
+        {
+            "op": batch.column("op").cast(pa.string()),
+            "commit_lsn": batch.column("commit_lsn"),
+            "commit_time": pa.nulls(batch.num_rows, pa.timestamp("us", "UTC")),
+            "seq": batch.column("seq"),
+            "old_kind": batch.column("old_kind").cast(pa.string()),
+            **sides,
+            "unchanged": _unsent(batch.column("unchanged"), columns),
+        },
+        state,
+    )  # fmt: skip
 
 
-def _columns(tuples: pa.StructArray, names: Sequence[str]) -> list[pa.Array]:
-    flat = dict(zip([child.name for child in tuples.type], tuples.flatten(), strict=True))
-    return [flat[name] for name in names]
-
-
-def _flags(flags: pa.BooleanArray) -> Any:
-    return flags.fill_null(False).to_numpy(zero_copy_only=False)
-
-
-def _unsent(unchanged: pa.ListArray, state: State) -> dict[str, Any]:
-    """Return, for each column that some changes lack, a mask of these changes."""
-    if unchanged.null_count == len(unchanged):
-        return {}
-    rows = pc.list_parent_indices(unchanged).to_numpy()
-    at = pc.index_in(unchanged.flatten(), pa.array(state.columns, unchanged.type.value_type))
-    at = at.fill_null(-1).to_numpy()
-    flags_by_name = {}
-    for i in np.unique(at[at >= 0]).tolist():
-        flags_by_name[state.columns[i]] = flags = np.zeros(len(unchanged), bool)
-        flags[rows[at == i]] = True
-    return flags_by_name
-
-
-def _listed(flags: Sequence[Any], names: Sequence[str]) -> pa.ListArray:
-    """Return for each row the names of the columns with a flag; null if there are none."""
-    stacked = np.array(flags).T
-    counts = stacked.sum(axis=1)
-    items = pa.array(names, pa.string()).take(pa.array(np.nonzero(stacked)[1]))
+def _unsent(unchanged: pa.ListArray, columns: Mapping[str, str]) -> pa.ListArray:
+    """Return which values of a span's columns were not sent, by their names in the state table."""
+    names, stored = pa.array(columns.keys(), pa.string()), pa.array(columns.values(), pa.string())
+    at = pc.index_in(unchanged.flatten().cast(pa.string()), names)
+    is_there = at.is_valid()
+    rows = pc.list_parent_indices(unchanged).filter(is_there).to_numpy()
+    counts = np.bincount(rows, minlength=len(unchanged))
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    items = stored.take(at.filter(is_there))
     return pa.ListArray.from_arrays(pa.array(ends), items, mask=pa.array(counts == 0))
 
 
-def _batch(
-    batch: pa.RecordBatch,
-    state: State,
-    names: Sequence[str],
-    before: Sequence[pa.Array],
-    after: Sequence[pa.Array],
-    unchanged: pa.ListArray,
-) -> pa.RecordBatch:
-    row = [pa.field(name, column.type) for name, column in zip(names, after, strict=True)]
-    columns = {
-        "op": batch.column("op").cast(pa.string()),
-        "commit_lsn": batch.column("commit_lsn"),
-        "commit_time": pa.nulls(batch.num_rows, pa.timestamp("us", "UTC")),
-        "seq": batch.column("seq"),
-        "old_kind": batch.column("old_kind").cast(pa.string()),
-        "before": pa.StructArray.from_arrays(before, fields=row),
-        "after": pa.StructArray.from_arrays(after, fields=row),
-        "unchanged": unchanged,
-    }
+def _batch(columns: Mapping[str, pa.Array], state: StateSpans) -> pa.RecordBatch:
+    namespace, _, name = state.table.partition(".")
     named = {
-        "namespace": state.namespace, "relation": state.name, "relation_id": "0",
-        "replica_identity": "d", "key_columns": json.dumps(list(state.key)),
+        "namespace": namespace, "relation": name, "relation_id": "0", "replica_identity": "d",
+        "key_columns": json.dumps(list(state.key)),
     }  # fmt: skip
     schema = pa.schema(
         [pa.field(name, column.type) for name, column in columns.items()],
         metadata={f"pgoutput.{name}": value for name, value in named.items()},
     )
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+
+
+def _emptied(schema: pa.Schema) -> pa.RecordBatch:
+    """Return a Truncate that comes before all changes."""
+    columns = {"op": ["truncate"], "commit_lsn": [0], "seq": [-1]}
+    return _filled(schema, columns, 1)
+
+
+def _read(rows: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordBatch:
+    """Return rows as changes of a snapshot that comes before all changes."""
+    count, row = rows.num_rows, schema.field("after").type
+    after = pa.StructArray.from_arrays(
+        [rows.column(field.name).cast(field.type) for field in row], fields=list(row)
+    )
+    columns: dict[str, Any] = {
+        "op": ["read"] * count, "commit_lsn": [0] * count,
+        "seq": np.arange(first, first + count), "after": after,
+    }  # fmt: skip
+    return _filled(schema, columns, count)
+
+
+def _filled(schema: pa.Schema, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
+    """Return changes with these columns; the others are null."""
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.nulls(count, field.type) if field.name not in columns
+            else columns[field.name] if isinstance(columns[field.name], pa.Array)
+            else pa.array(columns[field.name], field.type)
+            for field in schema
+        ],
+        schema=schema,
+    )  # fmt: skip
 
 
 # --- keys that belong together -------------------------------------------------------------------

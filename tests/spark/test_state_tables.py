@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ from support.nightly import nightly
 from support.sparks.spark_frames import (
     INT4,
     INT8,
+    TEXT,
     insert,
     land,
     needs_time,
@@ -36,10 +39,23 @@ COLUMNS = [column.split()[0] for column in ROW.split(", ")]
 CHANGE = (
     "op string, commit_lsn bigint, seq bigint, old_kind string, "
     f"before struct<{ROW.replace(' ', ':')}>, after struct<{ROW.replace(' ', ':')}>, "
-    "unchanged array<string>"
+    "unchanged array<string>, relation string"
 ).replace(",:", ", ")
+TYPES = {"id": 23, "a": 701}  # the others are text
 KEY = ["id", "part"]
 DEFAULT = "as added"
+
+
+def described(names, types=TYPES, relation_id=1):
+    """The column `relation` of a change that is the first with these columns."""
+    columns = [
+        {"name": name, "type_id": types.get(name, 25), "type_modifier": -1} for name in names
+    ]
+    metadata = {
+        "namespace": "s", "relation": "t", "relation_id": str(relation_id),
+        "replica_identity": "f", "key_columns": "[]", "columns": json.dumps(columns),
+    }  # fmt: skip
+    return json.dumps({f"pgoutput.{name}": value for name, value in metadata.items()})
 
 
 class Server:
@@ -54,7 +70,7 @@ class Server:
         self.keyed = keyed
         self.rows = []
         self.changes = []
-        self.width = 4
+        self.width, self.is_altered = 4, True
         self.commit_lsn = 1000
         self.seq = 0
 
@@ -77,7 +93,9 @@ class Server:
             else tuple(None if name in lacking else row.get(name) for name in COLUMNS)
             for row in (before, after)
         ]
-        self.changes.append((op, self.commit_lsn, self.seq, old_kind, *rows, names or None))
+        told = described(COLUMNS[: self.width]) if self.is_altered else None
+        self.is_altered = False
+        self.changes.append((op, self.commit_lsn, self.seq, old_kind, *rows, names or None, told))
         self.seq += 1
 
     def shown(self, row):
@@ -167,7 +185,7 @@ class Server:
             self.emit("truncate")
 
     def add_columns(self):
-        self.width = 6
+        self.width, self.is_altered = 6, True
         for row in self.rows:
             row["late_default"] = DEFAULT
 
@@ -194,17 +212,18 @@ def column(name, type_id=25, *, missing=None, has_default=False, not_null=False)
 
 
 def catalogued(*columns, key=("id",), file_node=1):
+    numbered = (replace(known, number=n) for n, known in enumerate(columns, 1))
     return CatalogTable(
-        1, "s", "t", "r", "d", None, (), tuple(key), (), tuple(columns), (file_node,)
+        1, "s", "t", "r", "d", None, (), tuple(key), (), tuple(numbered), (file_node,)
     )
 
 
 def state(spark, changes, *, key=KEY, late=(), file_node=1, **options):
     """The rows after changes, which come in any order; `late` are other columns than they are."""
     known = {
-        "id": column("id", 23), "a": column("a", 701),
+        **{name: column(name, type_id) for name, type_id in TYPES.items()},
         "late_default": column("late_default", missing=DEFAULT),
-    }  # fmt: skip
+    }
     known.update({one.name: one for one in late})
     table = catalogued(
         *(known.get(name, column(name)) for name in COLUMNS), key=key, file_node=file_node
@@ -250,7 +269,10 @@ def key_of(id_, part="x"):
 
 def numbered(*changes):
     """(op, old_kind, before, after, unchanged) as changes of one transaction each."""
-    return [(op, 100 + n, 0, *rest) for n, (op, *rest) in enumerate(changes)]
+    return [
+        (op, 100 + n, 0, *rest, None if n else described(COLUMNS))
+        for n, (op, *rest) in enumerate(changes)
+    ]
 
 
 def moved(source, target, *, unchanged=("big",)):
@@ -290,7 +312,8 @@ def test_changes_of_rows_that_were_there_before_are_an_error(spark, change):
 
 @pytest.mark.slow
 def test_a_column_added_with_a_value_that_nobody_knows_is_an_error(spark):
-    changes = numbered(("insert", None, None, row(1, "here"), ["late", "late_default"]))
+    ((*change, _),) = numbered(("insert", None, None, row(1, "here"), ["late", "late_default"]))
+    changes = [(*change, described(COLUMNS[:4]))]
     computed = column("late_default", has_default=True)
     for key in (KEY, []):
         with expect_error(PySparkException, code="unfit_row", table="s.t"):
@@ -304,14 +327,6 @@ def test_a_column_added_with_a_value_that_nobody_knows_is_an_error(spark):
     assert state(spark, changes, late=[plain], file_node=7, before=before) == Counter(
         [shown(row(1, "here"))]
     )
-    # The value of a column before it would be gone if the rows had been written anew.
-    earlier = column("big", missing="here")
-    assert state(spark, changes, late=[earlier, plain], file_node=7) == Counter(
-        [shown(row(1, "here"))]
-    )
-    # A later change may bring all that is not known.
-    sent = ("update", 200, 0, None, None, row(1, "now", late="a", late_default="b"), None)
-    assert state(spark, [*changes, sent], late=[computed]) == Counter([shown(sent[5])])
 
 
 @pytest.mark.slow
@@ -325,7 +340,7 @@ def test_another_key_in_the_middle_is_an_error(spark):
 
 
 def test_changes_without_their_place_are_an_error(spark):
-    changes = [("insert", None, 0, None, None, row(1, "here"), None)]
+    changes = [("insert", None, 0, None, None, row(1, "here"), None, None)]
     with expect_error(code="unfit_input", table="s.t"):
         state(spark, changes)
     with expect_error(code="unfit_input", table="s.t"):
@@ -368,22 +383,22 @@ def test_a_snapshot_replaces_what_was_there_before(spark, key):
     """Its rows come after its TRUNCATE, and are there like inserted ones."""
     at = 50  # one below the point from which changes count
     read = [
-        ("read", at, 1 << 32, None, None, row(1, "here"), None),
-        ("read", at, 2 << 32, None, None, row(2, "here"), None),
-        ("read", at, (2 << 32) + 1, None, None, row(3, "here"), None),
+        ("read", at, 1 << 32, None, None, row(1, "here"), None, None),
+        ("read", at, 2 << 32, None, None, row(2, "here"), None, None),
+        ("read", at, (2 << 32) + 1, None, None, row(3, "here"), None, None),
     ]
     changes = [
-        ("insert", 10, 0, None, None, row(1, "before"), None),
-        ("insert", 10, 1, None, None, row(9, "before"), None),
-        ("truncate", at, 0, None, None, None, None),
+        ("insert", 10, 0, None, None, row(1, "before"), None, described(COLUMNS)),
+        ("insert", 10, 1, None, None, row(9, "before"), None, None),
+        ("truncate", at, 0, None, None, None, None, None),
         *read,
-        ("update", 51, 0, "O", row(1, "here"), row(1, "changed"), None),
-        ("delete", 51, 1, "O", row(2, "here"), None, None),
+        ("update", 51, 0, "O", row(1, "here"), row(1, "changed"), None, None),
+        ("delete", 51, 1, "O", row(2, "here"), None, None, None),
     ]
     assert state(spark, changes, key=key) == Counter(
         [shown(row(1, "changed")), shown(row(3, "here"))]
     )
-    again = [*changes, ("truncate", 60, 0, None, None, None, None)]
+    again = [*changes, ("truncate", 60, 0, None, None, None, None, None)]
     again += [("read", 60, *rest) for _, _, *rest in read[:2]]
     assert state(spark, again, key=key) == Counter([shown(row(1, "here")), shown(row(2, "here"))])
 
@@ -395,7 +410,7 @@ def test_what_the_catalogue_knows_of_added_columns(spark):
     change = (
         "op string, commit_lsn bigint, seq bigint, old_kind string, before struct<x:int>, after "
         f"struct<{', '.join(':'.join(kind.split()) for kind in kinds.split(', '))}>, "
-        "unchanged array<string>"
+        "unchanged array<string>, relation string"
     )
     names = [kind.split()[0] for kind in kinds.split(", ")]
     table = catalogued(
@@ -404,18 +419,24 @@ def test_what_the_catalogue_knows_of_added_columns(spark):
         column("u", 2950, missing="00000000-0000-4000-8000-00000000000a"),
         column("raw", 17, missing="\\x00ff"),
         column("t", 1083, missing="10:11:12.5"),
-        column("flag", 99999, missing="t"),  # of a domain
+        column("flag", 16, missing="t"),
         column("none", 23),
         column("d", 1082, missing="1600-02-29"),
         column("later", 23),  # than all changes, as far as they tell
     )
-    after = (1, *[None] * 7)
+    types = {known.name: known.type_id for known in table.columns}
+    first, second = ((number, *[None] * 7) for number in (1, 2))
     # before has only what the schema above says; a table with a key asks it for the key alone
     changes = spark.createDataFrame(
-        [("insert", 100, 0, None, None, after, names[1:])],
+        [
+            ("insert", 100, 0, None, None, first, names[1:], described(["id"])),
+            ("insert", 101, 0, None, None, second, None, described(names, types)),
+        ],
         change.replace("struct<x:int>", change.split("after ")[1].split(", unchanged")[0]),
     )
-    found = current_state(changes, table).selectExpr("*", "cast(at as string) as shown").first()
+    rows = current_state(changes, table).selectExpr("*", "cast(at as string) as shown")
+    found, later = rows.orderBy("id").collect()
+    assert tuple(later) == (2, *[None] * 9)
     assert found.shown == "2024-07-01 10:00:00.25"
     assert tuple(found)[2:8] == (
         "00000000-0000-4000-8000-00000000000a", b"\0\xff", dt.time(10, 11, 12, 500000), True, None,
@@ -424,20 +445,44 @@ def test_what_the_catalogue_knows_of_added_columns(spark):
 
 
 @pytest.mark.slow
-def test_changes_of_another_table_are_refused(spark):
-    def table(*names):
-        return catalogued(*(column(name, 23) for name in names))
+def test_alterations_after_the_last_change(spark):
+    def table(*columns, relation_id=1):
+        known = (CatalogColumn(name, 23, "", -1, False, False, "", missing is not None, missing,
+                               number) for name, number, missing in columns)  # fmt: skip
+        return CatalogTable(
+            relation_id, "s", "t", "r", "d", None, (), ("id",), (), tuple(known), (relation_id,)
+        )
 
-    changes = spark.createDataFrame(
-        [("insert", 100, 0, None, None, (1, 2), None)],
+    types = dict.fromkeys(("id", "v"), 23)
+    schema = (
         "op string, commit_lsn bigint, seq bigint, old_kind string, before struct<id:int,v:int>, "
-        "after struct<id:int,v:int>, unchanged array<string>",
+        "after struct<id:int,v:int>, unchanged array<string>, relation string"
     )
-    with expect_error(code="unfit_schema", table="s.t"):
-        current_state(changes, table("id", "other"))
-    # A column that was dropped since, or added, is no other table's.
-    for names in (("id",), ("id", "v", "later")):
-        assert tuple(current_state(changes, table(*names)).first()) == (1, 2)[: len(names)]
+    change = ("insert", 100, 0, None, None, (1, 2), None)
+    changes = spark.createDataFrame([(*change, described(types, types))], schema)
+    was = table(("id", 1, None), ("v", 2, None))
+    for columns, names, expected in (
+        ((("id", 1, None),), ["id"], (1,)),
+        ((("id", 1, None), ("v", 2, None), ("late", 3, "7")), ["id", "v", "late"], (1, 2, 7)),
+        ((("id", 1, None), ("w", 2, None)), ["id", "w"], (1, 2)),
+    ):
+        state = current_state(changes, table(*columns), before=was)
+        assert (state.columns, tuple(state.first())) == (names, expected)
+    # Without the table from before, a renamed column may be a new one. And another column may have
+    # the name of one that was dropped.
+    for now, before in (
+        (table(("id", 1, None), ("w", 2, None)), None),
+        (table(("id", 1, None), ("v", 3, "4")), was),
+    ):
+        with expect_error(PySparkException, code="unfit_row", table="s.t"):
+            current_state(changes, now, before=before).collect()
+    with expect_error(code="another_history", table="s.t"):
+        current_state(changes, table(("id", 1, None), ("v", 2, None), relation_id=2))
+    # Nothing says what these changes are.
+    with expect_error(code="unfit_input", table="s.t"):
+        current_state(changes.drop("relation"), was)
+    with expect_error(PySparkException, code="unfit_input", table="s.t"):
+        current_state(spark.createDataFrame([(*change, None)], schema), was).collect()
 
 
 @pytest.mark.slow
@@ -447,9 +492,9 @@ def test_random_histories_of_a_multiset(spark):
 
 
 def altered(last):
-    """A table that is renamed, and whose column c goes and comes again; `last` is the type of n."""
+    """A table that is renamed, loses `d` and gets `c`; `last` is the type of `n` in the end."""
     return [
-        relation(1, "old", {"id": INT4, "n": INT4, "c": INT4}),
+        relation(1, "old", {"id": INT4, "n": INT4, "d": TEXT}),
         *transaction(100, 7, insert(1, "1", "11", "10"), insert(1, "2", "21", "20")),
         relation(1, "t", {"id": INT4, "n": INT4}, namespace="s"),
         *transaction(200, 8, update(1, ["1", "12"])),
@@ -460,28 +505,17 @@ def altered(last):
 
 @pytest.mark.slow
 def test_what_relations_tell(spark, tmp_path):
-    def table(type_, *more, relation_id=1):
-        columns = (column("id", 23), column("n", type_), column("c", 23, missing="5"), *more)
-        return CatalogTable(
-            relation_id, "s", "t", "r", "d", None, (), ("id",), (), columns, (relation_id,)
-        )
+    def table(type_):
+        columns = (column("id", 23), column("n", type_), column("c", 23, missing="5"))
+        return CatalogTable(1, "s", "t", "r", "d", None, (), ("id",), (), columns, (1,))
 
-    changes = read_segments(spark, land(tmp_path / "same", altered(INT4)), "s.t").cache()
-    later = column("d", 16, missing="t")
-    found = current_state(changes, table(23, later))
-    assert found.columns == ["id", "n", "c", "d"]
-    # What c was before it was dropped is gone.
-    assert sorted(map(tuple, found.collect())) == [
-        (1, 12, 5, True), (2, 21, 5, True), (3, 31, 30, True),
-    ]  # fmt: skip
-    with expect_error(code="another_history", table="s.t"):
-        current_state(changes, table(23, relation_id=2))
-    changes.unpersist()
+    changes = read_segments(spark, land(tmp_path / "same", altered(INT4)), "s.t")
+    found = current_state(changes, table(23))
+    assert found.columns == ["id", "n", "c"]
+    assert sorted(map(tuple, found.collect())) == [(1, 12, 5), (2, 21, 5), (3, 31, 30)]
     changes = read_segments(spark, land(tmp_path / "other", altered(INT8)), "s.t")
     with expect_error(PySparkException, code="unfit_row", table="s.t"):
         current_state(changes, table(20)).collect()
-    state = current_state(changes, table(20), rewritten="keep")
-    assert sorted(row.n for row in state.collect()) == [12, 21, 31]
 
 
 @pytest.mark.slow
@@ -503,7 +537,5 @@ def test_a_table_made_again_is_no_guess_where_its_relation_is_given(spark):
 
 def test_arguments_that_can_not_be(spark):
     changes = spark.createDataFrame([], CHANGE)
-    for name, value in (("rewritten", "no"), ("partitions", 0)):
-        wrong = {name: value}
-        with expect_error(parameter=name):
-            current_state(changes, catalogued(column("id", 23)), **wrong)
+    with expect_error(parameter="partitions"):
+        current_state(changes, catalogued(column("id", 23)), partitions=0)

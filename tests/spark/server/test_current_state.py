@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]  # fmt: skip
 
-REWRITTEN = "was altered between the changes"
+VALUE = "column c is new, and the catalogue does not say"
+REWRITTEN = "the server may have converted existing values"
 
 
 class Case(NamedTuple):
@@ -56,30 +57,31 @@ CASES = [
     Case("shorter", ("ALTER TABLE t ALTER v TYPE varchar(3) USING left(v, 3)",), REWRITTEN),
     Case("key", ("ALTER TABLE t ALTER id TYPE bigint USING id * 10",), REWRITTEN),
     Case("longer", ("ALTER TABLE t ALTER s TYPE varchar(9)",)),
-    *altered("alike", "ALTER TABLE t ALTER s TYPE varchar(9) USING upper(s)", "with other values"),
+    *altered("alike", "ALTER TABLE t ALTER s TYPE varchar(9) USING upper(s)", "server rewrote"),
     Case("to_text", ("ALTER TABLE t ALTER s TYPE text",), change=False),
     *altered("added", "ALTER TABLE t ADD c int DEFAULT 5", None),
     *altered("added_null", "ALTER TABLE t ADD c int", None),
     *altered("dropped", "ALTER TABLE t DROP v", None),
-    Case("random", ("ALTER TABLE t ADD c float8 DEFAULT random()",), "column c: its value is"),
-    *altered("column_renamed", "ALTER TABLE t RENAME n TO m", "seems to be renamed|were renamed"),
+    Case("random", ("ALTER TABLE t ADD c float8 DEFAULT random()",), VALUE),
+    *altered("column_renamed", "ALTER TABLE t RENAME n TO m", "to be renamed|a renamed column"),
     Case(
         "written_anew",
         ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t",
          "ALTER TABLE t ALTER c DROP DEFAULT"),
-        "column c: its value is",
+        VALUE,
     ),
     Case(
         "written_anew_last",
         ("ALTER TABLE t ADD c int DEFAULT 5", "VACUUM FULL t",
          "ALTER TABLE t ALTER c DROP DEFAULT"),
-        "column c was added, and the catalogue does not have", change=False,
+        VALUE, change=False,
     ),
     Case(
         "again",
         ("ALTER TABLE t ADD c int DEFAULT 5", "UPDATE t SET c = 6, n = 0 WHERE id < 5",
          "ALTER TABLE t DROP c", "DELETE FROM t WHERE id = 4",
          "ALTER TABLE t ADD c int DEFAULT 8", "UPDATE t SET n = 9 WHERE id < 4"),
+        "another column may have had its name",
     ),
     Case("letters", ('ALTER TABLE t ADD "V" text DEFAULT \'x\', ADD "ID" int',
                   'UPDATE t SET "ID" = -id, id = id + 100 WHERE id > 10')),
@@ -93,7 +95,6 @@ CASES = [
         "emptied",
         ("TRUNCATE t", "ALTER TABLE t ALTER n TYPE bigint USING 1, ADD c int DEFAULT 7"),
     ),
-    Case("wider", ("ALTER TABLE t ALTER n TYPE bigint",), REWRITTEN),
     Case("nobody", ("DELETE FROM t", "ALTER TABLE t ALTER n TYPE text USING n || '!'")),
 ]  # fmt: skip
 
@@ -196,9 +197,6 @@ def test_tables_that_are_altered_have_the_servers_rows_or_are_refused(
     )
     state = current_state(changes("letters"), server.catalog.table("public.letters"))
     assert state.columns == ["id", "v", "n", "s", "V_", "ID_"]
-    # The policy says that the values stayed.
-    wider = outcome(changes("wider"), server.catalog, "wider", rewritten="keep")
-    assert wider == server.truth("wider")
     # A slot that was made after the table was filled.
     said = outcome(changes("filled"), server.catalog, "filled")
     assert re.search(r"public\.filled, row \(id\) = \(\d+0\): change .*no row with this key", said)
