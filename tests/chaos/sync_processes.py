@@ -149,6 +149,9 @@ class SparkSyncer(Syncer):
         for name in ("driver_bytes", "segments"):
             self.options.pop(name, None)
         self.options["spark"] = life.master
+        # A merge that executors share is committed by the driver, not by a worker.
+        is_between = any("between state tables" in fault for fault in life.faults[:-1])
+        self.options["shares"] = not is_between and self.chance.random() < 0.5
         if life.driver_bytes is not None:
             self.options["driver_bytes"] = life.driver_bytes
         if life.is_following:

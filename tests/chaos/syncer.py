@@ -4,9 +4,9 @@
 
 OPTIONS is JSON: what `sync` is given, and `quick` (whether what a capture does from time to time is
 done all the time). With `segments` the options of a capture are another process's. `spark` says
-where its executors are, `trap` is the directory by which the test asks for a kill between two
-tables' commits. As a service does it, a sync that Spark's trouble has ended begins again,
-unless its JVM is gone.
+where its executors are, `shares` whether they share the merge of each table. `trap` is the
+directory by which the test asks for a kill between two tables' commits. As a service does it, a
+sync that Spark's trouble has ended begins again, unless its JVM is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -62,6 +61,7 @@ if __name__ == "__main__":
         for name in ("_TICK", "_MERGE_INTERVAL", "_TIDY_INTERVAL", "_WATCH_INTERVAL"):
             setattr(upkeep, name, 0.1)
     master, trap = options.pop("spark", None), options.pop("trap", None)
+    shares = options.pop("shares", False)
     of_engine = {name: options.pop(name) for name in ("driver_bytes",) if name in options}
     if "segments" in options:
         dsn, options = None, {name: options[name] for name in OF_SYNC if name in options}
@@ -73,8 +73,8 @@ if __name__ == "__main__":
         from pgoutput_fast.spark._jvm import is_gone
         from pgoutput_fast.spark._session import plain_session
 
-        if os.getpid() % 2:
-            sync_engine._SHARED_BYTES = 1  # executors share the merge of each table
+        if shares:
+            sync_engine._SHARED_BYTES = 1
         spark = plain_session(master, "pgoutput_fast", CONFIGURATION)
         engine = options["engine"] = SparkEngine(spark, **of_engine)
         # Executors have no module of this directory.
