@@ -167,7 +167,10 @@ class Source:
                 connection, self.slot, confirmed, position, timeline, received, self._advice
             )
             if confirmed < position and self._compare is not None:
-                self._compare(connection, position)
+                # On a connection of its own: if the server's decoding fails there, PostgreSQL 14
+                # would send no Relations on that connection any more.
+                with ReplicationConnection(self._parameters) as comparing:
+                    self._compare(comparing, position)
         # With two_phase, begin where the slot stands: a transaction may have been prepared before
         # the position and be committed after it. The assembler drops transactions that were
         # committed before the position.
