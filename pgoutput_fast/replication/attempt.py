@@ -27,7 +27,7 @@ class Attempt(Generic[_Made]):
     def __init__(self, make: Callable[[], _Made], close: Callable[[_Made], None]) -> None:
         self._make, self._close = make, close
         self._done = threading.Event()
-        self._made: _Made | None = None
+        self._result: _Made | None = None
         self._error: BaseException | None = None
         self._abandoned = False
         # Re-entrant, as a signal handler may call `abandon` at any moment.
@@ -36,7 +36,7 @@ class Attempt(Generic[_Made]):
 
     def _run(self) -> None:
         try:
-            self._made = self._make()
+            self._result = self._make()
         except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
             self._error = error
         with self._lock:
@@ -53,7 +53,7 @@ class Attempt(Generic[_Made]):
         with self._lock:
             if self._error is not None:
                 raise self._error
-            result, self._made = self._made, None
+            result, self._result = self._result, None
         if result is None:
             raise RetryableError("the stream was closed while it connected", code="stopped")
         return result
@@ -65,7 +65,7 @@ class Attempt(Generic[_Made]):
             self._discard()
 
     def _discard(self) -> None:
-        result, self._made = self._made, None
+        result, self._result = self._result, None
         if result is not None:
             self._close(result)
 

@@ -325,12 +325,12 @@ def check_beginning(
         The slot exists and the directory is new, or the slot does not exist and the directory is
         not new; or the directory was downloaded.
     """
-    begun = has_begun(directory)
-    if begun:
+    has_log = has_begun(directory)
+    if has_log:
         _check_download(Path(directory), adopt_slot=adopt_slot)
     else:
         _check_empty(Path(directory))
-    if state is not None and not adopt_slot and not begun:
+    if state is not None and not adopt_slot and not has_log:
         raise PgOutputError(
             f"slot {slot!r} exists already, but {os.fspath(directory)} has no change log",
             code="not_ours",
@@ -345,19 +345,23 @@ def check_beginning(
                 f" to begin at the slot's position {format_lsn(state.confirmed_flush_lsn or 0)}",
             ),
         )
-    if state is None and begun:
+    if state is None and has_log:
         metadata = metadata_of(Path(directory))
-        begun_with = slot if metadata is None else metadata.slot
+        captured_slot = slot if metadata is None else metadata.slot
         raise PgOutputError(
             f"the server has no slot {slot!r}, and {os.fspath(directory)} was captured from slot "
-            f"{begun_with!r}",
+            f"{captured_slot!r}",
             code="no_slot",
             path=os.fspath(directory),
             parameter="slot",
             hint=(
-                *(() if begun_with == slot else ("Give ", Argument("slot", begun_with), ". ")),
+                *(
+                    ()
+                    if captured_slot == slot
+                    else ("Give ", Argument("slot", captured_slot), ". ")
+                ),
                 (
-                    f"If slot {begun_with!r} was dropped, changes are lost. Move the change log "
+                    f"If slot {captured_slot!r} was dropped, changes are lost. Move the change log "
                     "away, and start again with a new slot and new snapshots of all tables"
                 ),
             ),

@@ -141,11 +141,11 @@ def capture(
         )  # fmt: skip
 
     report_others(Path(directory))
-    members, types, begun = first_connection(begin, options.retry_for, stop)
+    members, types, capture_start = first_connection(begin, options.retry_for, stop)
     with contextlib.ExitStack() as stack:
-        writer = stack.enter_context(begun.writer)
-        if begun.opened is not None:
-            stack.callback(begun.opened.close)
+        writer = stack.enter_context(capture_start.writer)
+        if capture_start.opened is not None:
+            stack.callback(capture_start.opened.close)
         watch = None
         if options.schema_history:
             watch = HistoryWatch(
@@ -157,7 +157,7 @@ def capture(
             stack.callback(uploader.close)
             uploader.start()
         upkeep = Upkeep(
-            writer, target(begun.metadata), options, members, begun.opened, watch,
+            writer, target(capture_start.metadata), options, members, capture_start.opened, watch,
             types and types.types, uploader,
         )  # fmt: skip
         stack.callback(upkeep.close)
@@ -168,7 +168,7 @@ def capture(
             ),
         )  # fmt: skip
         if options.snapshot == "only":
-            if begun.opened is None:
+            if capture_start.opened is None:
                 first_connection(lambda: _check(source, writer, stop), options.retry_for, stop)
             return _copy_only(writer, upkeep, stop, progress)
         link = _link(source, writer, options, stop)
@@ -207,11 +207,11 @@ def _start(source: Source, writer: SegmentWriter, stop: threading.Event | None) 
 def _check(source: Source, writer: SegmentWriter, stop: threading.Event | None) -> None:
     """Refuse a slot that can't go on at the end of the change log."""
 
-    def look() -> bool:
+    def check() -> bool:
         source.check(writer.position, writer.timeline or None)
         return True
 
-    unless_stopped(look, lambda _: None, stop)
+    unless_stopped(check, lambda _: None, stop)
 
 
 def _copy_only(

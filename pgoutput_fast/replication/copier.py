@@ -348,7 +348,7 @@ class _Round:
         }
         self._bytes = sum(table.bytes for table in self._tables)
         self._done = self._rows_done = self._bytes_done = 0
-        self._began = self._told = time.monotonic()
+        self._began = self._logged_at = time.monotonic()
         self._confirm_at = self._began + _CONFIRM_INTERVAL
 
     def run(self, stop: threading.Event) -> dict[int, PgOutputError]:
@@ -495,8 +495,8 @@ class _Round:
             len(self._tables), self._done, self._rows_done, self._bytes, self._bytes_done, left
         )
         self._note(progress)
-        if now - self._told >= _TELL_INTERVAL:
-            self._told = now
+        if now - self._logged_at >= _TELL_INTERVAL:
+            self._logged_at = now
             _log.info(
                 "copied %d of %s, %s, %s of %s%s",
                 progress.tables_done, counted(progress.tables, "table"),

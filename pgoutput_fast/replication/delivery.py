@@ -83,13 +83,13 @@ class Delivery:
 
     def transactions(self, until: Until) -> Iterator[Transaction]:
         """Yield transactions, one by one, until `until` ends the iteration."""
-        return self._given(until, self._next_transaction)
+        return self._iterate(until, self._next_transaction)
 
     def groups(self, until: Until) -> Iterator[Transaction | TransactionGroup]:
         """Yield the same transactions; those that came together form one group."""
-        return self._given(until, self._next)
+        return self._iterate(until, self._next)
 
-    def _given(
+    def _iterate(
         self, until: Until, next_: Callable[[int | None], _Arrival | None]
     ) -> Iterator[_Arrival]:
         """Yield what `next_` returns, until `until` ends the iteration."""
@@ -226,11 +226,11 @@ class Delivery:
 
     def _take(self, timeout: float, until: Until) -> bool:
         """Receive frames and assemble them, or reconnect after a loss; False if nothing came."""
-        taken = PackedTaken()
+        batch = PackedTaken()
         try:
             if self._link.lost is not None:
                 raise self._link.lost
-            self._link.receiver.receive(taken, timeout)
+            self._link.receiver.receive(batch, timeout)
         except PgOutputError as error:
             loss = self._link.loss(error)
             if self._link.lost is None:
@@ -247,12 +247,12 @@ class Delivery:
                 loss, self._came, lambda: self._is_ended(until) or time.monotonic() >= end
             )
             return False
-        if not taken:
+        if not batch:
             return False
         self._link.works()
-        if taken.size:
-            ends, lsns = np.frombuffer(taken.ends, np.int64), np.frombuffer(taken.lsns, np.uint64)
-            run = Run(taken.data, ends, lsns)
+        if batch.size:
+            ends, lsns = np.frombuffer(batch.ends, np.int64), np.frombuffer(batch.lsns, np.uint64)
+            run = Run(batch.data, ends, lsns)
             self._assembler.known_lsn = self._came
             try:
                 for arrival in self._assembler.feed_groups([run]):
@@ -261,8 +261,8 @@ class Delivery:
             except PgOutputError as error:
                 self._error = error  # `_advance` raises it, after what came before is delivered
         # After an error, frames before the keepalive are missing, so its LSN does not count.
-        told = taken.keepalive is not None and self._error is None
-        self.is_asked = told and taken.asked
-        if told:
-            self.server_lsn = cast("int", taken.keepalive)
-        return bool(taken.size)
+        has_keepalive = batch.keepalive is not None and self._error is None
+        self.is_asked = has_keepalive and batch.asked
+        if has_keepalive:
+            self.server_lsn = cast("int", batch.keepalive)
+        return bool(batch.size)

@@ -120,9 +120,9 @@ def _read(
 ) -> CatalogRead:
     # Before BEGIN, so that this LSN is not later than the snapshot of the transaction.
     before = parse_lsn(connection.execute(_LSNS).fetchone()[0])
-    begun = frozenset(connection.execute(_RUNNING).fetchone()[0])
+    running_before = frozenset(connection.execute(_RUNNING).fetchone()[0])
     for _ in range(_TRIES):
-        if begun.isdisjoint(connection.execute(_RUNNING).fetchone()[0]):
+        if running_before.isdisjoint(connection.execute(_RUNNING).fetchone()[0]):
             break
         time.sleep(_TRY_WAIT)
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -136,7 +136,7 @@ def _read(
     used = [column.type_id for table in tables.tables for column in table.columns]
     types = types.within([*used, *type_ids])
     return CatalogRead(
-        before, after, running, running & begun, trigger, types, tables.to_json()
+        before, after, running, running & running_before, trigger, types, tables.to_json()
     )  # fmt: skip
 
 

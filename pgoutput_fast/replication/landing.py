@@ -125,8 +125,8 @@ class Landing:
             keeper=self._prepared,
             spill_directory=writer.directory,
         )
-        for kept in self._prepared.load(writer.directory):
-            assembler.restore(kept)
+        for prepared in self._prepared.load(writer.directory):
+            assembler.restore(prepared)
         assembler.on_relation = upkeep.see
         self._assembler = assembler
         self._delivery = Delivery(
@@ -143,7 +143,7 @@ class Landing:
         self._written: tuple[int, int | None] = (writer.position, None)
         self._commit_time: int | None = None
         self._until: int | None = None
-        self._last_advance = self._told = time.monotonic()
+        self._last_advance = self._reported_at = time.monotonic()
 
     def run(self, until_lsn: int | None, stop: threading.Event | None) -> CaptureProgress:
         """Write segments until `stop`, or until `until_lsn` is reached and no table waits."""
@@ -160,12 +160,15 @@ class Landing:
         """Write segments until `stop` is set or `until_lsn` is reached."""
         from .delivery import Until
 
-        told, self._until = 0, until_lsn
+        reported_frames, self._until = 0, until_lsn
         try:
             for arrival in self._delivery.arrivals(Until(until_lsn, None, stop), self._patience):
                 if arrival is None:
-                    if self._frames > told or time.monotonic() - self._told >= _IDLE_PROGRESS:
-                        told = self._frames
+                    if (
+                        self._frames > reported_frames
+                        or time.monotonic() - self._reported_at >= _IDLE_PROGRESS
+                    ):
+                        reported_frames = self._frames
                         self._report()
                 else:
                     self._land(arrival)
@@ -180,7 +183,7 @@ class Landing:
         self._flush()
         if until_lsn is not None and self._delivery.idle_lsn >= until_lsn:
             self._acknowledge(self._writer.advance(until_lsn))
-        if self._frames > told:
+        if self._frames > reported_frames:
             self._report()
 
     def _patience(self) -> float:
@@ -200,7 +203,7 @@ class Landing:
             self._bytes += run.size
             self._upkeep.record(run)
             self._acknowledge(self._writer.write_run(run))
-            if time.monotonic() - self._told >= _IDLE_PROGRESS:
+            if time.monotonic() - self._reported_at >= _IDLE_PROGRESS:
                 self._report()
         if arrival.commit_time is not None:
             self._written = arrival.end_lsn, arrival.commit_time
@@ -219,7 +222,7 @@ class Landing:
         self._acknowledge(self._writer.set_timeline(self._link.receiver.connection.timeline))
 
     def _report(self) -> None:
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
         if self._tell is not None:
             self._tell(self._progress())
 

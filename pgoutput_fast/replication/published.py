@@ -347,14 +347,14 @@ def _sent_namespace(namespace: str) -> str:
     return "" if namespace == _PG_CATALOG else namespace
 
 
-def _has_send(types: Mapping[int, _TypeRow], oid: int, seen: set[int]) -> bool:
+def _has_send(types: Mapping[int, _TypeRow], oid: int, checked_types: set[int]) -> bool:
     """Return whether a type, and each type in its values, has a send function."""
-    if oid in seen:
+    if oid in checked_types:
         return True
-    seen.add(oid)
+    checked_types.add(oid)
     type_ = types.get(oid)
     return (
         type_ is not None
         and type_.has_send
-        and all(_has_send(types, part, seen) for part in type_.parts)
+        and all(_has_send(types, part, checked_types) for part in type_.parts)
     )

@@ -41,7 +41,7 @@ from .walsender import ReplicationConnection, left_out_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    _Found = tuple[int, int, int, memoryview | psycopg.Error | None]
+    _CopyData = tuple[int, int, int, memoryview | psycopg.Error | None]
 
 _libpq_frames = twin("replication._libpq_frames")
 take_copy_data = _libpq_frames.take_copy_data
@@ -98,10 +98,10 @@ class Taken:
         del self.frames[count:]
         self.size = sum(len(frame) for *_, frame in self.frames)
 
-    def take(self, pgconn: pq.abc.PGconn, most: int, drain: bool) -> _Found:
+    def take(self, pgconn: pq.abc.PGconn, most: int, drain: bool) -> _CopyData:
         """Take the messages that libpq has received; see `take_copy_data`."""
-        taken: _Found = take_copy_data(pgconn, self.frames, most, drain)
-        return taken
+        copy_data: _CopyData = take_copy_data(pgconn, self.frames, most, drain)
+        return copy_data
 
 
 class PackedTaken(Taken):
@@ -125,10 +125,10 @@ class PackedTaken(Taken):
         del self.data[self.ends[-1] :]
         self.size = self.ends[-1]
 
-    def take(self, pgconn: pq.abc.PGconn, most: int, drain: bool) -> _Found:
+    def take(self, pgconn: pq.abc.PGconn, most: int, drain: bool) -> _CopyData:
         """Take the messages that libpq has received; see `pack_copy_data`."""
-        taken: _Found = pack_copy_data(pgconn, self.data, self.ends, self.lsns, most, drain)
-        return taken
+        copy_data: _CopyData = pack_copy_data(pgconn, self.data, self.ends, self.lsns, most, drain)
+        return copy_data
 
 
 class Receiver:
@@ -184,7 +184,7 @@ class Receiver:
         self._asked = 0.0
         self._process = os.getpid()
         self._waiter = Waiter(self._pgconn)
-        self._taking: Taken | None = None
+        self._batch: Taken | None = None
         # Why the server leaves out changes, and how many frames of this receive() came before that.
         self._skips: tuple[PgOutputError, int] | None = None
         if connection.left_out is not None:
@@ -205,12 +205,12 @@ class Receiver:
         """Whether `close` was called."""
         return self._stop.is_set()
 
-    def receive(self, taken: Taken, timeout: float | None) -> bool:
-        """Wait for data, and put them into `taken`.
+    def receive(self, batch: Taken, timeout: float | None) -> bool:
+        """Wait for data, and put them into `batch`.
 
         Parameters
         ----------
-        taken : Taken
+        batch : Taken
             A new object, which this call fills.
         timeout : float or None
             Seconds to wait at most; None waits without end.
@@ -235,8 +235,8 @@ class Receiver:
                 # Nobody read from the server while the consumer worked. Do not count this time as
                 # silence of the server.
                 self._waiter.last_data += time.monotonic() - self._left
-                received = self._receive(taken, deadline)
-                if taken:
+                received = self._receive(batch, deadline)
+                if batch:
                     self._follow_timeline()
                 self._left = time.monotonic()
                 return received
@@ -282,38 +282,38 @@ class Receiver:
                 self._waiter.close()
                 self.connection.close()
 
-    def _receive(self, taken: Taken, deadline: float | None) -> bool:
+    def _receive(self, batch: Taken, deadline: float | None) -> bool:
         """Receive until a batch is ready, the deadline has passed, or the stream has ended."""
-        waited, self._taking = False, taken
+        waited, self._batch = False, batch
         try:
             while not self._stop.is_set():
-                length = self._take(taken, drain=waited)
-                if taken.came:
+                length = self._take(batch, drain=waited)
+                if batch.came:
                     # Here, and not only at a wait: a full batch is returned without another wait.
                     self._waiter.last_data = time.monotonic()
                 if length < 0:
                     self._end()
                     break
-                if self._is_time(taken, deadline, is_full=length > 0, waited=waited):
+                if self._is_time(batch, deadline, is_full=length > 0, waited=waited):
                     return True
                 self._check_silence()
                 self._send_status_if_due(self._status_interval)
-                self._waiter.wait(deadline, collects=bool(taken), came=taken.came)
-                waited, taken.came = True, False
+                self._waiter.wait(deadline, collects=bool(batch), came=batch.came)
+                waited, batch.came = True, False
         except (PgOutputError, psycopg.Error) as error:
             if not self._stop.is_set():
                 # If the server only leaves out changes, it still accepts a last status at close().
                 self._ended = self._skips is None
                 self._error = error if isinstance(error, PgOutputError) else _lost(error)
         finally:
-            self._taking = None
-        if taken:
+            self._batch = None
+        if batch:
             return True  # the next receive() raises the error
         if self._error is not None:
             raise self._error from None
         return False
 
-    def _take(self, taken: Taken, *, drain: bool) -> int:
+    def _take(self, batch: Taken, *, drain: bool) -> int:
         """Add the data that libpq has received; with `drain`, all that the socket has.
 
         Returns
@@ -323,24 +323,24 @@ class Receiver:
         """
         while not self._stop.is_set():
             # A client spends nearly all of its time in this call.
-            size, lsn, length, data = taken.take(self._pgconn, _BATCH_BYTES - taken.size, drain)
+            size, lsn, length, data = batch.take(self._pgconn, _BATCH_BYTES - batch.size, drain)
             forget_notifications(self._pgconn)
             if self._skips is not None:
                 error, count = self._skips
-                taken.cut(count)
-                taken.keepalive = None
+                batch.cut(count)
+                batch.keepalive = None
                 raise error
             if size:
-                taken.came = True
-                taken.size += size
-                taken.keepalive = None
+                batch.came = True
+                batch.size += size
+                batch.keepalive = None
                 self.received = max(self.received, lsn)
             if isinstance(data, psycopg.Error):
                 raise data
             if length <= 0 or data is None:
                 return int(length)
-            taken.came = True
-            taken.keepalive, taken.asked = self._take_keepalive(data)
+            batch.came = True
+            batch.keepalive, batch.asked = self._take_keepalive(data)
         return 0
 
     def _on_notice(self, result: pq.abc.PGresult) -> None:
@@ -351,23 +351,23 @@ class Receiver:
         """
         error = left_out_error(result)
         if error is not None and self._skips is None:
-            self._skips = error, 0 if self._taking is None else len(self._taking)
+            self._skips = error, 0 if self._batch is None else len(self._batch)
 
     def _is_time(
-        self, taken: Taken, deadline: float | None, *, is_full: bool, waited: bool
+        self, batch: Taken, deadline: float | None, *, is_full: bool, waited: bool
     ) -> bool:
         """Return whether to go back to the consumer now, even without data."""
         now = time.monotonic()
         is_late = deadline is not None and now >= deadline
-        if not taken:
+        if not batch:
             return is_late and waited
-        taken.since = taken.since or now
-        collect, is_pause = _COLLECT, waited and not taken.came
-        if taken.size >= _MUCH_BYTES:
+        batch.since = batch.since or now
+        collect, is_pause = _COLLECT, waited and not batch.came
+        if batch.size >= _MUCH_BYTES:
             # A server that has much to send may pause for some milliseconds before it sends more.
             is_pause = is_pause and now - self._waiter.last_data >= _COLLECT
             collect = max(_COLLECT, _COLLECT_MUCH)
-        return is_full or is_pause or is_late or now - taken.since >= collect
+        return is_full or is_pause or is_late or now - batch.since >= collect
 
     def _take_keepalive(self, data: memoryview) -> tuple[int, bool]:
         """Answer a keepalive if it asks; return its LSN, and whether it asked."""
@@ -378,9 +378,9 @@ class Receiver:
         self.received = max(self.received, keepalive.lsn)
         # A server that shuts down answers every status with another request, until everything is
         # acknowledged. So if there is nothing new to report, wait before answering again.
-        told = keepalive.lsn <= self._told_lsn and self._durable() <= self._status_lsn
+        is_reported = keepalive.lsn <= self._reported_lsn and self._durable() <= self._status_lsn
         if keepalive.reply_requested and not (
-            told and time.monotonic() - self._status_time < _ANSWER_INTERVAL
+            is_reported and time.monotonic() - self._status_time < _ANSWER_INTERVAL
         ):
             self._send_status()
         elif keepalive.reply_requested:
@@ -453,7 +453,7 @@ class Receiver:
         ask, self._ask, self._answer = self._ask, False, False
         self._status_time = time.monotonic()
         self._status_lsn = acknowledged = self._durable()
-        self._told_lsn = self.received
+        self._reported_lsn = self.received
         self._pgconn.put_copy_data(status_update(self.received, acknowledged, ask=ask))
         self._pgconn.flush()
 

@@ -72,11 +72,11 @@ class _ResentCommit(NamedTuple):
     xid: int
 
 
-class _FoundTransaction(NamedTuple):
+class _ComparedTransaction(NamedTuple):
     """A transaction of the change log, or one that the server would send."""
 
     commit: _ResentCommit
-    is_held: bool
+    is_captured: bool
     """Whether it comes from the change log."""
     has_changes: bool
 
@@ -89,7 +89,7 @@ class _Resending(NamedTuple):
     directory: Path
 
 
-class _CapturedStretch(NamedTuple):
+class _CapturedRange(NamedTuple):
     """A part of the change log that was captured with the same publications and options."""
 
     begin: int
@@ -136,7 +136,7 @@ def check_resent(
         begin = max(confirmed, listing.begin)  # earlier segments were deleted
         segments = [segment for segment in listing.segments if segment.end_lsn > begin]
         try:
-            _compare(resending, _stretches(directory, segments, begin, position))
+            _compare(resending, _log_ranges(directory, segments, begin, position))
         except PgOutputError:
             if all(os.path.lexists(segment.path) for segment in segments):
                 raise
@@ -145,8 +145,8 @@ def check_resent(
         # Some segments were merged or deleted meanwhile: list them again.
 
 
-def _compare(resending: _Resending, stretches: Iterator[_CapturedStretch]) -> None:
-    """Compare stretches, the last one first, until one has a transaction that is the same.
+def _compare(resending: _Resending, log_ranges: Iterator[_CapturedRange]) -> None:
+    """Compare ranges, the last one first, until one has a transaction that is the same.
 
     Raises
     ------
@@ -154,9 +154,9 @@ def _compare(resending: _Resending, stretches: Iterator[_CapturedStretch]) -> No
         See `check_resent`.
     """
     unknown = None
-    for stretch in stretches:
+    for log_range in log_ranges:
         try:
-            if _is_same(resending, stretch):
+            if _is_same(resending, log_range):
                 break
         except PgOutputError as error:
             if getattr(error, "sqlstate", None) not in _UNKNOWABLE:
@@ -169,32 +169,32 @@ def _compare(resending: _Resending, stretches: Iterator[_CapturedStretch]) -> No
         )  # fmt: skip
 
 
-def _stretches(
+def _log_ranges(
     directory: Path, segments: list[Segment], begin: int, position: int
-) -> Iterator[_CapturedStretch]:
-    """Yield the stretches between two LSNs, the last one first."""
+) -> Iterator[_CapturedRange]:
+    """Yield the ranges between two LSNs, the last one first."""
     last = max([begin, *(segment.end_lsn for segment in segments[-1:])])
     stored = stored_metadata(directory)
     if last < position and stored is not None:
-        yield _CapturedStretch(max(last, asked_since(directory)), position, stored, [])
+        yield _CapturedRange(max(last, asked_since(directory)), position, stored, [])
     end, before = last, None
-    stretch_segments: list[Segment] = []
+    range_segments: list[Segment] = []
     for segment in reversed(segments):
         with SegmentReader(segment.path) as reader:
             metadata = reader.metadata
         if before is not None and metadata.asked != before.asked:
-            yield _CapturedStretch(segment.end_lsn, end, before, stretch_segments)
-            end, stretch_segments = segment.end_lsn, []
-        stretch_segments, before = [segment, *stretch_segments], metadata
+            yield _CapturedRange(segment.end_lsn, end, before, range_segments)
+            end, range_segments = segment.end_lsn, []
+        range_segments, before = [segment, *range_segments], metadata
     if before is not None:
-        yield _CapturedStretch(begin, end, before, stretch_segments)
+        yield _CapturedRange(begin, end, before, range_segments)
 
 
-def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
-    """Return whether a stretch has a common transaction after which neither side has others.
+def _is_same(resending: _Resending, log_range: _CapturedRange) -> bool:
+    """Return whether a range has a common transaction after which neither side has others.
 
     The two histories are then the same up to that transaction, even if publications that changed
-    meanwhile make earlier ones look different. False if the stretch has no transaction with
+    meanwhile make earlier ones look different. False if the range has no transaction with
     changes.
 
     Raises
@@ -203,9 +203,9 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
         After the last common transaction, one side has a transaction that the other lacks.
     """
     same, other = False, None
-    with _resent(resending, stretch) as resent:
+    with _resent(resending, log_range) as resent:
         both = heapq.merge(
-            _captured(stretch), resent, key=lambda transaction: transaction.commit.lsn
+            _captured(log_range), resent, key=lambda transaction: transaction.commit.lsn
         )
         for _, group in itertools.groupby(both, key=lambda transaction: transaction.commit.lsn):
             first, *more = group
@@ -216,14 +216,14 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
     if other is None:
         return same
     at = f"transaction {other.commit.xid} at {format_lsn(other.commit.lsn)}"
-    told = (
+    difference = (
         f"{resending.directory} has {at}, which the server did not commit"
-        if other.is_held
+        if other.is_captured
         else f"the server has committed {at}, which {resending.directory} lacks"
     )
     raise PgOutputError(
-        f"{told}: an earlier state of the server was restored, together with slot "
-        f"{resending.slot.name!r}. The change log up to {format_lsn(stretch.end)} does not fit "
+        f"{difference}: an earlier state of the server was restored, together with slot "
+        f"{resending.slot.name!r}. The change log up to {format_lsn(log_range.end)} does not fit "
         f"the server any more",
         code="another_history",
         hint=new_slot_advice(resending.slot.name),
@@ -231,17 +231,19 @@ def _is_same(resending: _Resending, stretch: _CapturedStretch) -> bool:
     )
 
 
-def _captured(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
-    """Yield the transactions of a stretch of the change log, each one once."""
-    for commit, parts in itertools.groupby(_captured_parts(stretch), key=lambda part: part.commit):
-        yield _FoundTransaction(commit, True, any(part.has_changes for part in parts))
+def _captured(log_range: _CapturedRange) -> Iterator[_ComparedTransaction]:
+    """Yield the transactions of a range of the change log, each one once."""
+    for commit, parts in itertools.groupby(
+        _captured_parts(log_range), key=lambda part: part.commit
+    ):
+        yield _ComparedTransaction(commit, True, any(part.has_changes for part in parts))
 
 
-def _captured_parts(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
+def _captured_parts(log_range: _CapturedRange) -> Iterator[_ComparedTransaction]:
     """Yield the same; a transaction in several record batches comes once for each batch."""
     import numpy as np
 
-    for segment in stretch.segments:
+    for segment in log_range.segments:
         with SegmentReader(segment.path) as reader:
             for batch in reader:
                 inside = batch.filter(batch.column("commit_lsn").is_valid())
@@ -256,28 +258,28 @@ def _captured_parts(stretch: _CapturedStretch) -> Iterator[_FoundTransaction]:
                     lsns[first].tolist(), times[first].tolist(), xids[first].tolist(),
                     changes.tolist(), strict=True,
                 ):  # fmt: skip
-                    if lsn >= stretch.begin:
-                        yield _FoundTransaction(_ResentCommit(lsn, time, xid), True, has_changes)
+                    if lsn >= log_range.begin:
+                        yield _ComparedTransaction(_ResentCommit(lsn, time, xid), True, has_changes)
 
 
 @contextlib.contextmanager
 def _resent(
-    resending: _Resending, stretch: _CapturedStretch
-) -> Iterator[Iterator[_FoundTransaction]]:
-    """Ask the server which transactions of a stretch it would send again; yields an iterator."""
+    resending: _Resending, log_range: _CapturedRange
+) -> Iterator[Iterator[_ComparedTransaction]]:
+    """Ask the server which transactions of a range it would send again; yields an iterator."""
     connection, slot = resending.connection, resending.slot
     # The SQL function streams no transaction in parts. A slot marked two_phase sends the changes of
     # a prepared transaction at its PREPARE, and a Commit Prepared at its end, whichever option the
     # captured session had.
     two_phase = slot.two_phase and connection.server_version >= 150000
-    options = {**stretch.metadata.options, "proto_version": "3" if two_phase else "1"}
+    options = {**log_range.metadata.options, "proto_version": "3" if two_phase else "1"}
     options.pop("streaming", None)
     options.pop("two_phase", None)
     if two_phase:
         options["two_phase"] = "on"
     command = _QUERY.format(
         begin=ord("B"), committed=ord("K"), tags=_TAGS, slot=slot.name,
-        end=format_lsn(stretch.end), options=[*itertools.chain.from_iterable(options.items())],
+        end=format_lsn(log_range.end), options=[*itertools.chain.from_iterable(options.items())],
     )  # fmt: skip
     # The server decodes that part of its log, which may take long.
     for setting, since in (("statement_timeout", 0), ("transaction_timeout", 170000)):
@@ -286,19 +288,19 @@ def _resent(
     connection.query("BEGIN")
     try:
         connection.query(command, waits=True)
-        yield _fetched(connection, stretch)
+        yield _fetched(connection, log_range)
     finally:
         with contextlib.suppress(PgOutputError):  # the connection may be lost
             connection.query("ROLLBACK")
 
 
 def _fetched(
-    connection: ReplicationConnection, stretch: _CapturedStretch
-) -> Iterator[_FoundTransaction]:
+    connection: ReplicationConnection, log_range: _CapturedRange
+) -> Iterator[_ComparedTransaction]:
     while rows := connection.query(f"FETCH {_FETCHED} FROM resent", waits=True):
         for xid, commit, has_changes in rows:
             lsn, time = struct.unpack(">Qq", bytes.fromhex(str(commit)))
-            if stretch.begin <= lsn < stretch.end:
-                yield _FoundTransaction(
+            if log_range.begin <= lsn < log_range.end:
+                yield _ComparedTransaction(
                     _ResentCommit(lsn, time, int(str(xid))), False, has_changes is True
                 )

@@ -104,14 +104,14 @@ class Source:
                     "it works once the standby is promoted",
                     code="standby",
                 )
-            started, begin, options = self._look(connection, position, timeline, received)
+            started, begin, options = self._plan_stream(connection, position, timeline, received)
 
-            def look_again() -> int:
+            def retry_lsn() -> int:
                 nonlocal started
-                started, begin, _ = self._look(connection, position, timeline, received)
+                started, begin, _ = self._plan_stream(connection, position, timeline, received)
                 return begin
 
-            connection.start(self.slot, begin, options, look_again)
+            connection.start(self.slot, begin, options, retry_lsn)
             self._streams = "streaming" in options
         except BaseException:
             connection.close()
@@ -140,9 +140,9 @@ class Source:
         """
         with ReplicationConnection(self._parameters) as connection:
             self._check_system(connection)
-            self._look(connection, position, timeline, 0)
+            self._plan_stream(connection, position, timeline, 0)
 
-    def _look(
+    def _plan_stream(
         self,
         connection: ReplicationConnection,
         position: int | None,

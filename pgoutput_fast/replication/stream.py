@@ -92,7 +92,7 @@ class ReplicationStream:
         self._assembling = assembling or {}
         self._on_idle = on_idle
         self._keeps = keeps  # whether the consumer stores its own position
-        self._told_idle = time.monotonic()
+        self._idle_reported_at = time.monotonic()
         self._gave_frames = False
         self._delivery: Delivery | None = None
         self._left_over: deque[tuple[int, int, int, bytes]] = deque()
@@ -240,8 +240,8 @@ class ReplicationStream:
     def _tell_idle(self, lsn: int) -> None:
         """Have the consumer store an LSN before which no change is left; then acknowledge it."""
         now = time.monotonic()
-        if self._on_idle is not None and now - self._told_idle >= _IDLE_INTERVAL:
-            self._told_idle = now
+        if self._on_idle is not None and now - self._idle_reported_at >= _IDLE_INTERVAL:
+            self._idle_reported_at = now
             self._on_idle(lsn)
             self._link.receiver.acknowledged = lsn
 
@@ -277,11 +277,11 @@ class ReplicationStream:
             frames = list(self._left_over)
             self._left_over.clear()
             return Batch(frames, None)
-        taken = Taken()
-        if not self._link.receiver.receive(taken, timeout):
+        batch = Taken()
+        if not self._link.receiver.receive(batch, timeout):
             return None
-        self._gave_frames = self._gave_frames or bool(taken.frames)
-        return Batch(taken.frames, taken.keepalive)
+        self._gave_frames = self._gave_frames or bool(batch.frames)
+        return Batch(batch.frames, batch.keepalive)
 
     def acknowledge(self, done: int | Transaction | TransactionGroup) -> None:
         """Tell the server that everything up to an LSN is durable: it won't send that again.

@@ -43,7 +43,7 @@ _TIDY_INTERVAL = 10.0
 _TIDY_SHARE = 0.05
 _WATCH_INTERVAL = 10.0
 _WARNING_INTERVAL = 3600.0  # seconds between two warnings of the same consumer
-_MUCH_KEPT = 1 << 30  # warn of a consumer that is this many bytes of the log behind
+_MUCH_UNREAD = 1 << 30  # warn of a consumer that is this many bytes of the log behind
 _SILENT_AFTER = 2 * 86400.0  # seconds; a reader that runs once a day is not silent
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Upkeep:
         self._copies = options.snapshot != "never"
         self._check_space()
         self._tables = SnapshotStates(writer.directory)
-        self._seen: dict[int, list[str]] = {}  # names of announced tables, by relation id
+        self._announced: dict[int, list[str]] = {}  # names of announced tables, by relation id
         self._tell_that_none_joins()
         # By relation id: the last snapshot, and the fields of its file.
         self._stored: dict[int, tuple[Snapshot, dict[str, object]]] = {}
@@ -196,7 +196,7 @@ class Upkeep:
         tell: Callable[[], None],
     ) -> None:
         """Wait until a worker's thread has nothing to do; raise what `failure` returns."""
-        told = time.monotonic()
+        last_call = time.monotonic()
         while not worker.is_idle:
             if stop is not None and stop.is_set():
                 return
@@ -204,8 +204,8 @@ class Upkeep:
             if why is not None:
                 raise why
             time.sleep(_POLL)
-            if time.monotonic() - told >= _TICK:
-                told = time.monotonic()
+            if time.monotonic() - last_call >= _TICK:
+                last_call = time.monotonic()
                 tell()
 
     def see(self, frame: bytes) -> None:
@@ -219,7 +219,7 @@ class Upkeep:
         if frame[:1] != b"R":
             return
         relation: Any = decode_rare(frame, in_stream=False, encoding="latin-1")
-        self._seen[relation.relation_id] = [relation.namespace or "pg_catalog", relation.name]
+        self._announced[relation.relation_id] = [relation.namespace or "pg_catalog", relation.name]
 
     def record(self, run: Run) -> None:
         """Record the catalogue changes that frames announce, before any frame is written."""
@@ -234,20 +234,20 @@ class Upkeep:
         end_lsn : int
             Everything that is written next was committed before this LSN.
         """
-        if not self._seen or not self._copies:
+        if not self._announced or not self._copies:
             return
         # The stream may lag: a table that left the publications at a later LSN still comes. Its
         # changes before that LSN count, so keep the announcement for later.
-        before, self._seen = self._seen, {}
+        before, self._announced = self._announced, {}
         for relation_id in list(before):
             if self._left_at(relation_id) >= end_lsn:
-                self._seen[relation_id] = before.pop(relation_id)
+                self._announced[relation_id] = before.pop(relation_id)
         if not before:
             return
         waiting = self._tables.waiting
         new = {oid: name for oid, name in before.items() if oid not in waiting}
         if new:
-            self._look_again(new)
+            self._request_changed(new)
 
     def _left_at(self, relation_id: int) -> int:
         """Return the LSN at which a table left the publications; 0 if it did not."""
@@ -255,7 +255,7 @@ class Upkeep:
         last = state.all_snapshots[-1] if state is not None else None
         return last.lsn if last is not None and last.state == "gone" else 0
 
-    def _look_again(self, seen: dict[int, list[str]]) -> None:
+    def _request_changed(self, announced: dict[int, list[str]]) -> None:
         """Request snapshots of announced tables that are new, or left and returned, or changed.
 
         The server announces a partition even if its changes come as changes of its root. The
@@ -266,14 +266,14 @@ class Upkeep:
         except PgOutputError as error:
             _log.warning("can't check how tables changed, so they get new snapshots: %s", error)
             members = Members({}, 0)
-        for relation_id in seen.keys() - members.partitions:
+        for relation_id in announced.keys() - members.partitions:
             state = self._tables.states.get(relation_id)
             is_gone = state is not None and relation_id not in members.tables
             if is_gone and self._leave(relation_id, members.lsn, members):
                 continue
             why = self._change(relation_id, members)
             if why is not None:
-                self._order(relation_id, seen[relation_id], why)
+                self._order(relation_id, announced[relation_id], why)
 
     def _order(self, relation_id: int, table: list[str], why: str) -> None:
         """Request a snapshot of a table, unless it waits for one already.
@@ -338,11 +338,11 @@ class Upkeep:
         member = members.tables.get(relation_id)
         if member is None:
             return "its changes came, but it is not published any more, or this can't be checked"
-        known = self._stored.get(relation_id)
-        if known is None or known[0] != last:
+        stored_fields = self._stored.get(relation_id)
+        if stored_fields is None or stored_fields[0] != last:
             # The file of a snapshot does not change, so it is read once.
-            known = self._stored[relation_id] = last, self._tables.fields(last)
-        return member.change(known[1])
+            stored_fields = self._stored[relation_id] = last, self._tables.fields(last)
+        return member.change(stored_fields[1])
 
     def _take_requests(self) -> None:
         for relation_id, request in requested(self._directory).items():
@@ -462,10 +462,10 @@ class Upkeep:
                 # An upload may take long without moving its position, and did not move before this
                 # process began. So the time of its failures counts.
                 silent = self._uploader.failing_for
-            kept = self._writer.position - consumer.position.least
-            if silent >= most and kept > 0 and self._options.give_up:
+            unread = self._writer.position - consumer.position.least
+            if silent >= most and unread > 0 and self._options.give_up:
                 self._give_up(consumer.name, silent)
-            elif kept < _MUCH_KEPT and (silent < most or kept <= 0):
+            elif unread < _MUCH_UNREAD and (silent < most or unread <= 0):
                 self._warned.pop(consumer.name, None)
             elif now - self._warned.get(consumer.name, 0.0) >= _WARNING_INTERVAL:
                 self._warned[consumer.name] = now
@@ -473,7 +473,7 @@ class Upkeep:
                     "consumer %s has not moved for %.0f s and is %s bytes of the log behind: the "
                     "change log keeps all files that it has not read. If nobody uses this consumer "
                     "any more, remove it: pgoutput-fast consumers --dir %s remove %s",
-                    consumer.name, silent, f"{kept:,}", shlex.quote(str(self._directory)),
+                    consumer.name, silent, f"{unread:,}", shlex.quote(str(self._directory)),
                     consumer.name,
                 )  # fmt: skip
 

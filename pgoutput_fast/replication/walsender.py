@@ -201,15 +201,15 @@ class ReplicationConnection:
         self._connection = dsn.open(replication=True)
         try:
             self.server_version = self._connection.info.server_version
-            self.settings = {name: self._one(f"SHOW {name}") for name in SESSION_SETTINGS}
+            self.settings = {name: self._first_value(f"SHOW {name}") for name in SESSION_SETTINGS}
             self.settings["client_encoding"] = frame_encoding(self.pgconn)
             rows = self.query("IDENTIFY_SYSTEM", advice=IDENTIFY_ADVICE)
             self.system_identifier = str(rows[0][0])
             self.timeline = int(str(rows[0][1]))
             self.end_lsn = parse_lsn(str(rows[0][2]))
             self.database = str(rows[0][3])
-            self.in_recovery = self._one(_IN_RECOVERY) == "True"
-            self._started = self._one("SELECT pg_catalog.pg_postmaster_start_time()")
+            self.in_recovery = self._first_value(_IN_RECOVERY) == "True"
+            self._started = self._first_value("SELECT pg_catalog.pg_postmaster_start_time()")
             timeout = self.query(
                 "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
             )
@@ -281,7 +281,7 @@ class ReplicationConnection:
                 f"{words} failed", str(error), error.sqlstate, advice or ADVICE, SLOT_CODES
             ) from error
 
-    def _one(self, command: str) -> str:
+    def _first_value(self, command: str) -> str:
         return str(self.query(command)[0][0])
 
     def follow_timeline(self) -> None:
@@ -519,7 +519,7 @@ class ReplicationConnection:
         pgconn = self.pgconn
         now = time.monotonic()
         tell, deadline = now + _TELL_AFTER, now + (math.inf if timeout is None else timeout)
-        told = result = None
+        logged_wait = result = None
         try:
             pgconn.send_query(command)
             while pgconn.is_busy():
@@ -535,8 +535,8 @@ class ReplicationConnection:
                             code="timed_out",
                         )
                     tell = time.monotonic() + _TELL_AGAIN
-                    if waits_for != told:
-                        told = waits_for
+                    if waits_for != logged_wait:
+                        logged_wait = waits_for
                         _log.warning(
                             "the server makes slot %s when all running transactions have ended; "
                             "it waits for %s",
@@ -668,7 +668,7 @@ class ReplicationConnection:
         slot: str,
         lsn: int,
         options: Mapping[str, str],
-        look_again: Callable[[], int] | None = None,
+        retry_lsn: Callable[[], int] | None = None,
     ) -> None:
         """Run START_REPLICATION: the connection is a stream from then on, in COPY mode.
 
@@ -681,13 +681,13 @@ class ReplicationConnection:
             Where to begin. The server begins later if the slot was acknowledged up to a later LSN.
         options : mapping of str to str
             The options of the plugin, by name.
-        look_again : callable, optional
+        retry_lsn : callable, optional
             Returns the LSN for another try: meanwhile, another reader may have moved the slot on.
 
         Raises
         ------
         PgOutputError
-            The server refuses, the connection is lost, or `look_again` raises this error.
+            The server refuses, the connection is lost, or `retry_lsn` raises this error.
         TypeError
             `slot` is no str.
         """
@@ -702,7 +702,7 @@ class ReplicationConnection:
         self.query(f"SET client_encoding = '{self.settings['client_encoding']}'")
         # While libpq reads the answer, it may already get a notice that follows the answer.
         pgconn.notice_handler = self._on_notice
-        told = ""
+        logged_refusal = ""
         for wait in (*_BUSY_WAITS, None):
             command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({option_list})'
             try:
@@ -727,12 +727,12 @@ class ReplicationConnection:
                     pass
             if refused.sqlstate != "55006" or wait is None:
                 raise refused
-            still = f"slot {slot!r} is still in use" if str(refused) == told else refused
+            still = f"slot {slot!r} is still in use" if str(refused) == logged_refusal else refused
             _log.info("%s; trying again in %s s", still, wait)
-            told = str(refused)
+            logged_refusal = str(refused)
             time.sleep(wait)
-            if look_again is not None:
-                lsn = look_again()
+            if retry_lsn is not None:
+                lsn = retry_lsn()
 
     def _on_notice(self, result: pq.abc.PGresult) -> None:
         self.left_out = self.left_out or left_out_error(result)
