@@ -99,11 +99,11 @@ class PreparedTransactions:
         """
         for name in PREPARED.names(self._of):
             path = self._directory / name
-            kept = _read(path, spill_directory)
-            self._paths[kept.xid, kept.gid] = path
-            yield kept
+            prepared = _read(path, spill_directory)
+            self._paths[prepared.xid, prepared.gid] = path
+            yield prepared
 
-    def keep(self, kept: Prepared) -> None:
+    def keep(self, prepared: Prepared) -> None:
         """Write a prepared transaction to a synced file, unless it is not needed.
 
         The server sends a transaction again if the slot's acknowledged position allows it. There
@@ -120,18 +120,18 @@ class PreparedTransactions:
         PgOutputError
             The file can't be written.
         """
-        is_there = (kept.xid, kept.gid) in self._paths
-        if kept.lsn < self._position and (is_there or self._is_past):
+        is_there = (prepared.xid, prepared.gid) in self._paths
+        if prepared.lsn < self._position and (is_there or self._is_past):
             return
-        path = self._directory / f"{kept.lsn:016X}-{kept.xid:08X}.arrow"
+        path = self._directory / f"{prepared.lsn:016X}-{prepared.xid:08X}.arrow"
         try:
             PREPARED.make(self._of)
             with becoming(path) as temporary:
-                _write(temporary, kept)
+                _write(temporary, prepared)
             fsync_path(self._directory)
         except OSError as error:
             raise self._refused(error) from error
-        self._paths[kept.xid, kept.gid] = path
+        self._paths[prepared.xid, prepared.gid] = path
 
     def end(self, xid: int, gid: str, end_lsn: int) -> None:
         """Note that a transaction was committed or rolled back by a record that ends at `end_lsn`.
@@ -196,19 +196,20 @@ def _schema(header: bytes) -> Any:
     )
 
 
-def _write(path: Path, kept: Prepared) -> None:
+def _write(path: Path, prepared: Prepared) -> None:
     """Write and sync a file under its temporary name."""
     import numpy as np
 
     pa = require_pyarrow()
-    stage = kept.stage
+    stage = prepared.stage
     header = json.dumps(
         dataclasses.asdict(
             _Header(
-                _FORMAT_VERSION, kept.xid, kept.gid, kept.lsn, stage.in_stream, stage.origin,
+                _FORMAT_VERSION, prepared.xid, prepared.gid, prepared.lsn, stage.in_stream,
+                stage.origin,
                 [index for index, _ in stage.announced],
                 [frame.hex() for _, frame in stage.announced],
-                [frame.hex() for frame in kept.known],
+                [frame.hex() for frame in prepared.prior_frames],
             )
         )
     ).encode()  # fmt: skip
@@ -279,8 +280,8 @@ def _read(path: Path, spill_directory: Path | None) -> Prepared:
             stage.origin = header.origin
             announced = map(bytes.fromhex, header.announced)
             stage.announced = list(zip(header.announced_at, announced, strict=True))
-            known = [bytes.fromhex(frame) for frame in header.known]
-            return Prepared(header.xid, header.gid, header.lsn, stage, known)
+            prior_frames = [bytes.fromhex(frame) for frame in header.known]
+            return Prepared(header.xid, header.gid, header.lsn, stage, prior_frames)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise PgOutputError(
             f"can't read {path} ({printable(str(error))}), which has a prepared transaction that "

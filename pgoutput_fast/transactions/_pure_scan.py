@@ -37,12 +37,12 @@ def packed(data: Any, offsets: Any) -> list[tuple[Any, Any]]:
     if offsets is not None:
         pieces_of(data, offsets)  # which refuses wrong arguments
         return [(memoryview(data).cast("B"), np.ascontiguousarray(offsets, np.int64))]
-    found = []
+    buffers = []
     for piece in pieces_of(data, None):
         frames = [piece[i] for i in range(len(piece))]
         ends = np.cumsum([0, *map(len, frames)], dtype=np.int64)
-        found.append((b"".join(frames), ends))
-    return found
+        buffers.append((b"".join(frames), ends))
+    return buffers
 
 
 def whole(data: Any, offsets: Any, start: int) -> tuple[Any, int]:
@@ -63,7 +63,7 @@ def whole(data: Any, offsets: Any, start: int) -> tuple[Any, int]:
     int
         Index of the first frame behind these transactions.
     """
-    found: list[tuple[int, ...]] = []
+    transactions: list[tuple[int, ...]] = []
     ends = offsets.tolist()
     count = len(ends) - 1
     while start < count:
@@ -76,9 +76,9 @@ def whole(data: Any, offsets: Any, start: int) -> tuple[Any, int]:
             break
         begin = bytes(data[ends[start] : ends[start + 1]])
         commit_lsn, end_lsn, time = _read_commit(bytes(data[ends[i] : ends[i + 1]]))
-        found.append((start, *_read_begin(begin), commit_lsn, end_lsn, time & (1 << 64) - 1))
+        transactions.append((start, *_read_begin(begin), commit_lsn, end_lsn, time & (1 << 64) - 1))
         start = i + 1
-    return np.array(found, np.uint64).reshape(len(found), 5), start
+    return np.array(transactions, np.uint64).reshape(len(transactions), 5), start
 
 
 def scan(data: Any, offsets: Any, start: int, in_chunk: bool) -> tuple[list[tuple[int, int]], int]:
@@ -138,7 +138,7 @@ def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[t
         OID of a relation and index of its first row, in the order of the frames. A Truncate is a
         row of each of its relations.
     """
-    found: dict[int, int] = {}
+    first_rows: dict[int, int] = {}
     for i in range(len(offsets) - 1):
         at, end = int(offsets[i]), int(offsets[i + 1])
         if at == end or data[at] not in _ROWS:
@@ -149,5 +149,5 @@ def first_uses(data: Any, offsets: Any, relation_ids: Collection[int]) -> list[t
         for start in range(0, len(part) - 3, 4):
             relation_id = int.from_bytes(part[start : start + 4], "big")
             if relation_id in relation_ids:
-                found.setdefault(relation_id, i)
-    return list(found.items())
+                first_rows.setdefault(relation_id, i)
+    return list(first_rows.items())

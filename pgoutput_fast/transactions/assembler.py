@@ -47,7 +47,7 @@ from .context import (
 )
 from .runs import Run, runs_of
 from .staging import Stage
-from .transaction import Kind, Transaction, TransactionGroup, made
+from .transaction import Kind, Transaction, TransactionGroup, make_transaction
 
 _ROWS = frozenset(b"IUDT")
 _XID = slice(
@@ -142,9 +142,9 @@ class Assembler:
         make_columnar(self._state)  # so that wrong arguments are refused here
         self._followers = (Follower(make_columnar), Follower(message_decoder))
         self._prepared: dict[tuple[int, str], Prepared] = {}
-        # The stretches of the log in which some transaction is prepared, from the first PREPARE to
+        # The ranges of the log in which some transaction is prepared, from the first PREPARE to
         # the end of the last transaction. It is replaced as a whole, as another thread reads it.
-        self._stretches: dict[int, float] = {}
+        self._prepared_ranges: dict[int, float] = {}
         self._safe_lsn = 0
         # What was announced in transactions that were not delivered, by relation: in prepared ones,
         # and in those that come again. The server does not announce it again, even if the
@@ -206,26 +206,28 @@ class Assembler:
         of the log. Otherwise it is the last place before `done` where none was prepared. The LSN
         never decreases. Any thread may call this method.
         """
-        stretches = self._stretches
-        while inside := [begin for begin, end in stretches.items() if begin < done < end]:
+        ranges = self._prepared_ranges
+        while inside := [begin for begin, end in ranges.items() if begin < done < end]:
             done = min(inside)
         self._safe_lsn = max(self._safe_lsn, done)
         return self._safe_lsn
 
-    def _extend_stretch(self, begin: int) -> None:
+    def _extend_prepared_range(self, begin: int) -> None:
         """Note that a transaction was prepared."""
         if self._keeps_in_memory:
-            kept = {start: end for start, end in self._stretches.items() if end > self._safe_lsn}
-            since = next((start for start, end in kept.items() if end == math.inf), begin)
-            kept.pop(since, None)
-            self._stretches = {**kept, min(since, begin): math.inf}
+            ranges = {
+                start: end for start, end in self._prepared_ranges.items() if end > self._safe_lsn
+            }
+            since = next((start for start, end in ranges.items() if end == math.inf), begin)
+            ranges.pop(since, None)
+            self._prepared_ranges = {**ranges, min(since, begin): math.inf}
 
-    def _end_stretch(self, end: int) -> None:
+    def _end_prepared_range(self, end: int) -> None:
         """Note that a prepared transaction was committed or rolled back."""
         if self._keeps_in_memory and not self._prepared:
-            self._stretches = {
+            self._prepared_ranges = {
                 begin: end if until == math.inf else until
-                for begin, until in self._stretches.items()
+                for begin, until in self._prepared_ranges.items()
             }
 
     def _stages(self) -> Iterator[Stage]:
@@ -269,7 +271,7 @@ class Assembler:
             `frames`, `offsets` or `lsns` are of no supported form.
         """
         # Not in the generator: all frames are taken now.
-        return _one_by_one(self.feed_groups(runs_of(frames, offsets, lsns)))
+        return _single_transactions(self.feed_groups(runs_of(frames, offsets, lsns)))
 
     def feed_groups(self, runs: list[Run]) -> Iterator[_Arrival]:
         """Take the next frames, as :meth:`feed` does, given as runs.
@@ -518,14 +520,16 @@ class Assembler:
         key = (message.xid, message.gid)
         if not self._at_prepare:
             content = Stage(None, in_stream=False) if stage is None else stage
-            known = self._known_to(content)
+            prior_frames = self._prior_frames(content)
             if not content.in_stream:
                 self._await(content.announced)
-            kept = Prepared(message.xid, message.gid, message.prepare_lsn, content, known)
+            prepared = Prepared(
+                message.xid, message.gid, message.prepare_lsn, content, prior_frames
+            )
             if self._keeper is not None:
-                self._keeper.keep(kept)
-            self._prepared[key] = kept
-            self._extend_stretch(kept.lsn)
+                self._keeper.keep(prepared)
+            self._prepared[key] = prepared
+            self._extend_prepared_range(prepared.lsn)
             return
         delivered = Stage(None, in_stream=False)
         self._prepared[key] = Prepared(*key, message.prepare_lsn, delivered, [])
@@ -564,7 +568,7 @@ class Assembler:
             lsn, end, time = message.rollback_end_lsn, message.rollback_end_lsn, None
         if self._keeper is not None:
             self._keeper.end(*key, end)
-        self._end_stretch(end)
+        self._end_prepared_range(end)
         kind: Kind = "commit"
         if self._at_prepare:
             kind, stage = "commit prepared" if commits else "rollback prepared", None
@@ -573,10 +577,10 @@ class Assembler:
         self._deliver(
             arrivals, kind, message.xid, lsn, end, time, None if stage is None else stage.origin,
             message.gid, stage, [] if stage is None else stage.announced,
-            None if prepared is None else prepared.known,
+            None if prepared is None else prepared.prior_frames,
         )  # fmt: skip
 
-    def _known_to(self, stage: Stage) -> list[bytes]:
+    def _prior_frames(self, stage: Stage) -> list[bytes]:
         """Return the Types and Relations that a prepared transaction uses, as they were before it.
 
         For a keeper all of them, as a later process has none; else those that were announced in
@@ -597,22 +601,22 @@ class Assembler:
             used |= dict.fromkeys(
                 relation_id for relation_id, _ in uses(run.data, run.offsets, relations)
             )
-        known: list[bytes] = []
+        prior_frames: list[bytes] = []
         for relation_id in used:
-            known += self._pending.get(relation_id) or self._frames_of(relation_id)
-        return known
+            prior_frames += self._pending.get(relation_id) or self._frames_of(relation_id)
+        return prior_frames
 
     def _frames_of(self, relation_id: int) -> list[bytes]:
         """Return the Types and the Relation of a relation that is known."""
         types = self._state.plans[relation_id].types
-        known = [type_.frame for oid, type_ in self._state.types.items() if oid in types]
-        return [*known, self._state.relations[relation_id].frame]
+        type_frames = [type_.frame for oid, type_ in self._state.types.items() if oid in types]
+        return [*type_frames, self._state.relations[relation_id].frame]
 
-    def restore(self, kept: Prepared) -> None:
+    def restore(self, prepared: Prepared) -> None:
         """Take back a prepared transaction that was kept by an earlier process."""
-        self._prepared[kept.xid, kept.gid] = kept
-        self._await([(0, frame) for frame in kept.known])
-        self._await(kept.stage.announced)
+        self._prepared[prepared.xid, prepared.gid] = prepared
+        self._await([(0, frame) for frame in prepared.prior_frames])
+        self._await(prepared.stage.announced)
 
     # --- delivery
 
@@ -628,9 +632,11 @@ class Assembler:
         gid: str | None,
         parts: Run | Stage | None,
         announced: list[tuple[int, bytes]],
-        known: list[bytes] | None = None,
+        prior_frames: list[bytes] | None = None,
     ) -> None:
-        """Append a transaction, which is whole now, to `arrivals`; `known` is a prepared one's.
+        """Append a transaction, which is whole now, to `arrivals`.
+
+        `prior_frames` are those of a prepared transaction; see `Prepared`.
 
         Relations and Types that were announced before are left out of its content, as it depends on
         the protocol version and the server's caches how often they are repeated.
@@ -645,25 +651,25 @@ class Assembler:
         inserted: list[tuple[int, list[bytes]]] = []
         stands = [(index, [frame]) for index, frame in announced]
         missing: list[tuple[int, list[bytes]]] = []
-        if (self._pending or known) and isinstance(parts, (Run, Stage)):
-            missing = self._missing(parts, announced, known)
+        if (self._pending or prior_frames) and isinstance(parts, (Run, Stage)):
+            missing = self._missing(parts, announced, prior_frames)
         before_rows = {index for index, _ in missing}
-        kept: list[bytes] = []
+        announcements: list[bytes] = []
         # In their order: what stands in it may need a Type before what is missing does.
         for index, frames in sorted(stands + missing) if missing else stands:
             new = [frame for frame in frames if not self._state.announces(frame)]
             for frame in new:
                 self._state.receive(frame)
-            kept += new
+            announcements += new
             if index in before_rows:
                 inserted.append((index, new))
             elif not new:
                 dropped.append(index)
         before = self._context
-        if kept:
-            self._context = Context(before, kept, self._state)
+        if announcements:
+            self._context = Context(before, announcements, self._state)
         arrivals.append(
-            made(
+            make_transaction(
                 (kind, xid, commit_lsn, end_lsn, commit_time, origin, gid),
                 (
                     parts,
@@ -685,7 +691,10 @@ class Assembler:
                 self._pending[relation_id] = frames
 
     def _missing(
-        self, parts: Run | Stage, announced: list[tuple[int, bytes]], known: list[bytes] | None
+        self,
+        parts: Run | Stage,
+        announced: list[tuple[int, bytes]],
+        prior_frames: list[bytes] | None,
     ) -> list[tuple[int, list[bytes]]]:
         """Return the Relations and Types that a transaction uses and no delivered one announced.
 
@@ -699,9 +708,9 @@ class Assembler:
         missing: list[tuple[int, list[bytes]]] = []
         if not (isinstance(parts, Stage) and parts.in_stream):
             pending = dict(self._pending)
-            if known is not None:
+            if prior_frames is not None:
                 # What it announced itself has been awaited since its PREPARE.
-                before = dict(by_relation(known))
+                before = dict(by_relation(prior_frames))
                 pending = {
                     relation_id: frames
                     for relation_id, frames in pending.items()
@@ -747,7 +756,7 @@ class Prepared(NamedTuple):
     """Of its PREPARE."""
     stage: Stage
     """Its content; empty if that was delivered."""
-    known: list[bytes]
+    prior_frames: list[bytes]
     """Types and Relations that were announced before it and that its rows need: all of them if it
     is to be kept beyond this process, else those that nothing but its delivery would give out."""
 
@@ -755,7 +764,7 @@ class Prepared(NamedTuple):
 class PreparedKeeper(Protocol):
     """Where prepared transactions are kept, so that they are still there for a later process."""
 
-    def keep(self, kept: Prepared) -> None:
+    def keep(self, prepared: Prepared) -> None:
         """Keep one: whatever follows it may be acknowledged when this returns."""
 
     def end(self, xid: int, gid: str, end_lsn: int) -> None:
@@ -796,7 +805,7 @@ class OpenTransaction:
         return index - self.start + (0 if self.stage is None else len(self.stage))
 
 
-def _one_by_one(arrivals: Iterator[_Arrival]) -> Iterator[Transaction]:
+def _single_transactions(arrivals: Iterator[_Arrival]) -> Iterator[Transaction]:
     for arrival in arrivals:
         yield from arrival.transactions()
 

@@ -16,7 +16,7 @@ from ..columnar.decoder import ColumnarDecoder
 from ..decoding.state import StreamState
 from ..protocol.wire import relation_id_of
 
-_KEPT_STATES = 64
+_STATE_INTERVAL = 64
 """Each context whose number is a multiple of this keeps its whole state: to restore any other one,
 at most so many contexts are gone through."""
 
@@ -41,7 +41,7 @@ class Context:
         self._depth: int = 0 if parent is None else parent._depth + 1
         self._parent, self._frames = parent, frames
         self._state: StreamState | None = None
-        if self._depth % _KEPT_STATES == 0:
+        if self._depth % _STATE_INTERVAL == 0:
             self._state = state.copy()
             self._parent, self._frames = None, []
 

@@ -123,9 +123,9 @@ class Stage:
                     self._blocks.append(block._replace(valid=index - self._spilled))
                     self._spilled = index
             return
-        kept = index - self._spilled
-        end = self._ends[kept - 1] if kept else 0
-        del self._data[end:], self._ends[kept:], self._lsns[kept:]
+        remaining = index - self._spilled
+        end = self._ends[remaining - 1] if remaining else 0
+        del self._data[end:], self._ends[remaining:], self._lsns[remaining:]
 
     def end(self) -> None:
         """Forget the subtransactions, as none is rolled back any more."""

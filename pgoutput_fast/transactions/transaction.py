@@ -345,14 +345,18 @@ def _first(mask: Any) -> int:
     return int(mask.argmax()) if mask.any() else len(mask)
 
 
-_SAID = ("kind", "xid", "commit_lsn", "end_lsn", "commit_time", "origin", "gid")
-_KEPT = ("_parts", "_dropped", "_inserted", "_before", "_after", "_followers")
+_PUBLIC_ATTRIBUTES = ("kind", "xid", "commit_lsn", "end_lsn", "commit_time", "origin", "gid")
+_PRIVATE_ATTRIBUTES = ("_parts", "_dropped", "_inserted", "_before", "_after", "_followers")
 
 
-def made(said: tuple[Any, ...], kept: tuple[Any, ...]) -> Transaction:
-    """Make a transaction from its public attributes (`said`) and its private ones (`kept`)."""
+def make_transaction(
+    public_values: tuple[Any, ...], private_values: tuple[Any, ...]
+) -> Transaction:
+    """Make a transaction from the values of its public and of its private attributes."""
     transaction = Transaction.__new__(Transaction)
-    for name, value in zip(_SAID + _KEPT, said + kept, strict=True):
+    for name, value in zip(
+        _PUBLIC_ATTRIBUTES + _PRIVATE_ATTRIBUTES, public_values + private_values, strict=True
+    ):
         setattr(transaction, name, value)
     return transaction
 

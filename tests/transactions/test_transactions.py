@@ -525,8 +525,8 @@ def test_a_table_that_a_rolled_back_transaction_altered(in_stream: bool) -> None
 class RememberedOptions(list[Any]):
     """Keeps prepared transactions for another assembler."""
 
-    def keep(self, kept: Any) -> None:
-        self.append(kept)
+    def keep(self, prepared: Any) -> None:
+        self.append(prepared)
 
     def end(self, xid: int, gid: str, end_lsn: int) -> None:
         pass
