@@ -203,11 +203,11 @@ def check(
     open_, end_lsn, first = place_
     place = _StreamPlace(open_, end_lsn)
     ends = _numbers(offsets, "i", count + 1)
-    numbers = [_numbers(one, form, count) for one, form in zip(columns, "QqIq", strict=True)]
+    numbers = [_numbers(column, form, count) for column, form in zip(columns, "QqIq", strict=True)]
     beside = [_values(values, bits) for values, bits in zip(numbers, valid, strict=True)]
     why: str | None = None
     index = 0
-    for index, found in enumerate(zip(*beside, strict=True)):
+    for index, row_values in enumerate(zip(*beside, strict=True)):
         if not 0 <= ends[index] <= ends[index + 1] <= len(data):
             why = "outside of the data"
             break
@@ -238,7 +238,7 @@ def check(
             expected[:3] = within[:3]
         expected[2] = None if is_snapshot else expected[2]
         expected[3] = seq if seq >= 0 else None
-        if list(found) != expected:
+        if list(row_values) != expected:
             why = "beside columns of another transaction or row"
             break
     return (place.open, place.end_lsn, first), None if why is None else (index, why)

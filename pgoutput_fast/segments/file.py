@@ -88,9 +88,11 @@ class SegmentFile:
     def finish(self, *, last: bool) -> None:
         """Write the end mark with the layout index, and sync the file."""
         self._structure.end(is_last=last)
-        mark = LAST_PART if last else OTHER_PART
+        end_mark = LAST_PART if last else OTHER_PART
         end = end_batch(index_bytes(self._structure.spans()))
-        self._write(end, {CRC_KEY: self._checksum(end, self._metadata + mark), END_KEY: mark})
+        self._write(
+            end, {CRC_KEY: self._checksum(end, self._metadata + end_mark), END_KEY: end_mark}
+        )
         self._arrow.close()
         self._file.flush()
         os.fsync(self._file.fileno())

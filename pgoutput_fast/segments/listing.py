@@ -147,11 +147,11 @@ def newest_forms(segments: list[Segment]) -> Iterator[SegmentGroup]:
 
 def covered(segments: list[Segment]) -> Iterator[tuple[Segment, Segment]]:
     """Yield each file that a merged segment covers, with the file of the merged segment."""
-    kept = [segment for group in newest_forms(segments) for segment in group.parts]
-    names = {segment.path for segment in kept}
+    newest = [segment for group in newest_forms(segments) for segment in group.parts]
+    names = {segment.path for segment in newest}
     for segment in segments:
         if segment.path not in names:
-            for merged in kept:
+            for merged in newest:
                 if merged.start_lsn <= segment.start_lsn and segment.end_lsn <= merged.end_lsn:
                     yield segment, merged
                     break

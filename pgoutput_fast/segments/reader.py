@@ -175,14 +175,14 @@ class SegmentReader:
         if last < 0:
             raise self._damaged("its footer lists no record batches, but each segment has one")
         batch, custom = self._batch(last)
-        mark = custom.get(END_KEY)
-        if mark is None or len(batch) != 1:
+        end_mark = custom.get(END_KEY)
+        if end_mark is None or len(batch) != 1:
             raise self._damaged(
                 f"the last of its {last + 1} record batches is not an end mark, so further record "
                 "batches may be missing"
             )
-        self._check(last, batch, custom, metadata + mark)
-        return last, mark == LAST_PART, batch.column("data")[0].as_py() or b""
+        self._check(last, batch, custom, metadata + end_mark)
+        return last, end_mark == LAST_PART, batch.column("data")[0].as_py() or b""
 
     @property
     def index(self) -> list[Span]:

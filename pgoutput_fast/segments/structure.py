@@ -54,14 +54,14 @@ class Structure:
         start = metadata.start_lsn
         # The arguments of `check` that go from batch to batch.
         self._counter = LayoutCounter()
-        self._place: tuple[Any, ...]
+        self._stream_state: tuple[Any, ...]
         if metadata.snapshot:
             # A snapshot file has rows of one transaction, without Begin and Commit. -1: its first
             # row may have any `seq`.
-            self._place = ((start, 0, 0, -1), start, None)
+            self._stream_state = ((start, 0, 0, -1), start, None)
         else:
             first = "begin or any" if part is None else "begin" if part else "any"
-            self._place = (None, start, first)
+            self._stream_state = (None, start, first)
         self._batches = 0
 
     def check(self, batch: pa.RecordBatch) -> None:
@@ -71,12 +71,12 @@ class Structure:
             beside = [batch.column(name) for name in _BESIDE]
             data = batch.column("data")
             _, offsets, values = data.buffers()
-            self._place, wrong = self._check(
+            self._stream_state, wrong = self._check(
                 count,
                 tuple(column.buffers()[1] for column in beside),
                 tuple(column.buffers()[0] if column.null_count else None for column in beside),
                 b"" if values is None else values, offsets,
-                self._place, self._counter, self._is_snapshot,
+                self._stream_state, self._counter, self._is_snapshot,
             )  # fmt: skip
             if wrong is not None:
                 index, why = wrong
@@ -94,7 +94,7 @@ class Structure:
         is_last : bool
             Whether the file is the last part of its segment.
         """
-        is_open = self._place[0] is not None
+        is_open = self._stream_state[0] is not None
         if not self._is_snapshot and is_open == is_last:
             raise self._error(
                 "it ends within a transaction, and is the last part of its segment"

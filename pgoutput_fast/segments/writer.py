@@ -324,8 +324,8 @@ class SegmentWriter:
             self._check_origin(newest.metadata(), self.directory)
         last_end = groups[-1].end_lsn if groups else None
         acknowledged = self._read_position()
-        known = [lsn for lsn in (last_end, acknowledged) if lsn is not None]
-        self.position = max(known, default=confirmed_flush_lsn)
+        positions = [lsn for lsn in (last_end, acknowledged) if lsn is not None]
+        self.position = max(positions, default=confirmed_flush_lsn)
         slot = f"slot {self._metadata.slot!r} is at {format_lsn(confirmed_flush_lsn)}"
         # A capture acknowledges whole segments only. So a slot beyond the start of the unfinished
         # segment was acknowledged up to its end or further.
@@ -354,7 +354,7 @@ class SegmentWriter:
         # it: a keepalive has said that the server had nothing to send in between.
         self._start_lsn = self._stored_end or self.position if last_end is None else last_end
         self._asked_since = self._asked_since or self.position
-        if not known:
+        if not positions:
             # Without a stored position, nobody would notice if another reader advanced the slot
             # before the first segment is written.
             self._write_position(self.position)
