@@ -147,7 +147,7 @@ class Collector:
         info: Callable[[], tuple[str, dict[str, str]] | None],
     ) -> None:
         self._prefix, self._kinds, self._figures, self._info = prefix, kinds, figures, info
-        self._begun = time.time()
+        self._created = time.time()
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics whose values are known."""
@@ -165,8 +165,8 @@ class Collector:
         name = self._prefix + kind.name
         if isinstance(value, dict):
             samples = [([table], number) for table, number in value.items()]
-            return _family(name, kind, ["table"], samples, self._begun)
-        return _family(name, kind, [], [([], value)], self._begun)
+            return _family(name, kind, ["table"], samples, self._created)
+        return _family(name, kind, [], [([], value)], self._created)
 
 
 def _family(
@@ -174,7 +174,7 @@ def _family(
     kind: MetricKind,
     labels: Sequence[str],
     samples: Iterable[tuple[list[str], float]],
-    begun: float,
+    created: float,
 ) -> Metric:
     """Make a metric from its samples: pairs of label values and a number."""
     if kind.type == "gauge":
@@ -184,7 +184,7 @@ def _family(
         return gauge
     counter = CounterMetricFamily(name, kind.help, labels=labels)
     for of, value in samples:
-        counter.add_metric(list(map(printable, of)), float(value), created=begun)
+        counter.add_metric(list(map(printable, of)), float(value), created=created)
     return counter
 
 
@@ -209,7 +209,7 @@ class QueryCollector:
 
     def __init__(self, queries: Callable[[], Mapping[str, WatchedQuery]]) -> None:
         self._queries = queries
-        self._begun = time.time()
+        self._created = time.time()
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics whose values are known."""
@@ -230,7 +230,7 @@ class QueryCollector:
                 elif value is not None:
                     samples.append(([name], value))
             if samples:
-                yield _family(SYNC_PREFIX + kind.name, kind, names, samples, self._begun)
+                yield _family(SYNC_PREFIX + kind.name, kind, names, samples, self._created)
 
 
 def capture_collector(
