@@ -248,8 +248,8 @@ def _code_of(text: str, sqlstate: str | None, codes: Mapping[str, str]) -> str:
         return "no_rights"
     if sqlstate is None:
         return "connection_lost" if _is_retryable(text, None) else "connection_refused"
-    known = {**_CODES, **codes}
-    matching_codes = (known[key] for key in (sqlstate, sqlstate[:2]) if key in known)
+    all_codes = {**_CODES, **codes}
+    matching_codes = (all_codes[key] for key in (sqlstate, sqlstate[:2]) if key in all_codes)
     return next(matching_codes, "server_refused")
 
 
@@ -279,10 +279,10 @@ def server_error(
         The table concerned, ``namespace.name``.
     """
     text = shortened(text)
-    named = next((told for name, told in _SETTINGS_ADVICE.items() if name in text), None)
+    named = next((hint for name, hint in _SETTINGS_ADVICE.items() if name in text), None)
     todo = named or (_ROLE_ADVICE if _ROLE.search(text) else advice.get(sqlstate or ""))
     if todo is None and sqlstate is None:
-        todo = next((told for words, told in _CONNECTING_ADVICE if words.search(text)), None)
+        todo = next((hint for words, hint in _CONNECTING_ADVICE if words.search(text)), None)
     code = f" (SQLSTATE {sqlstate})" if sqlstate else ""
     said = _in_one_line(_EXCERPT.sub("", text))
     if doing == CANT_CONNECT:
@@ -437,9 +437,9 @@ class ConnectionParameters:
         if dsn is not None and not isinstance(dsn, str):
             raise TypeError(f"the connection string must be a str, not {type(dsn).__name__}")
         values = {name: str(value) for name, value in (keywords or {}).items() if value is not None}
-        known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-        for name in values.keys() - known:
-            hint = near(name, [*known, *arguments])
+        libpq_names = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+        for name in values.keys() - libpq_names:
+            hint = near(name, [*libpq_names, *arguments])
             raise TypeError(
                 f"there is no argument {name!r}, and libpq has no parameter of this name. {hint}"
             )
@@ -447,7 +447,7 @@ class ConnectionParameters:
         try:
             parameters = conninfo.conninfo_to_dict(dsn or "", **values)
         except psycopg.Error as error:
-            why = _unknown_parameter(str(error), dsn or "", known)
+            why = _unknown_parameter(str(error), dsn or "", libpq_names)
         if parameters is None:
             # Raised here, outside of `except`: libpq's error shows the string, and would be the
             # context of this one.
@@ -562,7 +562,7 @@ class ConnectionParameters:
         return connection
 
 
-def _unknown_parameter(said: str, dsn: str, known: Collection[str]) -> str:
+def _unknown_parameter(said: str, dsn: str, libpq_names: Collection[str]) -> str:
     """Return text about an unknown parameter that libpq's message names, and a suggestion.
 
     Return no text unless the name resembles a known one and comes before any password. A password
@@ -572,7 +572,7 @@ def _unknown_parameter(said: str, dsn: str, known: Collection[str]) -> str:
     if match is None:
         return ""
     before, parameter, _ = dsn.rpartition(f"{match[1]}=")
-    close = difflib.get_close_matches(match[1], known, 1)
+    close = difflib.get_close_matches(match[1], libpq_names, 1)
     behind_secret = any(secret in before for secret in _SECRETS)
     in_secret = "://" in before and "@" in dsn.partition("?")[2]
     if not close or not parameter or behind_secret or in_secret:
@@ -689,15 +689,15 @@ def check_publications(
     query = "SELECT pubname FROM pg_catalog.pg_publication ORDER BY pubname"
     try:
         with answered(connection.pgconn):
-            known = [str(name) for (name,) in connection.execute(query).fetchall()]
+            existing = [str(name) for (name,) in connection.execute(query).fetchall()]
     except psycopg.Error as error:
         raise server_error("can't read the publications", str(error), error.sqlstate) from error
-    missing = sorted({*publications}.difference(known))
+    missing = sorted({*publications}.difference(existing))
     if missing:
         quoted = any(name[:1] == name[-1:] == '"' for name in missing)
         raise PgOutputError(
             f"no publication {', '.join(map(repr, missing))} in database "
-            f"{connection.info.dbname!r}, which has {_some(known)}",
+            f"{connection.info.dbname!r}, which has {_some(existing)}",
             code="no_publication",
             parameter="publications",
             hint="CREATE PUBLICATION, or give another name"

@@ -130,15 +130,15 @@ def distinct_names(names: Iterable[str], reserved: Iterable[str] = ()) -> list[s
     reserved : iterable of str
         Names that are already in use.
     """
-    taken = {name.casefold() for name in reserved}
-    begun = {start for name in taken for start in _beginnings(name)}
+    used_names = {name.casefold() for name in reserved}
+    prefixes = {start for name in used_names for start in _beginnings(name)}
     distinct = []
     for name in names:
-        while _is_taken(name.casefold(), taken, begun):
+        while _is_used(name.casefold(), used_names, prefixes):
             name = name.replace(".", "_") if "." in name else f"{name}_"
         distinct.append(name)
-        taken.add(name.casefold())
-        begun.update(_beginnings(name.casefold()))
+        used_names.add(name.casefold())
+        prefixes.update(_beginnings(name.casefold()))
     return distinct
 
 
@@ -149,7 +149,9 @@ def _beginnings(name: str) -> Iterator[str]:
         at = name.find(".", at + 1)
 
 
-def _is_taken(name: str, taken: Collection[str], begun: Collection[str]) -> bool:
+def _is_used(name: str, used_names: Collection[str], prefixes: Collection[str]) -> bool:
     return (
-        name in taken or name in begun or any(beginning in taken for beginning in _beginnings(name))
+        name in used_names
+        or name in prefixes
+        or any(beginning in used_names for beginning in _beginnings(name))
     )

@@ -283,7 +283,7 @@ def arguments_of(function: Callable[..., Any], *kinds: type[Options]) -> set[str
     return names.union(*({field.name for field in kind.options()} for kind in kinds))
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def near(name: str, candidates: Iterable[str]) -> str:
     """Return an error's suggestion for an unknown name: the known name that is most similar."""
-    similar = difflib.get_close_matches(name, [*known], 1)
+    similar = difflib.get_close_matches(name, [*candidates], 1)
     return f"Did you mean {similar[0]}?" if similar else ""

@@ -565,8 +565,8 @@ def read_attributes(
     psycopg.Error
         The server refuses, or the connection is lost.
     """
-    is_known = connection.info.server_version >= 120000
-    query = _ATTRIBUTES.format(generated="attgenerated::text" if is_known else "''")
+    has_generated = connection.info.server_version >= 120000
+    query = _ATTRIBUTES.format(generated="attgenerated::text" if has_generated else "''")
     attributes: dict[int, list[Attribute]] = {oid: [] for oid in relation_ids}
     for relation_id, *fields in _ask(connection, query, list(relation_ids)):
         attributes[relation_id].append(Attribute(*fields))
