@@ -25,7 +25,7 @@ except ImportError as error:
 from typing import TYPE_CHECKING, Any
 
 from ._session import session
-from ._told_errors import error_of
+from ._worker_errors import error_of
 from .arrow_frames import frames_dataframe
 from .dataframes import decode_frames, read_segments
 from .frame_columns import decode_udf

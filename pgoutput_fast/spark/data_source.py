@@ -70,8 +70,8 @@ from ._envelopes import RECORD_DDL, envelopes
 from ._offsets import is_no_offset, newest_of, offset_at, position_of
 from ._planning import read_batches
 from ._source_options import SourceOptions, shown, source_options
-from ._told_errors import telling
 from ._worker import end_quietly
+from ._worker_errors import telling
 from .dataframes import (
     ChosenTable,
     FoundTable,

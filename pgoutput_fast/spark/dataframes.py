@@ -32,7 +32,7 @@ from ._executor import (
     explained,
 )
 from ._planning import Planned, read_batches
-from ._told_errors import telling
+from ._worker_errors import telling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

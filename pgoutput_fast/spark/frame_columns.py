@@ -14,7 +14,7 @@ from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.protocol.messages import Relation, Truncate
 
 from ._executor import FixedVersion, FrameReader
-from ._told_errors import telling
+from ._worker_errors import telling
 from .dataframes import check_session, frames_target, partition, settings_of
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from ._column_types import (
     policies_for,
 )
 from ._state_rows import CHANGE, Position, StateSpan, StateSpans, altered, rows_of, united
-from ._told_errors import telling
+from ._worker_errors import telling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from support.sparks.spark_frames import INT4, insert, land, partitions, relation
 
 from pgoutput_fast.errors import Argument, DecodeError, PgOutputError
 from pgoutput_fast.segments import list_segments
-from pgoutput_fast.spark import PgOutputDataSource, _told_errors, decode_frames, error_of
+from pgoutput_fast.spark import PgOutputDataSource, _worker_errors, decode_frames, error_of
 from pgoutput_fast.spark import read_segments as read
 
 pytestmark = pytest.mark.spark
@@ -43,7 +43,7 @@ def test_an_error_of_a_file_has_its_path(spark, tmp_path, how):
     assert "public.t" in text
     assert path in text
     assert "\n" not in text
-    assert _told_errors._MARK not in text
+    assert _worker_errors._MARK not in text
     assert text in str(exception)
 
 
@@ -137,10 +137,10 @@ def test_errors_of_the_driver_and_causes_are_found():
 
 def test_classes_and_messages_come_back():
     first = DecodeError("a [bad_value] text", code="bad_value", offset=5, tag=None, frame=7)
-    with pytest.raises(PgOutputError) as raised, _told_errors.telling(), _told_errors.telling():
+    with pytest.raises(PgOutputError) as raised, _worker_errors.telling(), _worker_errors.telling():
         raise first
     told = str(raised.value)
-    assert told.count(_told_errors._MARK) == 1
+    assert told.count(_worker_errors._MARK) == 1
     assert told.splitlines()[0] == "frame 7: a [bad_value] text [bad_value]"
     found = error_of(RuntimeError(f"Traceback\n  before: {told}\n\n  behind"))
     assert type(found) is DecodeError
