@@ -202,7 +202,7 @@ def write_changes(
                     max(
                         (file for file, _ in open_files.values()), key=lambda file: file.pending
                     ).flush()
-        told = [file.finish() for file, _ in open_files.values()]
+        manifest = [file.finish() for file, _ in open_files.values()]
     except BaseException as error:
         for file, _ in open_files.values():
             file.discard()
@@ -211,4 +211,4 @@ def write_changes(
                 f"can't write into {output}: {error}", code="io_failed", path=str(output)
             ) from error
         raise
-    yield pa.RecordBatch.from_pylist(told, schema=SCHEMA)
+    yield pa.RecordBatch.from_pylist(manifest, schema=SCHEMA)

@@ -93,7 +93,7 @@ class TableOfFiles(TableWindow):
         self._has_copied = False
 
     def plan_changes(
-        self, schema: pa.Schema, layout: TableLayout, known: Callable[[int], TableInCatalog]
+        self, schema: pa.Schema, layout: TableLayout, catalog_at: Callable[[int], TableInCatalog]
     ) -> _Section:
         """Plan how to write changes of the stream.
 
@@ -106,7 +106,7 @@ class TableOfFiles(TableWindow):
         state_lsn = layout.first_lsn if self._state is None else self._state.lsn
         if layout.first_lsn < max(self.table_state.lsn, writer.lsn, state_lsn):
             raise self._partly()
-        _, form, _ = self._meet(schema, layout.first_lsn, known)
+        _, form, _ = self._meet(schema, layout.first_lsn, catalog_at)
         folded = None
         if self._state is not None and self._parts:
             self._files += [[] for _ in range(len(self._parts) - len(self._files))]
@@ -115,7 +115,7 @@ class TableOfFiles(TableWindow):
         return self._section(schema, form, folded=folded)
 
     def plan_snapshot(
-        self, schema: pa.Schema, known: Callable[[int], TableInCatalog], snapshot: Snapshot
+        self, schema: pa.Schema, catalog_at: Callable[[int], TableInCatalog], snapshot: Snapshot
     ) -> _Section:
         """Plan how to write the rows of a snapshot.
 
@@ -125,7 +125,7 @@ class TableOfFiles(TableWindow):
             The target has the snapshot already, or the window has another one of the table.
         """
         self._files = []
-        self._snapshot_wants = self._begin_snapshot(schema, known(snapshot.lsn), snapshot)
+        self._snapshot_wants = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
         if self._snapshot_wants != (True, self._target.kept.has_state) or self._has_copied:
             raise self._partly()
         self._has_copied = True
@@ -291,11 +291,11 @@ class DistributedWindow(WindowWriter):
                     continue  # not one of the tables to sync
                 schema, relation = decoded
                 window: Any = self._table(relation, layout.first_lsn)
-                known = functools.partial(self._known, relation)
+                catalog_at = functools.partial(self._known, relation)
                 if snapshot is None:
-                    plans[number, relation_id] = window.plan_changes(schema, layout, known)
+                    plans[number, relation_id] = window.plan_changes(schema, layout, catalog_at)
                 else:
-                    plans[number, relation_id] = window.plan_snapshot(schema, known, snapshot)
+                    plans[number, relation_id] = window.plan_snapshot(schema, catalog_at, snapshot)
             self._end_snapshot(snapshot)
             self._tell()
         return plans

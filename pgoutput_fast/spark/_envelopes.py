@@ -112,17 +112,17 @@ def envelopes(
     PgOutputError
         A frame is refused, or a record is too large.
     """
-    known = history_of([directory])
+    schema_history = history_of([directory])
     decoding: dict[str, Any] = {
         "policies": policies, "target": "spark", "tables": tables, "on_error": "raise",
         "max_bytes": 16 << 20, "fill_unchanged": True,
     }  # fmt: skip
     refused: dict[int, list[pa.RecordBatch]] = {}
 
-    def made(
+    def records_of(
         relation: Any, batch: pa.RecordBatch, errors: list[Any] | None = None
     ) -> pa.RecordBatch:
-        key = _primary_key(known, relation, batch)
+        key = _primary_key(schema_history, relation, batch)
         return records(batch, metadata.database, style, key, errors)
 
     def refuse(chunk: Chunk, refusals: list[Refusal]) -> None:
@@ -130,14 +130,14 @@ def envelopes(
             some = refusals[first : first + _REFUSED_ROWS]
             for relation, batch, errors in refused_rows(chunk, some, reader.decoding, explain):
                 waiting = refused.setdefault(relation.relation_id, [])
-                waiting.append(made(relation, batch, errors))
+                waiting.append(records_of(relation, batch, errors))
 
-    reader = ChangeReader(decoding, known, history, refused=refuse)
+    reader = ChangeReader(decoding, schema_history, history, refused=refuse)
     for read in reads:
         for chunk in chunks(read, metadata):
             for changes, batch in reader.changes(chunk):
                 waiting = refused.pop(changes.relation.relation_id, [])
-                yield from _in_order([made(changes.relation, batch), *waiting])
+                yield from _in_order([records_of(changes.relation, batch), *waiting])
             for waiting in refused.values():
                 yield from _in_order(waiting)
             refused.clear()
@@ -154,12 +154,14 @@ def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return sorted_batches
 
 
-def _primary_key(known: History | None, relation: Any, batch: pa.RecordBatch) -> tuple[str, ...]:
+def _primary_key(
+    schema_history: History | None, relation: Any, batch: pa.RecordBatch
+) -> tuple[str, ...]:
     """Return the columns of a table's primary key, or nothing if the history does not have it."""
-    if known is None or known.is_empty:
+    if schema_history is None or schema_history.is_empty:
         return ()
     commit = batch.column("commit_lsn")[0].as_py() or 0
-    table = known.tables_at(commit).catalog.by_id().get(relation.relation_id)
+    table = schema_history.tables_at(commit).catalog.by_id().get(relation.relation_id)
     names = {column.name for column in relation.columns}
     is_there = table is not None and names.issuperset(table.primary_key)
     return table.primary_key if table is not None and is_there else ()
@@ -214,8 +216,8 @@ class _TopicTable:
         self._topic = topic_of(self._prefix, self._namespace, self._name)
         # FULL lists all columns as the key, NOTHING lists none: neither is the primary key.
         tells_key = metadata["pgoutput.replica_identity"] not in ("f", "n")
-        told = json.loads(metadata["pgoutput.key_columns"])
-        self._key_names = told if tells_key else list(primary_key)
+        key_columns = json.loads(metadata["pgoutput.key_columns"])
+        self._key_names = key_columns if tells_key else list(primary_key)
 
     def records(self, changes: pa.RecordBatch, errors: list[Any] | None) -> pa.RecordBatch:
         """Convert changes to records."""
@@ -316,18 +318,18 @@ class _TopicTable:
 
     def _source(self, columns: dict[str, Any]) -> Any:
         """Return the field `source` as JSON: the database, table and position of each change."""
-        told = {
+        connector = {
             "version": __version__, "connector": "postgresql", "name": self._prefix,
         }  # fmt: skip
         commit, lsn = _digits(columns["commit_lsn"]), _digits(columns["lsn"])
         read = pc.equal(columns["op"], "read")
         snapshot = pc.if_else(read, '"true"', '"false"')
         millis, micros, nanos = _units(columns["commit_time"])
-        place = {"schema": self._namespace, "table": self._name}
+        table = {"schema": self._namespace, "table": self._name}
         return joined(
-            _object_of(told)[:-1], ',"ts_ms":', millis, ',"snapshot":', snapshot,
+            _object_of(connector)[:-1], ',"ts_ms":', millis, ',"snapshot":', snapshot,
             f',"db":{json_name(self._database)},"sequence":"[\\"', commit, '\\",\\"', lsn, '\\"]"',
-            ',"ts_us":', micros, ',"ts_ns":', nanos, ",", _object_of(place)[1:-1],
+            ',"ts_us":', micros, ',"ts_ns":', nanos, ",", _object_of(table)[1:-1],
             ',"txId":', _digits(columns["xid"]), ',"lsn":', lsn, ',"xmin":null}',
         )  # fmt: skip
 
@@ -340,8 +342,10 @@ def topic_of(prefix: str, namespace: str, table: str) -> str:
 def _errors_json(errors: list[list[dict[str, str]]]) -> Any:
     """Return the field `errors` of records; the column `errors` has the raw bytes."""
     names = ("code", "column", "message")
-    told = ([{name: error[name] for name in names} for error in row] for row in errors)
-    pieces = (json.dumps(fields, ensure_ascii=False, separators=(",", ":")) for fields in told)
+    row_errors = ([{name: error[name] for name in names} for error in row] for row in errors)
+    pieces = (
+        json.dumps(fields, ensure_ascii=False, separators=(",", ":")) for fields in row_errors
+    )
     return pa.array([f',"errors":{piece}' for piece in pieces], pa.string())
 
 

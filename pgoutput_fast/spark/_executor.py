@@ -109,8 +109,9 @@ class ExecutorTarget:
     history_policy : {"error", "older", "newer"}
         What to do with a value whose type was altered at about the same time.
     since : int, optional
-        Changes from this commit LSN on are refused if they have a column that is not in `known`.
-    known : frozenset of str
+        Changes from this commit LSN on are refused if they have a column that is not in
+        `columns_at_since`.
+    columns_at_since : frozenset of str
         The names of the table's columns at `since`.
     is_settled : bool
         Whether the table was chosen by its name when all of the frames were already there. Then
@@ -127,7 +128,7 @@ class ExecutorTarget:
     history: History | None = None
     history_policy: HistoryPolicy = "error"
     since: int | None = None
-    known: frozenset[str] = frozenset()
+    columns_at_since: frozenset[str] = frozenset()
     is_settled: bool = False
 
     def has(self, relation: Relation) -> bool:
@@ -335,7 +336,7 @@ class _Mapping:
     lacking : list of str
         The names of the target's columns that this version lacks.
     added : list of str
-        The names of this version's columns that are not in the target's `known`.
+        The names of this version's columns that are not in the target's `columns_at_since`.
     relation : str
         The metadata of the relation, as change batches have it, as JSON.
     """
@@ -393,7 +394,7 @@ class _Mapping:
             fields[position] = replace(new_field, name=name, position=position)
         columns = tuple(fields[position] for position in sorted(fields))
         self.layout = Layout(plan, columns, head_fields("spark"), {})
-        self.added = [name for name in positions if name not in target.known]
+        self.added = [name for name in positions if name not in target.columns_at_since]
         metadata = relation_metadata(plan)
         self.relation = json.dumps({name.decode(): metadata[name].decode() for name in metadata})
 
@@ -420,15 +421,15 @@ class _Mapping:
         if not count:
             return array
         counts = pc.fill_null(array.value_lengths(), 0).to_numpy()
-        known = pc.not_equal(ops, "truncate").to_numpy(zero_copy_only=False)
+        is_row_change = pc.not_equal(ops, "truncate").to_numpy(zero_copy_only=False)
         offsets = np.zeros(len(array) + 1, np.int32)
-        offsets[1:] = np.cumsum(counts + known * count)
+        offsets[1:] = np.cumsum(counts + is_row_change * count)
         # Each index points into the missing names, followed by the values of `array`.
         indices = np.empty(offsets[-1], np.int64)
         free = np.ones(offsets[-1], bool)
         for i in range(count):
-            indices[offsets[:-1][known] + i] = i
-            free[offsets[:-1][known] + i] = False
+            indices[offsets[:-1][is_row_change] + i] = i
+            free[offsets[:-1][is_row_change] + i] = False
         values = array.flatten()
         indices[free] = np.arange(len(values)) + count
         names = pa.concat_arrays([pa.array(self.lacking, pa.string()), values])
@@ -459,10 +460,12 @@ class FrameReader:
         self.lsns: pa.Array | None = None  # the LSNs of a batch's frames, where they are known
         self.is_read = read
         self.mappings: dict[Layout, _Mapping] = {}
-        self.told = ""  # the relation of the last batch, so that only a new one is written
+        self.last_relation = ""  # the relation of the last batch, so that only a new one is written
         decoder = decoder_of(target.settings)
         announced = [decoder.decode(frame) for frame in target.relations]
-        self.given = {message.relation_id for message in announced if isinstance(message, Relation)}
+        self.announced_ids = {
+            message.relation_id for message in announced if isinstance(message, Relation)
+        }
         self.decoder = pf.ColumnarDecoder(
             decoder=decoder,
             target="spark",
@@ -487,17 +490,17 @@ class FrameReader:
     def check_other(self, relation: Relation) -> None:
         """Refuse another table that may have taken over the wanted name."""
         version = self.target.version
-        if version is None or relation.relation_id in self.given or self.target.is_settled:
+        if version is None or relation.relation_id in self.announced_ids or self.target.is_settled:
             return
         if version.newest:
             return
         if shown_table(relation) != self.target.table:
             return
-        is_given = bool(self.target.relations)
+        has_relations = bool(self.target.relations)
         fix = (
             "Give the Relations of both tables: first the older one's, then that of the table that "
             "has the name now"
-            if is_given
+            if has_relations
             else "Start the query again: it then reads the table that has the name now"
         )
         raise PgOutputError(
@@ -505,7 +508,7 @@ class FrameReader:
             f"{relation.relation_id}, but this name belonged to relation id {version.relation_id} "
             "before: the table was dropped and created again, or renamed",
             code="another_history",
-            parameter="relations" if is_given else None,
+            parameter="relations" if has_relations else None,
             hint=fix,
             table=self.target.table,
         )
@@ -517,7 +520,9 @@ class FrameReader:
         self.where = where
         names = batch.schema.names
         frames = batch.column(names.index("data"))
-        frame_fields = {name: batch.column(names.index(name)) for name in _GIVEN if name in names}
+        frame_fields = {
+            name: batch.column(names.index(name)) for name in _FRAME_FIELDS if name in names
+        }
         self.lsns = frame_fields.get("lsn")
         count = len(frames)
         if rows is not None:
@@ -631,9 +636,9 @@ class FrameReader:
         for name in ("before", "after"):
             columns[name] = mapping.tuples(columns[name], schema.field(name).type)
         columns["unchanged"] = mapping.unchanged(columns["unchanged"], columns["op"])
-        first = [] if self.told == mapping.relation else [mapping.relation]
+        first = [] if self.last_relation == mapping.relation else [mapping.relation]
         columns["relation"] = pa.array(first + [None] * (len(batch) - len(first)), pa.string())
-        self.told = mapping.relation
+        self.last_relation = mapping.relation
         self.fill(columns, change, frames, frame_fields)
         self.check_added(mapping, columns["commit_lsn"])
         arrays = [columns[field.name] for field in schema]
@@ -757,4 +762,4 @@ class FrameReader:
             raise
 
 
-_GIVEN = ("lsn", "commit_lsn", "commit_time", "xid", "seq")
+_FRAME_FIELDS = ("lsn", "commit_lsn", "commit_time", "xid", "seq")

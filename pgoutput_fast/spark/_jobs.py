@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 _SCHEMA = pa.schema({"id": pa.int64(), "result": pa.binary()})
 _DDL = "id bigint, result binary"
-_TOLD = 0.5  # seconds between two calls of `tell` while a job runs
+_TELL_INTERVAL = 0.5  # seconds between two calls of `tell` while a job runs
 
 
 class Jobs(Protocol):
@@ -95,7 +95,7 @@ class SparkJobs:
     ) -> list[_R]:
         """See `Jobs`."""
         job = self._thread.submit(self._run, action, function, tasks)
-        while not wait([job], _TOLD).done:
+        while not wait([job], _TELL_INTERVAL).done:
             tell()
         from pyspark.errors import PythonException
 

@@ -101,6 +101,10 @@ def _messages(text: str) -> str:
     for cause in causes:
         message = (cause[2] or "").strip()
         # A message that ends with a colon is followed by its cause. Causes repeat messages, too.
-        if message and not message.endswith(":") and not any(message in had for had in messages):
+        if (
+            message
+            and not message.endswith(":")
+            and not any(message in earlier for earlier in messages)
+        ):
             messages.append(message)
     return "; ".join(messages or dict.fromkeys(cause[1] for cause in causes))

@@ -66,7 +66,7 @@ class Planned:
         self._directory = directory if directory is not None and directory.is_dir() else None
 
     def newest(
-        self, table: str, settings: Settings, kept: History | None = None
+        self, table: str, settings: Settings, history: History | None = None
     ) -> RelationPlan | None:
         """Return the newest version of the table that has, or last had, a name; None if none had.
 
@@ -74,10 +74,10 @@ class Planned:
         ----------
         table : str
         settings : Settings
-        kept : History, optional
+        history : History, optional
             The schema history: decides which of two tables has the name if segments do not tell.
         """
-        relation_id = self._relation_id(table, settings, kept)
+        relation_id = self._relation_id(table, settings, history)
         if relation_id is None:
             return None
         newest = next(self._plans(relation_id, settings), None)
@@ -106,7 +106,7 @@ class Planned:
         waits_from = None if state is None else state.waits_from
         return self.end if waits_from is None else min(self.end, waits_from)
 
-    def _relation_id(self, table: str, settings: Settings, kept: History | None) -> int | None:
+    def _relation_id(self, table: str, settings: Settings, history: History | None) -> int | None:
         """Return the relation id of the table that has, or last had, a name."""
         announced = self._announced(table, settings)
         copied = {}
@@ -122,7 +122,7 @@ class Planned:
         last = max(copied, key=copied.__getitem__, default=None)
         if last is None or announced is None or last == announced:
             return announced if last is None else last
-        is_later = self._got_name(table, announced, (last, copied[last]), settings, kept)
+        is_later = self._got_name(table, announced, (last, copied[last]), settings, history)
         return announced if is_later else last
 
     def _announced(self, table: str, settings: Settings) -> int | None:
@@ -141,7 +141,7 @@ class Planned:
         announced: int,
         copied: tuple[int, int],
         settings: Settings,
-        kept: History | None,
+        history: History | None,
     ) -> bool:
         """Return whether a table got a name after another table's snapshot had it, at an LSN."""
         other, lsn = copied
@@ -150,20 +150,20 @@ class Planned:
                 return True
             if span.relation_id == other:
                 return _name_of(span, settings) != table
-        if kept is None or kept.is_empty or kept.newest_start <= lsn:
+        if history is None or history.is_empty or history.newest_start <= lsn:
             return False
         return any(
             entry.relation_id == announced and shown_table(entry) == table
-            for entry in kept.newest_tables.tables
+            for entry in history.newest_tables.tables
         )
 
     def tables(self) -> set[str]:
         """Return the tables that the newest segment announces, and the tables with snapshots."""
         if self._directory is not None:
-            known = known_tables(self._directory)
+            table_names = known_tables(self._directory)
         else:
-            known = announced_tables(self._view.segments[-1].path)
-        return {shown_name(".".join(name)) for name in known.values()}
+            table_names = announced_tables(self._view.segments[-1].path)
+        return {shown_name(".".join(name)) for name in table_names.values()}
 
     def relations(self, relation_id: int, settings: Settings) -> Iterator[Relation]:
         """Yield all versions of a table in the files, newest first; most come several times."""

@@ -69,11 +69,11 @@ class _RefusedRow(NamedTuple):
         """Return this row with one more refused column, which becomes text or else bytes."""
         column, errors = error.column or "", self.errors
         if column not in self.forms:
-            told = {
+            row_error = {
                 "code": error.code, "column": column, "message": str(error.args[0]),
                 "raw": _raw(self.data, error.offset),
             }  # fmt: skip
-            errors = [*errors, told]
+            errors = [*errors, row_error]
         form = _BYTES if column in self.forms or error.code == "bad_encoding" else _TEXT
         return self._replace(forms={**self.forms, column: form}, errors=errors)
 
@@ -126,11 +126,11 @@ def refused_rows(
             # The column lsn gets the index of each row in the group.
             for changes in decoder.decode(frames, lsns=np.array([0, *range(len(group))])):
                 batch = pa.record_batch(changes)
-                taken = [group[i] for i in batch.column("lsn").to_pylist()]
-                for row_error in itertools.chain.from_iterable(row.errors for row in taken):
+                batch_rows = [group[i] for i in batch.column("lsn").to_pylist()]
+                for row_error in itertools.chain.from_iterable(row.errors for row in batch_rows):
                     row_error["message"] = explain(row_error["message"])
-                errors = [row.errors for row in taken]
-                yield RefusedRows(changes.relation, _placed(batch, chunk, taken), errors)
+                errors = [row.errors for row in batch_rows]
+                yield RefusedRows(changes.relation, _placed(batch, chunk, batch_rows), errors)
             for bad in decoder.errors:
                 if bad.error.column is None:
                     raise bad.error

@@ -35,7 +35,7 @@ CONFIGURATION: Mapping[str, str] = {
 """The settings of :func:`session`; its caller may override them."""
 
 _PACKAGE = "pyspark_pgoutput"
-_KNOWING: WeakSet[SparkSession] = WeakSet()
+_SESSIONS_WITH_SOURCE: WeakSet[SparkSession] = WeakSet()
 """The sessions that know the source: Spark warns if a source is registered twice."""
 
 
@@ -63,7 +63,7 @@ def session(
         There is no Java 17 or newer.
     """
     running = plain_session(master, app_name, configuration)
-    _make_known(running)
+    _register_source(running)
     return running
 
 
@@ -80,7 +80,7 @@ def plain_session(
         return builder.getOrCreate()
 
 
-def _make_known(running: Any) -> None:
+def _register_source(running: Any) -> None:
     """Register the source if Spark does not find the package that names it.
 
     Spark searches the directories of the import path, and does not ask the import hook of an
@@ -92,7 +92,7 @@ def _make_known(running: Any) -> None:
 
     # A server of Spark Connect finds its own sources. PySpark 3 has no Python sources.
     is_own = isinstance(running, SparkSession) and hasattr(running, "dataSource")
-    if not is_own or running in _KNOWING or _is_found():
+    if not is_own or running in _SESSIONS_WITH_SOURCE or _is_on_import_path():
         return
     try:
         from .data_source import PgOutputDataSource
@@ -101,10 +101,10 @@ def _make_known(running: Any) -> None:
     # The error means that Spark's own Python finds the source although this one does not.
     with contextlib.suppress(AnalysisException):
         running.dataSource.register(PgOutputDataSource)
-    _KNOWING.add(running)
+    _SESSIONS_WITH_SOURCE.add(running)
 
 
-def _is_found() -> bool:
+def _is_on_import_path() -> bool:
     """Return whether Spark finds the package in the directories of the import path."""
     # Spark starts its Python in this working directory. It does not see a script's directory.
     is_safe = getattr(sys.flags, "safe_path", False)

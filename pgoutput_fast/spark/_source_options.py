@@ -301,7 +301,7 @@ def shown(argument: Argument) -> str:
     return f"{name}={value}" if argument.has_value else name
 
 
-_KNOWN = {
+_DEFINITIONS = {
     in_spark(definition.name).lower(): definition
     for definition in (*CaptureOptions.options(), *SourceOptions.options())
 }
@@ -320,17 +320,17 @@ def source_options(query_options: Mapping[str, str]) -> SourceOptions:
     own: dict[str, Any] = {}
     of_capture: dict[str, Any] = {}
     for name, value in query_options.items():
-        known = _KNOWN.get(name.lower())
-        if known is None:
+        option = _DEFINITIONS.get(name.lower())
+        if option is None:
             raise PgOutputError(
                 f"the source pgoutput has no option {name!r}", code="bad_option",
                 parameter=name,
-                hint=near(name, [in_spark(definition.name) for definition in _KNOWN.values()]),
+                hint=near(name, [in_spark(entry.name) for entry in _DEFINITIONS.values()]),
             )  # fmt: skip
         if not value.strip():
-            raise _refused(known.name, "it is empty")
-        values = own if known.name in _OWN else of_capture
-        values[known.name] = known.kind.from_text(known.name, value)
+            raise _refused(option.name, "it is empty")
+        values = own if option.name in _OWN else of_capture
+        values[option.name] = option.kind.from_text(option.name, value)
     options = SourceOptions(**own)
     if options.is_embedded:
         return dataclasses.replace(

@@ -141,7 +141,7 @@ def _delete(place: DeltaPlace, storage: Any, directory: str) -> None:
 
 
 @contextlib.contextmanager
-def taken(
+def downloaded(
     place: DeltaPlace, prefix: str, directory: str, reads: Sequence[tuple[int, Read]]
 ) -> Iterator[tuple[Path, list[tuple[int, Read]]]]:
     """Download staged files to this machine, and delete the copies at the end of the block.
@@ -171,7 +171,7 @@ def taken(
     with tempfile.TemporaryDirectory(prefix="pgoutput-fast-") as temporary:
         own = Path(temporary)
 
-        def take(name: str) -> None:
+        def download(name: str) -> None:
             path = own / name
             path.parent.mkdir(exist_ok=True)
             with storage.open_input_file(f"{prefix}/{name}") as copy, path.open("wb") as file:
@@ -190,7 +190,7 @@ def taken(
             ]
             names += [str(path.relative_to(own)) for _, read in local_reads for path in read.files]
             with ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(take, names))
+                list(pool.map(download, names))
         try:
             yield own, local_reads
         except PgOutputError as error:

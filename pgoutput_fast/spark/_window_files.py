@@ -22,7 +22,7 @@ from pgoutput_fast.changelog.history import history_of
 from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.names import qualified
 
-from ._staged_files import taken
+from ._staged_files import downloaded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -260,7 +260,7 @@ def write_window(task: WriteTask) -> list[FileRun]:
     if task.staged is None:
         return _write(task)
     place = DeltaPlace(task.uri, task.storage_options)
-    with taken(place, task.staged, task.directory, task.reads) as (directory, reads):
+    with downloaded(place, task.staged, task.directory, task.reads) as (directory, reads):
         return _write(task._replace(directory=str(directory), reads=reads))
 
 

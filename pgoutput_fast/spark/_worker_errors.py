@@ -37,7 +37,7 @@ class WorkerError(PgOutputError):
 
 
 @contextlib.contextmanager
-def telling(shown: Callable[[Argument], str] = str) -> Iterator[None]:
+def worker_errors(shown: Callable[[Argument], str] = str) -> Iterator[None]:
     """Raise this package's errors as `WorkerError` in a process of Spark.
 
     A worker also prints no error when a LIMIT ends it early.
@@ -98,10 +98,10 @@ def error_of(exception: BaseException) -> PgOutputError | None:
         the byte from 0, `tag` the frame's first character, `frame` its index in its batch, `path`
         its file, and `column` the column of the refused value. Each is None if it is not known.
     """
-    seen: set[int] = set()
+    exception_ids: set[int] = set()
     current: BaseException | None = exception
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None and id(current) not in exception_ids:
+        exception_ids.add(id(current))
         error = _read(str(current))
         if error is None and isinstance(current, PgOutputError):
             return current
@@ -115,33 +115,35 @@ def _read(text: str) -> PgOutputError | None:
     """Return the last error in a text; the errors before it are its causes."""
     for match in reversed([*_LINE.finditer(text)]):
         try:
-            told = json.loads(match[1])
-            return _restored(told)
+            fields = json.loads(match[1])
+            return _restored(fields)
         except (ValueError, KeyError, TypeError):
             continue  # this package did not write the line
     return None
 
 
-def _restored(told: dict[str, Any]) -> PgOutputError:
-    kind = _class(told["class"])
+def _restored(fields: dict[str, Any]) -> PgOutputError:
+    kind = _class(fields["class"])
     error = kind.__new__(kind)
-    error.args = (told["message"],)
+    error.args = (fields["message"],)
     names = (
         _ATTRIBUTES
         if issubclass(kind, DecodeError)
-        else [name for name in _ATTRIBUTES if name in told]
+        else [name for name in _ATTRIBUTES if name in fields]
     )
     for name in names:
-        setattr(error, name, told.get(name))
-    error.hint = tuple(part if isinstance(part, str) else Argument(**part) for part in told["hint"])
+        setattr(error, name, fields.get(name))
+    error.hint = tuple(
+        part if isinstance(part, str) else Argument(**part) for part in fields["hint"]
+    )
     return error
 
 
 def _class(name: str) -> type[PgOutputError]:
     """Return the class of an error of this package by its name; an unknown one: the base class."""
-    known: list[type[PgOutputError]] = [PgOutputError]
-    for kind in known:  # the loop adds subclasses to the list
+    classes: list[type[PgOutputError]] = [PgOutputError]
+    for kind in classes:  # the loop adds subclasses to the list
         if f"{kind.__module__}.{kind.__qualname__}" == name:
             return kind
-        known += kind.__subclasses__()
+        classes += kind.__subclasses__()
     return PgOutputError

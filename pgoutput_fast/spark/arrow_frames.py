@@ -50,12 +50,12 @@ def frames_dataframe(
             code="unfit_input",
         )
     try:
-        taken = table.cast(pa.schema([(field.name, _type(field)) for field in table.schema]))
+        spark_table = table.cast(pa.schema([(field.name, _type(field)) for field in table.schema]))
     except pa.ArrowException as error:
         raise PgOutputError(
             f"Spark has no type for a column beside data: {error}", code="unfit_input"
         ) from error
-    return spark.createDataFrame(taken).coalesce(1)
+    return spark.createDataFrame(spark_table).coalesce(1)
 
 
 def _type(field: Any) -> pa.DataType:

@@ -71,7 +71,7 @@ from ._offsets import is_no_offset, newest_of, offset_at, position_of
 from ._planning import read_batches
 from ._source_options import SourceOptions, shown, source_options
 from ._worker import end_quietly
-from ._worker_errors import telling
+from ._worker_errors import worker_errors
 from .dataframes import (
     ChosenTable,
     FoundTable,
@@ -105,7 +105,7 @@ Spark may ask for a reader long after it has asked for the schema, and may ask a
 _AS_OF_TEXT = re.compile(_AS_OF.format("([0-9A-F]+/[0-9A-F]+)"))
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
-_telling = telling(shown)
+_in_worker = worker_errors(shown)
 """A decorator for the methods that Spark calls in a process of its own."""
 
 
@@ -116,7 +116,7 @@ class PgOutputDataSource(DataSource):
     changes that are already there. See docs/how-to/spark-streams.md.
     """
 
-    @_telling
+    @_in_worker
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = source_options(options)
 
@@ -125,7 +125,7 @@ class PgOutputDataSource(DataSource):
         """Return the source's name for `format()`."""
         return "pgoutput"
 
-    @_telling
+    @_in_worker
     def schema(self) -> str:
         """Return the columns of the DataFrame."""
         if self._options.mode == "manifest":
@@ -135,7 +135,7 @@ class PgOutputDataSource(DataSource):
         table = _find(self._options)
         return changes_ddl(table.columns, _AS_OF.format(format_lsn(table.as_of)))
 
-    @_telling
+    @_in_worker
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
         # Spark refuses a reader that takes filters if filters are not to be pushed down.
@@ -146,7 +146,7 @@ class PgOutputDataSource(DataSource):
             raise error
         return kind(self._options, schema)
 
-    @_telling
+    @_in_worker
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""
         if self._options.ending_lsn is not None:
@@ -200,22 +200,22 @@ def _read_partitions(
     reads: list[Read], metadata: SegmentMetadata, options: SourceOptions
 ) -> list[InputPartition]:
     """Divide reads into consecutive partitions of similar size, as many as the options allow."""
-    total, taken, number = sum(read.size for read in reads), 0, 0
+    total, size_so_far, number = sum(read.size for read in reads), 0, 0
     groups: list[list[Read]] = [[] for _ in range(options.tasks)]
     for read in reads:
         groups[min(number, options.tasks - 1)].append(read)
-        taken += read.size
-        number = taken * options.tasks // max(total, 1)
+        size_so_far += read.size
+        number = size_so_far * options.tasks // max(total, 1)
     return [_Reads(group, metadata, options) for group in groups if group]
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield a partition's changes, records, or names of files that it writes, on an executor."""
-    with telling(shown):
-        yield from _found(partition)
+    with worker_errors(shown):
+        yield from _partition_batches(partition)
 
 
-def _found(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _partition_batches(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, _Reads) and partition.options.mode == "envelope":
         options = partition.options
         yield from envelopes(
@@ -247,10 +247,10 @@ def _partitions(
     if options.new_columns == "error":
         comment = _AS_OF_TEXT.fullmatch(schema["after"].metadata.get("comment", ""))
         if comment is not None:
-            since, known = parse_lsn(comment[1]), {name for name, _ in target.columns}
+            since, names = parse_lsn(comment[1]), {name for name, _ in target.columns}
         else:  # a user's schema, which may omit columns that the user does not want
-            since, known = chosen.as_of, set(target.version.columns if target.version else ())
-        target = dataclasses.replace(target, since=since, known=frozenset(known))
+            since, names = chosen.as_of, set(target.version.columns if target.version else ())
+        target = dataclasses.replace(target, since=since, columns_at_since=frozenset(names))
     directory = "" if target.history is None else str(options.directory)
     target = dataclasses.replace(target, history=None)
     metadata = chosen.metadata
@@ -316,7 +316,7 @@ class _BatchReader(DataSourceReader):
         # The range of commit LSNs that the filters pass.
         self._wanted: tuple[int, int | None] = (0, None)
 
-    @_telling
+    @_in_worker
     def partitions(self) -> Sequence[InputPartition]:
         if self._options.mode != "table":
             return self._read_partitions()
@@ -361,7 +361,7 @@ class _BatchReader(DataSourceReader):
 class _FilteringReader(_BatchReader):
     """A reader for sessions that push filters down: filters of `commit_lsn` limit what it reads."""
 
-    @_telling
+    @_in_worker
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for filter_ in filters:
             bounds = _bounds(filter_)
@@ -422,7 +422,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner = _Planner(self._options, self._schema, ends=self._ends)
         return self._planner
 
-    @_telling
+    @_in_worker
     def prepareForTriggerAvailableNow(self) -> None:
         """Let the stream end with what is committed by now."""
         self._ends = True
@@ -432,12 +432,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._options.max_bytes_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxBytes(most)
 
-    @_telling
+    @_in_worker
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset where a new query begins."""
         return self._planning().begin()
 
-    @_telling
+    @_in_worker
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch; `start` is in the checkpoint already."""
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else sys.maxsize
@@ -459,12 +459,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ),
             )
 
-    @_telling
+    @_in_worker
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the offset of the change log's end."""
         return None if self._planner is None else self._planner.newest()
 
-    @_telling
+    @_in_worker
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what a micro-batch reads; Spark calls this first for a batch that it repeats."""
         self._check_slot(start)
@@ -507,7 +507,7 @@ class _Planner:
         self._schema = schema
         self._chosen: ChosenTable | None = None
         self._committed: datetime.datetime | None = None
-        self._has_told = False
+        self._has_checked_patterns = False
         self._is_compared = False
         self._log = ChangeLog(options.directory)
         is_new = not self._log.has_begun
@@ -589,7 +589,7 @@ class _Planner:
                 )
         else:
             position = view.first_position()
-        return self._told(offset_at(view, position), relation_id)
+        return self._query_offset(offset_at(view, position), relation_id)
 
     def next(self, start: dict[str, Any], most: int) -> dict[str, Any]:
         """Return the end of a batch of at most `most` bytes of files, or little more."""
@@ -606,18 +606,20 @@ class _Planner:
         if self._until is not None:
             view = view.before(self._until)
         plan = view.plan(position, most)
-        self._has_told = self._has_told or _tell_mistaken(self._options, self._log)
+        self._has_checked_patterns = self._has_checked_patterns or _tell_mistaken(
+            self._options, self._log
+        )
         if plan is None:
             return start
         newest = newest_commit(plan.reads)
         if newest is not None:
             self._committed = EPOCH_UTC + datetime.timedelta(microseconds=newest.time)
         end = offset_at(view, plan.after, newest or newest_of(start))
-        return self._told(
+        return self._query_offset(
             end, self._table(start).relation_id if self._options.mode == "table" else None
         )
 
-    def _told(self, offset: dict[str, Any], relation_id: int | None) -> dict[str, Any]:
+    def _query_offset(self, offset: dict[str, Any], relation_id: int | None) -> dict[str, Any]:
         """Add the query's mode, and the table's relation id if known, to an offset."""
         table = {} if relation_id is None else {"relation_id": relation_id}
         return {**offset, "mode": self._options.mode, **table}
@@ -716,10 +718,10 @@ class _Planner:
         `next` has returned.
         """
         view = self._view()
-        told = {"mode": self._options.mode, "table": self._options.table}
+        facts = {"mode": self._options.mode, "table": self._options.table}
         if self._committed is not None:
-            told["committed"] = self._committed.isoformat()
-        return {**offset_at(view, Position(view.end, {})), **told}
+            facts["committed"] = self._committed.isoformat()
+        return {**offset_at(view, Position(view.end, {})), **facts}
 
     # --- partitions ------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from ._executor import (
     explained,
 )
 from ._planning import Planned, read_batches
-from ._worker_errors import telling
+from ._worker_errors import worker_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,7 +171,7 @@ def read_segments(
     groups = read_groups(chosen.reads(), partitions or _default_tasks(spark))
 
     def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with telling():
+        with worker_errors():
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
                     for read in groups[number]:
@@ -277,7 +277,7 @@ class FoundTable(NamedTuple):
         )  # fmt: skip
         target = replace(target, history=self.history, history_policy=history)
         if self.planned is not None and (version is not None or not may_lack):
-            _check_known(target, self.planned)
+            _check_columns(target, self.planned)
         return ChosenTable(changes, target, self.planned, self.as_of)
 
 
@@ -336,17 +336,17 @@ def find_table(
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     planned = Planned(path if isinstance(path, (str, os.PathLike)) else paths)
     metadata, as_of = planned.metadata, 0
-    kept = history_of(paths)  # after the view: it must cover what is read
-    followed = None if registry is not None else kept
+    history = history_of(paths)  # after the view: it must cover what is read
+    followed = None if registry is not None else history
     if followed is not None:
         registry = followed.newest
     settings = settings_of(registry, policies, encoding or metadata.encoding)
     binary = metadata.options.get("binary", "false") in ("true", "on", "1")
-    plan = planned.newest(table, settings, kept)
+    plan = planned.newest(table, settings, history)
     if plan is not None:
         as_of = planned.as_of(plan.relation.relation_id)
-    elif kept is not None and not kept.is_empty:
-        plan = catalogued(kept.newest_tables, table, settings)
+    elif history is not None and not history.is_empty:
+        plan = catalogued(history.newest_tables, table, settings)
     return FoundTable(table, plan, settings, binary, planned, followed, as_of)
 
 
@@ -503,7 +503,7 @@ def decode_frames(
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         where = partition()
         numbered = ((f"{where}, batch {n}", batch) for n, batch in enumerate(batches))
-        with telling():
+        with worker_errors():
             yield from change_batches(numbered, target)
 
     return frames.select(*names).mapInArrow(decode, changes)
@@ -532,8 +532,8 @@ def frames_target(
     PgOutputError
         The table's columns are in none of them.
     """
-    known = _relation_frames(relations)
-    plan = _announced(known, table, settings)
+    relation_frames = _relation_frames(relations)
+    plan = _announced(relation_frames, table, settings)
     newest = plan is None
     if schema is None:
         if plan is None:
@@ -552,7 +552,12 @@ def frames_target(
         schema = _struct(column_types(plan, binary=False))
     version = FixedVersion.of(plan.relation, newest=newest) if plan is not None else None
     return _target(
-        table, schema, settings=settings, relations=known, version=version, by_id=bool(version)
+        table,
+        schema,
+        settings=settings,
+        relations=relation_frames,
+        version=version,
+        by_id=bool(version),
     )
 
 
@@ -678,21 +683,21 @@ def read_groups(reads: list[Read], count: int) -> list[list[Read]]:
     return groups
 
 
-def _check_known(target: ExecutorTarget, planned: Planned) -> None:
+def _check_columns(target: ExecutorTarget, planned: Planned) -> None:
     """Refuse columns that no version of the table has: they would be null in every row."""
     version = target.version
-    known = set() if version is None else set(version.columns)
-    missing = {name for name, _ in target.columns} - known
+    all_names = set() if version is None else set(version.columns)
+    missing = {name for name, _ in target.columns} - all_names
     for relation in planned.relations(version.relation_id, target.settings) if version else ():
         if not missing:
             return
         names = {shown_name(column.name) for column in relation.columns}
         missing -= names
-        known |= names
+        all_names |= names
     if missing:
         raise PgOutputError(
             f"in the change log, {target.table} never had the columns "
-            f"{', '.join(sorted(missing))}; it had {', '.join(sorted(known))} (case counts)",
+            f"{', '.join(sorted(missing))}; it had {', '.join(sorted(all_names))} (case counts)",
             code="bad_option",
             parameter="schema",
             table=target.table,
@@ -765,7 +770,7 @@ def _frames_of_relations(frames: DataFrame, table: str, encoding: str) -> list[b
                     message = decoder.decode(frame)
                 except DecodeError as error:
                     where = f"{table}: {partition()}"
-                    with telling():
+                    with worker_errors():
                         raise explained(where, error, decoder.state, None) from error
                 if isinstance(message, Type) or (
                     isinstance(message, Relation) and shown_table(message) == table

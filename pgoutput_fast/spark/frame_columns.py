@@ -14,7 +14,7 @@ from pgoutput_fast.errors import DecodeError, PgOutputError
 from pgoutput_fast.protocol.messages import Relation, Truncate
 
 from ._executor import FixedVersion, FrameReader
-from ._worker_errors import telling
+from ._worker_errors import worker_errors
 from .dataframes import check_session, frames_target, partition, settings_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class _Decoding:
 
         Spark reads the annotations to learn that the function takes and returns arrays.
         """
-        with telling():
+        with worker_errors():
             return self._decoded(data if data.type == pa.binary() else data.cast(pa.binary()))
 
     def row(self, data: bytes | None) -> Any:

@@ -61,12 +61,12 @@ class _Query:
     def take(self, source: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
         """Apply Spark's report of a micro-batch."""
         before, after = source["startOffset"], source["endOffset"]
-        told = source.get("latestOffset") or {}
-        self.labels["mode"] = told.get("mode") or self.labels.get("mode", "")
+        latest_offset = source.get("latestOffset") or {}
+        self.labels["mode"] = latest_offset.get("mode") or self.labels.get("mode", "")
         old = self.progress
         lsn = parse_lsn(after["position"])
-        end = max(lsn, parse_lsn(told["position"]) if "position" in told else 0)
-        committed = told.get("committed")
+        end = max(lsn, parse_lsn(latest_offset["position"]) if "position" in latest_offset else 0)
+        committed = latest_offset.get("committed")
         progress = old._replace(
             lsn=lsn, end_lsn=end,
             commit_time=old.commit_time if committed is None else _micros(committed),
@@ -74,8 +74,8 @@ class _Query:
         if before != after:
             rows = 0 if self.labels["mode"] == "manifest" else int(source.get("numInputRows") or 0)
             tables = dict(old.tables)
-            if told.get("table") and rows:
-                tables[told["table"]] = tables.get(told["table"], 0) + rows
+            if latest_offset.get("table") and rows:
+                tables[latest_offset["table"]] = tables.get(latest_offset["table"], 0) + rows
             progress = progress._replace(
                 windows=old.windows + 1, changes=old.changes + rows, tables=tables,
                 write_seconds=float(batch["durationMs"].get("triggerExecution", 0)) / 1000,
@@ -209,11 +209,11 @@ class PgOutputQueryListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:
         """See `StreamingQueryListener`."""
-        told = json.loads(event.progress.json)
-        sources = [source for source in told["sources"] if _is_ours(source)]
+        report = json.loads(event.progress.json)
+        sources = [source for source in report["sources"] if _is_ours(source)]
         for number, source in enumerate(sources, 1):
-            name = told.get("name") or told["id"]
-            self._take(name if number == 1 else f"{name} ({number})", source, told)
+            name = report.get("name") or report["id"]
+            self._take(name if number == 1 else f"{name} ({number})", source, report)
 
     def onQueryIdle(self, event: Any) -> None:
         """See `StreamingQueryListener`: the query has read all of the change log."""
@@ -226,7 +226,7 @@ class PgOutputQueryListener(StreamingQueryListener):
         """See `StreamingQueryListener`."""
         text = event.exception
         with self._lock:
-            begun = self._names.pop(str(event.id), str(event.id))
+            query_name = self._names.pop(str(event.id), str(event.id))
             ended = {
                 name: query for name, query in self._queries.items() if query.id == str(event.id)
             }
@@ -236,7 +236,7 @@ class PgOutputQueryListener(StreamingQueryListener):
                 numbers[name] = _numbers(name, query)
             self._forget()
         if not ended and text is not None and "pgoutput" in text:
-            numbers = {begun: {"query": begun}}  # it failed before its first batch
+            numbers = {query_name: {"query": query_name}}  # it failed before its first batch
         for name, fields in numbers.items():
             if text is None:
                 _log.info("query %s ends", _shown(name), extra={"event": "stop", "numbers": fields})
@@ -246,16 +246,16 @@ class PgOutputQueryListener(StreamingQueryListener):
 
     # --- queries ---------------------------------------------------------------------------------
 
-    def _take(self, name: str, source: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    def _take(self, name: str, source: Mapping[str, Any], report: Mapping[str, Any]) -> None:
         with self._lock:
             query = self._queries.get(name)
             is_new = query is None or not query.is_running
             if query is None:
                 labels = {key: source["endOffset"][key] for key in ("database", "slot")}
-                query = self._queries[name] = _Query(told["id"], labels)
+                query = self._queries[name] = _Query(report["id"], labels)
                 query.next_line = time.monotonic() + self._interval
-            query.id, query.is_running = told["id"], True
-            query.take(source, told)
+            query.id, query.is_running = report["id"], True
+            query.take(source, report)
             query.count(self._written.pop(name, {}))
             numbers = _numbers(name, query)
             is_time = time.monotonic() >= query.next_line

@@ -43,7 +43,7 @@ from ._column_types import (
     policies_for,
 )
 from ._state_rows import CHANGE, Position, StateSpan, StateSpans, altered, rows_of, united
-from ._worker_errors import telling
+from ._worker_errors import worker_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -125,21 +125,21 @@ def current_state(
             hint="Give changes as read_segments or decode_frames returns them",
         )
     keys = _StateKeys(changes, row, table.key)
-    seen = _look(changes, table, keys)
+    summary = _summary(changes, table, keys)
     settings = Settings(policies or Policies(), registry=registry)
-    spans = _Spans(seen, table, None if before is None else _shown(before), row, settings)
+    spans = _Spans(summary, table, None if before is None else _shown(before), row, settings)
     zone = changes.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC"
     result = spans.result()
     state = StateSpans(
         qualified(table), spans.key(), tuple(spans.spans), arrow_schema(result, zone)
     )
     wanted = changes.select(*CHANGE).filter("op <> 'truncate'")
-    if seen.truncated is not None:
-        wanted = wanted.filter(~_is_up_to(seen.truncated))
-    wanted = _placed(wanted, keys, seen, partitions)
+    if summary.truncated is not None:
+        wanted = wanted.filter(~_is_up_to(summary.truncated))
+    wanted = _placed(wanted, keys, summary, partitions)
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with telling():
+        with worker_errors():
             yield from rows_of(batches, state)
 
     return wanted.select(*CHANGE).mapInArrow(fold, result)
@@ -206,7 +206,7 @@ def _is_opaque(data_type: T.DataType) -> bool:
     return isinstance(data_type, (T.MapType, T.VariantType))
 
 
-class _SeenChanges(NamedTuple):
+class _ChangeSummary(NamedTuple):
     """A summary of all changes.
 
     Fields: number (of changes), truncated (the position of the last Truncate), relations (each new
@@ -219,7 +219,7 @@ class _SeenChanges(NamedTuple):
     moves: bool
 
 
-def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenChanges:
+def _summary(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _ChangeSummary:
     """Read all changes once and summarize them.
 
     Raises
@@ -227,12 +227,12 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenCha
     PgOutputError
         A change lacks its commit LSN or its seq.
     """
-    place = F.struct("commit_lsn", "seq")
+    position = F.struct("commit_lsn", "seq")
     relation = F.struct("commit_lsn", "seq", "relation")
     row = changes.agg(
         F.count("*").alias("number"),
         F.count_if(F.col("commit_lsn").isNull() | F.col("seq").isNull()).alias("unplaced"),
-        F.max(F.when(F.col("op") == "truncate", place)).alias("truncated"),
+        F.max(F.when(F.col("op") == "truncate", position)).alias("truncated"),
         F.collect_list(F.when(F.col("relation").isNotNull(), relation)).alias("relations"),
         F.max(keys.moves).alias("moves"),
     ).collect()[0]
@@ -244,7 +244,7 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenCha
             "and seq",
             table=qualified(table),
         )
-    return _SeenChanges(
+    return _ChangeSummary(
         row.number,
         None if row.truncated is None else tuple(row.truncated),
         sorted(((entry.commit_lsn, entry.seq), entry.relation) for entry in row.relations),
@@ -253,13 +253,13 @@ def _look(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _SeenCha
 
 
 def _placed(
-    changes: DataFrame, keys: _StateKeys, seen: _SeenChanges, partitions: int | None
+    changes: DataFrame, keys: _StateKeys, summary: _ChangeSummary, partitions: int | None
 ) -> DataFrame:
     """Return the changes in stream order, with all changes of a key in one partition."""
-    count = partitions or max(1, -(-seen.number // _CHANGES_OF_A_TASK))
+    count = partitions or max(1, -(-summary.number // _CHANGES_OF_A_TASK))
     if count == 1 or not keys.is_hashable:
         placed = changes.repartition(1)
-    elif not seen.moves:
+    elif not summary.moves:
         placed = changes.repartition(count, keys.new)
     else:
         moves = changes.filter(keys.moves).select(keys.old.alias("old"), keys.new.alias("new"))
@@ -280,7 +280,7 @@ class _Spans:
 
     Parameters
     ----------
-    seen : _SeenChanges
+    summary : _ChangeSummary
     table, before : CatalogTable
         As for `current_state`.
     row : pyspark.sql.types.StructType
@@ -299,7 +299,7 @@ class _Spans:
     """
 
     def __init__(
-        self, seen: _SeenChanges, table: CatalogTable, before: CatalogTable | None,
+        self, summary: _ChangeSummary, table: CatalogTable, before: CatalogTable | None,
         row: T.StructType, settings: Settings,
     ) -> None:  # fmt: skip
         self._table, self._before = table, before
@@ -310,7 +310,7 @@ class _Spans:
             str, T.DataType | None
         ] = {}  # of the rows so far, by name in the state table
         self._last: Version | None = None
-        versions = [(position, _version(text)) for position, text in seen.relations]
+        versions = [(position, _version(text)) for position, text in summary.relations]
         ids = {version.relation_id for _, version in versions}
         if ids and table.relation_id not in ids:
             raise PgOutputError(
@@ -322,8 +322,8 @@ class _Spans:
                 table=qualified(table),
                 hint="Give a catalogue that was read after the last change",
             )
-        if seen.truncated is not None:  # alterations before that concern no row
-            first = [i for i, (position, _) in enumerate(versions) if position <= seen.truncated]
+        if summary.truncated is not None:  # alterations before that concern no row
+            first = [i for i, (position, _) in enumerate(versions) if position <= summary.truncated]
             versions = versions[max(first, default=0) :]
         self.spans = [self._span(position, version) for position, version in versions]
         now = tuple(
@@ -356,17 +356,17 @@ class _Spans:
         if version.relation_id != self._table.relation_id:
             return StateSpan(position, {}, is_other=True)
         last, self._last = self._last, version
-        known = self._known(is_sent=position is not None)
+        table_in_catalog = self._table_in_catalog(is_sent=position is not None)
         alterations: list[Alteration] = []
         unknown = None
         if last is not None:
-            evolved = evolve(self._columns, version, known)
+            evolved = evolve(self._columns, version, table_in_catalog)
             unknown = evolved.unknown or _other_key(last, version)
             if unknown is None:
                 self._columns, alterations = evolved.columns, evolved.alterations
                 self._types = altered(self._types, alterations, lambda _: None)
         if last is None or unknown is not None:
-            self._columns, self._types = new_columns(version, known), {}
+            self._columns, self._types = new_columns(version, table_in_catalog), {}
         columns = {
             column.name: column.stored for column in self._columns if column.name in self._sent
         }
@@ -383,7 +383,7 @@ class _Spans:
             return StateSpan(position, columns, unknown=f"{_where(position)}, {unknown}")
         return StateSpan(position, columns, tuple(alterations))
 
-    def _known(self, *, is_sent: bool) -> TableInCatalog:
+    def _table_in_catalog(self, *, is_sent: bool) -> TableInCatalog:
         """Return what the catalogue says; changes with the newest version are sent, or are not."""
         before = self._before
 
@@ -446,11 +446,11 @@ def _other_key(last: Version, version: Version) -> str | None:
 
     Without a key there are only inserts, which go with any later key.
     """
-    had, has = (
+    old_key, new_key = (
         frozenset() if entry.replica_identity in ("f", "n") else frozenset(entry.key)
         for entry in (last, version)
     )
-    if not had or not has or had == has:
+    if not old_key or not new_key or old_key == new_key:
         return None
     return f"the key changed from ({', '.join(last.key)}) to ({', '.join(version.key)})"
 

@@ -137,7 +137,11 @@ def test_errors_of_the_driver_and_causes_are_found():
 
 def test_classes_and_messages_come_back():
     first = DecodeError("a [bad_value] text", code="bad_value", offset=5, tag=None, frame=7)
-    with pytest.raises(PgOutputError) as raised, _worker_errors.telling(), _worker_errors.telling():
+    with (
+        pytest.raises(PgOutputError) as raised,
+        _worker_errors.worker_errors(),
+        _worker_errors.worker_errors(),
+    ):
         raise first
     told = str(raised.value)
     assert told.count(_worker_errors._MARK) == 1
