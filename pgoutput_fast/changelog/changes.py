@@ -10,7 +10,7 @@ from ..errors import VALUE_CODES, DecodeError, PgOutputError
 from ..lsn import format_lsn
 from ..protocol.wire import relation_id_of
 from .history import HistoryFollower
-from .ranges import counted, frame_counts, given_lsns
+from .ranges import counted, frame_counts, frame_lsns
 
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
@@ -110,7 +110,7 @@ class ChangeReader:
         """Yield the batches of frames that have one state of the types."""
         decoder = self._decoder_for(chunk)
         reported = 0
-        for changes in decoder.decode(chunk.frames, lsns=given_lsns(chunk)):
+        for changes in decoder.decode(chunk.frames, lsns=frame_lsns(chunk)):
             if self._refused is not None:
                 reported = self._report(decoder, chunk, reported)
             batch = counted(changes, chunk)

@@ -182,10 +182,10 @@ class History:
         # Keep this order. Then files that a capture writes meanwhile can't make an uncertain state
         # look certain.
         self._end = 0 if self.is_empty else contents(self._directory).end
-        seen = read_seen(self._directory)
+        confirmation = read_seen(self._directory)
         self._entries = entries(self._directory)
         self._changes = change_lsns(self._directory)
-        since = seen.messages_since
+        since = confirmation.messages_since
         self._since = _END if since is None else parse_lsn(since)
         self.is_empty = not self._entries
         self._read: dict[HistoryEntry, StoredHistory] = {}
@@ -195,7 +195,11 @@ class History:
         self._tables: dict[int, TableSnapshots] = {}
         if self._entries:
             newest = self._entries[-1]
-            marks = seen.marks if seen.entry == newest.name else (self._stored(newest).mark,)
+            marks = (
+                confirmation.marks
+                if confirmation.entry == newest.name
+                else (self._stored(newest).mark,)
+            )
             self._covered = bool(marks) and marks[-1].trigger
             self._boundaries = [_Boundary(0, self._entries[0].start, *self._entries[:1] * 2)]
             for before, after in itertools.pairwise(self._entries):
@@ -319,9 +323,9 @@ class History:
         If a type differs between the entries, messages of the event trigger may tell which
         definition was in force. Otherwise `policy` decides, and the type is uncertain.
         """
-        known = self._types.get((place, policy))
-        if known is not None:
-            return known
+        cached_types = self._types.get((place, policy))
+        if cached_types is not None:
+            return cached_types
         first, last = self._entry(place.older), self._entry(place.newer)
         older, newer = self._stored(first).registry, self._stored(last).registry
         uncertain: dict[int, str] = {}
@@ -555,7 +559,7 @@ class HistoryFollower:
         self._types: dict[int, tuple[int, ...]] = {}  # the column types of each relation
         self._announced: dict[bytes, bytes] = {}  # the newest Relations and Types
         self._place = HistoryPlace(0, 0, -1, -1, _OLD)
-        self._found = TypesInForce(self.registry, {})
+        self._types_in_force = TypesInForce(self.registry, {})
 
     def parts(
         self, data: Any, lsns: Any, commit_lsns: Any, path: Path, encoding: str
@@ -628,7 +632,7 @@ class HistoryFollower:
 
     def _take(self, types: TypesInForce) -> None:
         """Put types into force."""
-        self._found = types
+        self._types_in_force = types
         self.registry.replace_catalog(types.registry)
 
     def _by_values(
@@ -646,12 +650,12 @@ class HistoryFollower:
         begin, end = within
         wanted = np.flatnonzero(np.isin(tags[begin:end], [ord(tag) for tag in "RYIUD"])) + begin
         fitting = TypeChooser(states, policy_types, encoding, self._announced.values())
-        told = ((index, fitting.types(data[index].as_py())) for index in wanted.tolist())
+        row_types = ((index, fitting.types(data[index].as_py())) for index in wanted.tolist())
         # Rows without a value of an uncertain type join the rows before them.
         runs = [
             (next(run)[0], types)
             for types, run in itertools.groupby(
-                ((index, types) for index, types in told if types is not None),
+                ((index, types) for index, types in row_types if types is not None),
                 lambda pair: pair[1],
             )
         ]
@@ -702,9 +706,9 @@ class HistoryFollower:
         types = self._types.get(relation_id, ())
         used = types if columns is None else (types[i] for i in columns if i < len(types))
         contained = self.registry.contained(used)
-        for oid in sorted(contained & self._found.uncertain.keys()):
+        for oid in sorted(contained & self._types_in_force.uncertain.keys()):
             span = self._history.span(self._place)
-            raise _refused(where, self._found.uncertain[oid], relation_id, *span)
+            raise _refused(where, self._types_in_force.uncertain[oid], relation_id, *span)
         for oid in sorted(contained - self.registry.catalog.keys()):
             if oid >= _FIRST_USER_OID:
                 raise PgOutputError(

@@ -65,10 +65,10 @@ def how_to_copy(directory: Path, relation_ids: Iterable[int]) -> str:
     """
     if not directory.is_dir():
         return "request new snapshots of the tables"
-    known = known_tables(directory)
+    table_names = known_tables(directory)
     names = [
-        sql_name(*known[relation_id]) if relation_id in known else str(relation_id)
+        sql_name(*table_names[relation_id]) if relation_id in table_names else str(relation_id)
         for relation_id in relation_ids
     ]
-    given = " ".join(f"--table {shlex.quote(name)}" for name in names)
-    return f"request a new snapshot with pgoutput-fast snapshot --dir {directory} {given}"
+    table_options = " ".join(f"--table {shlex.quote(name)}" for name in names)
+    return f"request a new snapshot with pgoutput-fast snapshot --dir {directory} {table_options}"

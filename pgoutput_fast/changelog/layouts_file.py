@@ -76,11 +76,11 @@ class LayoutsWriter:
         segments = listed(self._directory)
         if len(self._names) > 2 * len(segments) + _FEW:
             # Most lines belong to segments that were merged or deleted: write the file again.
-            kept = {segment.name for segment in segments} & self._names
+            names = {segment.name for segment in segments} & self._names
             lines = _lines(self._directory)
-            content = [f"\n{lines[name].decode()}" for name in kept & lines.keys()]
+            content = [f"\n{lines[name].decode()}" for name in names & lines.keys()]
             write_whole(self._directory / LAYOUTS_NAME, content)
-            self._names = kept
+            self._names = names
         new = [segment.path for segment in segments if segment.name not in self._names]
         if new:
             # Not synced: if a crash cuts a line short, its checksum is wrong. Each new line begins
@@ -108,8 +108,8 @@ def _lines(directory: Path) -> dict[str, bytes]:
 
 def _line(path: Path) -> bytes:
     stat = path.stat()
-    told = json.dumps([stat.st_size, stat.st_mtime_ns, sorted(_opened(path))])
-    text = f"{path.name} {told}".encode()
+    fields = json.dumps([stat.st_size, stat.st_mtime_ns, sorted(_opened(path))])
+    text = f"{path.name} {fields}".encode()
     return b"%08x %b" % (zlib.crc32(text), text)
 
 

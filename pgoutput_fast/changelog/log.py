@@ -133,16 +133,16 @@ class _Cached(Generic[_T]):
         self, directory: Path, folders: tuple[Folder, ...], make: Callable[[Path], _T]
     ) -> None:
         self._directory, self._folders, self._make = directory, folders, make
-        self._kept: tuple[list[int], _T] | None = None
+        self._cache: tuple[list[int], _T] | None = None
 
     def get(self) -> _T:
         modified = [_modified(folder.path(self._directory)) for folder in self._folders]
-        if self._kept is not None and self._kept[0] == modified:
-            return self._kept[1]
-        made = self._make(self._directory)
+        if self._cache is not None and self._cache[0] == modified:
+            return self._cache[1]
+        value = self._make(self._directory)
         is_settled = max(modified) + _SETTLED < time.time_ns()
-        self._kept = (modified, made) if is_settled else None
-        return made
+        self._cache = (modified, value) if is_settled else None
+        return value
 
 
 def _history_of(directory: Path) -> History | None:

@@ -98,13 +98,13 @@ def merges(directory: Path, most: int, options: Any = None) -> Iterator[Segment]
             for segment in merged:
                 copy.add(segment.path)
         fsync_path(directory)
-        made = type(merged[0]).from_path(path)
-        segments[first:end], sizes[first:end] = [made], [path.stat().st_size]
+        merged_segment = type(merged[0]).from_path(path)
+        segments[first:end], sizes[first:end] = [merged_segment], [path.stat().st_size]
         gone = end - first - 1
         begins = {at if at <= first else at - gone for at in begins if not first < at < end}
         # The merged segment may complete `FAN` segments of the next class with those before it.
         start = max(0, first - FAN)
-        yield made
+        yield merged_segment
 
 
 def _other_session(paths: Sequence[Path]) -> int | None:

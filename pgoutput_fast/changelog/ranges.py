@@ -31,7 +31,7 @@ def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
     return batch.filter(_within(lsns, start, end))
 
 
-def given_lsns(chunk: Chunk) -> Any:
+def frame_lsns(chunk: Chunk) -> Any:
     """Return the LSN of each frame for the decoder, as an array.
 
     For rows of a snapshot, it is `seq` instead. So each row keeps its own `seq`, even if the

@@ -128,16 +128,22 @@ class ReadRanges(NamedTuple):
     @property
     def start(self) -> int:
         """The least start of all ranges that are not empty."""
-        stretches = [
-            stretch for stretch in (self.rest, *self.tables.values()) if stretch.start < stretch.end
+        commit_ranges = [
+            commit_range
+            for commit_range in (self.rest, *self.tables.values())
+            if commit_range.start < commit_range.end
         ]
-        return min((stretch.start for stretch in stretches), default=self.rest.end)
+        return min((commit_range.start for commit_range in commit_ranges), default=self.rest.end)
 
     @property
     def end(self) -> int:
         """The greatest end of the ranges in `tables` that are not empty."""
-        stretches = [stretch for stretch in self.tables.values() if stretch.start < stretch.end]
-        return max((stretch.end for stretch in stretches), default=self.rest.end)
+        commit_ranges = [
+            commit_range
+            for commit_range in self.tables.values()
+            if commit_range.start < commit_range.end
+        ]
+        return max((commit_range.end for commit_range in commit_ranges), default=self.rest.end)
 
 
 def next_reading(position: Position, states: Mapping[int, TableSnapshots], end: int) -> ReadRanges:
@@ -201,10 +207,10 @@ def restricted(
     left_out = set(paused)
     if table is not None:
         left_out |= reading.tables.keys() - {table}
-        stretch = reading.of(table)
+        commit_range = reading.of(table)
         rest = CommitRange(position.lsn, position.lsn)
-        reading = reading._replace(tables={**reading.tables, table: stretch})
-        after = Position(position.lsn, {**position.tables, table: stretch.end})
+        reading = reading._replace(tables={**reading.tables, table: commit_range})
+        after = Position(position.lsn, {**position.tables, table: commit_range.end})
     starts = {relation_id: position.of(relation_id) for relation_id in left_out}
     empty = {relation_id: CommitRange(at, at) for relation_id, at in starts.items()}
     after = Position(after.lsn, {**after.tables, **starts})
@@ -222,10 +228,10 @@ def clipped(reading: ReadRanges, until: Position) -> ReadRanges:
     """
     tables = {}
     for relation_id in reading.tables.keys() | until.tables.keys():
-        stretch = reading.of(relation_id)
-        end = max(stretch.start, min(stretch.end, until.of(relation_id)))
-        inside = tuple(snapshot for snapshot in stretch.snapshots if snapshot.lsn - 1 < end)
-        tables[relation_id] = stretch._replace(end=end, snapshots=inside)
+        commit_range = reading.of(relation_id)
+        end = max(commit_range.start, min(commit_range.end, until.of(relation_id)))
+        inside = tuple(snapshot for snapshot in commit_range.snapshots if snapshot.lsn - 1 < end)
+        tables[relation_id] = commit_range._replace(end=end, snapshots=inside)
     return ReadRanges(reading.rest, tables, until)
 
 
@@ -384,10 +390,16 @@ def ordered_reads(
         Returns the files of a snapshot.
     """
     waiting = sorted(
-        (snapshot for stretch in reading.tables.values() for snapshot in stretch.snapshots),
+        (
+            snapshot
+            for commit_range in reading.tables.values()
+            for snapshot in commit_range.snapshots
+        ),
         key=lambda snapshot: snapshot.lsn,
     )
-    whole = {relation_id: stretch.window for relation_id, stretch in reading.tables.items()}
+    whole = {
+        relation_id: commit_range.window for relation_id, commit_range in reading.tables.items()
+    }
 
     def snapshot_reads(snapshot: Snapshot) -> list[Read]:
         return [Read((path,), 0, snapshot, {}, _EMPTY) for path in files(snapshot)]
@@ -441,10 +453,12 @@ def cut(
     """
     lsn = max(position.lsn, min(end, reading.rest.end))
     tables = {}
-    for relation_id, stretch in reading.tables.items():
-        had = [snapshot.lsn for snapshot in stretch.snapshots if snapshot in snapshots]
-        ahead = [snapshot.lsn - 1 for snapshot in stretch.snapshots if snapshot not in snapshots]
-        at = max([stretch.start, *had, min([stretch.end, end, *ahead])])
+    for relation_id, commit_range in reading.tables.items():
+        read_lsns = [snapshot.lsn for snapshot in commit_range.snapshots if snapshot in snapshots]
+        unread_lsns = [
+            snapshot.lsn - 1 for snapshot in commit_range.snapshots if snapshot not in snapshots
+        ]
+        at = max([commit_range.start, *read_lsns, min([commit_range.end, end, *unread_lsns])])
         if at != lsn:
             tables[relation_id] = at
     return Position(lsn, tables)

@@ -92,13 +92,13 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
                     SNAPSHOTS.delete(directory, path.name)
                 count += len(paths)
         left = snapshot_files(directory)
-        kept = {
+        snapshot_lsns = {
             snapshot.lsn
             for relation_id, state in states.items()
             for snapshot in state.snapshots
             if (relation_id, snapshot.generation) in left
         }
-        return count + forget_before(directory, min({begin, *kept}))
+        return count + forget_before(directory, min({begin, *snapshot_lsns}))
 
 
 def forget_dropped(

@@ -242,8 +242,8 @@ def read_seen(directory: Path) -> Seen:
     path = HISTORY.path(directory) / SEEN_NAME
     if not path.exists():
         return Seen()
-    seen: Seen = _read(path, Seen)
-    return seen
+    confirmation: Seen = _read(path, Seen)
+    return confirmation
 
 
 def _read(path: Path, form: type) -> Any:
@@ -299,24 +299,24 @@ class HistoryWriter:
 
     def __init__(self, directory: Path, messages_from: int | None) -> None:
         self._directory = directory
-        seen = read_seen(directory)
+        confirmation = read_seen(directory)
         self._since = None
         if messages_from is not None:
-            self._since = seen.messages_since or format_lsn(messages_from)
+            self._since = confirmation.messages_since or format_lsn(messages_from)
         self._newest = max(entries(directory), key=lambda entry: entry.start, default=None)
         self._stored: StoredHistory | None = None
         self._marks: tuple[Mark, ...] = ()
         if self._newest is not None:
             self._stored = read_entry(directory, self._newest)
             # After a kill, seen.json may still describe the entry before.
-            is_newest = seen.entry == self._newest.name
-            self._marks = seen.marks if is_newest else (self._stored.mark,)
+            is_newest = confirmation.entry == self._newest.name
+            self._marks = confirmation.marks if is_newest else (self._stored.mark,)
             if messages_from is None:
                 self._marks = _without_trigger(self._marks)
         # The transaction of the newest frame, and its changes of the catalogue so far.
         self._commit_lsn = 0
         self._change: SchemaChange | None = None
-        if seen.messages_since != self._since:
+        if confirmation.messages_since != self._since:
             self._store()
 
     @property
@@ -352,7 +352,10 @@ class HistoryWriter:
             return False  # this server lags behind the server of the last read
         types, tables = json.loads(read.types.to_json()), json.loads(read.tables)
         stored = self._stored
-        if stored is not None and (stored.types, _told(stored.tables)) == (types, _told(tables)):
+        if stored is not None and (stored.types, _without_file_nodes(stored.tables)) == (
+            types,
+            _without_file_nodes(tables),
+        ):
             if stored.tables != tables:
                 # A table was rewritten or truncated. Compare the next read with its new file node.
                 self._stored = replace(stored, tables=tables)
@@ -379,8 +382,10 @@ class HistoryWriter:
     def _take(self, mark: Mark) -> None:
         """Add a mark, drop the marks that it replaces, and store all durably."""
         marks = self._marks if mark.trigger else _without_trigger(self._marks)
-        kept = [earlier for earlier in marks if not set(mark.unsure) <= set(earlier.unsure)]
-        self._marks = (*kept[: _MOST_MARKS - 1], mark)
+        earlier_marks = [
+            earlier for earlier in marks if not set(mark.unsure) <= set(earlier.unsure)
+        ]
+        self._marks = (*earlier_marks[: _MOST_MARKS - 1], mark)
         self._store()
 
     def _last_true(self, newest: HistoryEntry, read: CatalogRead) -> Mark:
@@ -478,14 +483,17 @@ def forget_before(directory: Path, lsn: int) -> int:
         A file can't be deleted.
     """
     stored = entries(directory)
-    kept = next((entry for entry in reversed(stored) if entry.start <= lsn), None)
-    if kept is None:
+    entry_in_force = next((entry for entry in reversed(stored) if entry.start <= lsn), None)
+    if entry_in_force is None:
         return 0
-    gone = [entry.name for entry in [entry for entry in stored if entry.start < kept.start][:-1]]
+    gone = [
+        entry.name
+        for entry in [entry for entry in stored if entry.start < entry_in_force.start][:-1]
+    ]
     gone += [
         _change_path(directory, commit_lsn).name
         for commit_lsn in change_lsns(directory)
-        if commit_lsn < kept.start
+        if commit_lsn < entry_in_force.start
     ]
     for name in gone:
         HISTORY.delete(directory, name)
@@ -494,7 +502,7 @@ def forget_before(directory: Path, lsn: int) -> int:
     return len(gone)
 
 
-def _told(tables: dict[str, Any]) -> dict[str, Any]:
+def _without_file_nodes(tables: dict[str, Any]) -> dict[str, Any]:
     """Return the tables without file nodes: a truncated or rewritten table is no new state."""
     return {
         **tables,

@@ -28,7 +28,7 @@ class TypeChooser:
     ----------
     states : tuple of TypesInForce
         The types before and after a schema change.
-    found : TypesInForce
+    policy_types : TypesInForce
         The types to use if the values of a row fit both states.
     encoding : str
         The client_encoding of text.
@@ -39,12 +39,12 @@ class TypeChooser:
     def __init__(
         self,
         states: tuple[TypesInForce, TypesInForce],
-        found: TypesInForce,
+        policy_types: TypesInForce,
         encoding: str,
         announced: Iterable[bytes],
     ) -> None:
         self._states = states
-        self._found = found
+        self._policy_types = policy_types
         # A date outside Python's range, or bytes that are no text, do not prove the other state.
         lenient = Policies(infinity="text", out_of_range="text", invalid_text="replace")
         self._decoders = [
@@ -66,12 +66,12 @@ class TypeChooser:
             return None
         relation_id = relation_id_of(frame, in_stream=False)
         columns, states = self._columns.get(relation_id or 0, ((), self._states))
-        told = [_values(decoder, frame, columns) for decoder in self._decoders]
-        if 0 in told:
+        counts = [_values(decoder, frame, columns) for decoder in self._decoders]
+        if 0 in counts:
             return None
-        if told.count(None) != 1:
-            return self._found
-        return states[told[0] is None]
+        if counts.count(None) != 1:
+            return self._policy_types
+        return states[counts[0] is None]
 
     def _note(self, frame: bytes) -> None:
         for decoder in self._decoders:
@@ -80,7 +80,7 @@ class TypeChooser:
         if frame[:1] != b"R":
             return
         relation_id, types = columns_of(frame)
-        uncertain = self._found.uncertain
+        uncertain = self._policy_types.uncertain
         older, newer = (types.registry for types in self._states)
         differing = [
             uncertain.keys() & (older.contained([oid]) | newer.contained([oid])) for oid in types

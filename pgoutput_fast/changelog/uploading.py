@@ -47,7 +47,7 @@ CONSUMER_NAME = "_upload"
 """The consumer of the upload: for it, the change log keeps files that are not uploaded yet."""
 _FOLDERS = (HISTORY, TABLES, SNAPSHOTS)
 _ROUND = 5.0  # seconds; then the position object is updated, even if more segments wait
-_SEEN_INTERVAL = 30.0  # seconds; then the consumer's file is rewritten even without progress
+_REWRITE_INTERVAL = 30.0  # seconds; then the consumer's file is rewritten even without progress
 
 
 class Upload:
@@ -86,7 +86,7 @@ class Upload:
         self._position: dict[str, Any] = {}  # the content of the position object
         self._names: set[str] = set()  # uploaded objects; without `_mirrors`, only state files
         self._history: dict[str, tuple[int, int]] = {}
-        self._seen: bytes | None = None
+        self._confirmation: bytes | None = None
         self._advanced = 0.0
 
     @property
@@ -229,7 +229,7 @@ class Upload:
         self._tell(listing, end)
         after = next_reading(self._consumer.position, states, end).after
         now = time.monotonic()
-        if after != self._consumer.position or now - self._advanced >= _SEEN_INTERVAL:
+        if after != self._consumer.position or now - self._advanced >= _REWRITE_INTERVAL:
             self._consumer.advance(after)
             self._advanced = now
         self.position = end
@@ -247,13 +247,13 @@ class Upload:
     def _copy_tables(self, states: Mapping[int, TableSnapshots], stop: Event) -> bool:
         """Upload state files, each after its snapshot's files; return whether all are uploaded."""
         files = None
-        for copy in (copy for state in states.values() for copy in state.all_snapshots):
-            name = f"{TABLES.name}/{copy.name}"
+        for snapshot in (snapshot for state in states.values() for snapshot in state.all_snapshots):
+            name = f"{TABLES.name}/{snapshot.name}"
             if name in self._names:
                 continue
-            if copy.state == "snapshot" and self._remote.size(name) is None:
+            if snapshot.state == "snapshot" and self._remote.size(name) is None:
                 files = files or snapshots.snapshot_files(self._directory)
-                paths = files.get((copy.relation_id, copy.generation), [])
+                paths = files.get((snapshot.relation_id, snapshot.generation), [])
                 for path in paths:
                     if stop.is_set():
                         return False
@@ -268,16 +268,16 @@ class Upload:
         # A capture rewrites seen.json often, after the other files. So read it before them, and
         # upload it after them.
         last = folder / SEEN_NAME
-        seen = read_json_file(last) if last.exists() else None
+        confirmation = read_json_file(last) if last.exists() else None
         for path in (folder / name for name in HISTORY.names(self._directory)):
             status = path.stat()
             state = status.st_mtime_ns, status.st_size
             if path != last and self._history.get(path.name) != state:
                 self._write_history(path.name, read_json_file(path))
                 self._history[path.name] = state
-        if seen is not None and seen != self._seen:
-            self._write_history(SEEN_NAME, seen)
-            self._seen = seen
+        if confirmation is not None and confirmation != self._confirmation:
+            self._write_history(SEEN_NAME, confirmation)
+            self._confirmation = confirmation
 
     def _write_history(self, name: str, content: bytes) -> None:
         name = f"{HISTORY.name}/{name}"
@@ -418,18 +418,18 @@ def downloaded_from(directory: Path) -> str | None:
 def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
     """Yield the objects to download: kinds that are uploaded later come first, segments last."""
     # An object depends on objects that were uploaded before it. So a later listing has them.
-    seen = f"{HISTORY.name}/{SEEN_NAME}"
-    if remote.size(seen) is not None:
-        yield seen
+    confirmation_name = f"{HISTORY.name}/{SEEN_NAME}"
+    if remote.size(confirmation_name) is not None:
+        yield confirmation_name
     whole: set[tuple[int, int]] = set()
     for folder in _FOLDERS:
         for name in remote.names(folder.name):
             # A listing is untrusted text: create only files with names of this package.
             if owner_of(name) is not folder:
                 continue
-            copy = snapshot_states.Snapshot.named(name.rpartition("/")[2])
-            if copy is not None and copy.state == "snapshot":
-                whole.add((copy.relation_id, copy.generation))
+            snapshot = snapshot_states.Snapshot.named(name.rpartition("/")[2])
+            if snapshot is not None and snapshot.state == "snapshot":
+                whole.add((snapshot.relation_id, snapshot.generation))
             # A snapshot without its state file is still being uploaded: leave it out.
             number = snapshots.number_of(Path(name))
             if number is None or number[:2] in whole:

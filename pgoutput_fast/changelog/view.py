@@ -229,8 +229,8 @@ class View(NamedTuple):
         reading = self._readable(self._reading(position, None))
         snapshots = [
             snapshot
-            for stretch in reading.tables.values()
-            for snapshot in stretch.snapshots
+            for commit_range in reading.tables.values()
+            for snapshot in commit_range.snapshots
             if snapshot.lsn - 1 < lsn
         ]
         return cut(reading, position, lsn, snapshots)
@@ -258,19 +258,21 @@ class View(NamedTuple):
             A snapshot is deleted, and the table has no newer one.
         """
         tables = dict(reading.tables)
-        for relation_id, stretch in reading.tables.items():
+        for relation_id, commit_range in reading.tables.items():
             deleted = [
-                snapshot.lsn for snapshot in stretch.snapshots if not self._has_files(snapshot)
+                snapshot.lsn for snapshot in commit_range.snapshots if not self._has_files(snapshot)
             ]
             if not deleted:
                 continue
-            later = tuple(snapshot for snapshot in stretch.snapshots if snapshot.lsn > deleted[-1])
+            later = tuple(
+                snapshot for snapshot in commit_range.snapshots if snapshot.lsn > deleted[-1]
+            )
             newest = self.states[relation_id].snapshots[-1]
             if later:
                 start = later[0].lsn - 1
-                tables[relation_id] = stretch._replace(start=start, snapshots=later)
-            elif newest not in stretch.snapshots and self._has_files(newest):
-                tables[relation_id] = stretch._replace(start=stretch.end, snapshots=())
+                tables[relation_id] = commit_range._replace(start=start, snapshots=later)
+            elif newest not in commit_range.snapshots and self._has_files(newest):
+                tables[relation_id] = commit_range._replace(start=commit_range.end, snapshots=())
             else:
                 raise _deleted(relation_id, self.where)
         return reading._replace(tables=tables)
