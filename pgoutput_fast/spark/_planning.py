@@ -90,11 +90,11 @@ class Planned:
         )
         if snapshot is None or not paths:
             return newest
-        copied = _plan_of(_spans(paths[0])[-1], settings)
-        if newest is None or newest.relation.frame == copied.relation.frame:
-            return copied
+        snapshot_plan = _plan_of(_spans(paths[0])[-1], settings)
+        if newest is None or newest.relation.frame == snapshot_plan.relation.frame:
+            return snapshot_plan
         # Changes after the snapshot have the snapshot's layout or a newer one.
-        return next(self._plans(relation_id, settings, since=snapshot.lsn), copied)
+        return next(self._plans(relation_id, settings, since=snapshot.lsn), snapshot_plan)
 
     def as_of(self, relation_id: int) -> int:
         """Return the LSN up to which the newest version of a table is known.
@@ -109,7 +109,7 @@ class Planned:
     def _relation_id(self, table: str, settings: Settings, history: History | None) -> int | None:
         """Return the relation id of the table that has, or last had, a name."""
         announced = self._announced(table, settings)
-        copied = {}
+        snapshot_lsns = {}
         if self._directory is not None and self._view.states:
             tables = SnapshotStates(self._directory)
             for relation_id, state in self._view.states.items():
@@ -118,11 +118,11 @@ class Planned:
                     lsns = [
                         snapshot.lsn for snapshot in state.all_snapshots if snapshot.state != "gone"
                     ]
-                    copied[relation_id] = max(lsns, default=-1)
-        last = max(copied, key=copied.__getitem__, default=None)
+                    snapshot_lsns[relation_id] = max(lsns, default=-1)
+        last = max(snapshot_lsns, key=snapshot_lsns.__getitem__, default=None)
         if last is None or announced is None or last == announced:
             return announced if last is None else last
-        is_later = self._got_name(table, announced, (last, copied[last]), settings, history)
+        is_later = self._got_name(table, announced, (last, snapshot_lsns[last]), settings, history)
         return announced if is_later else last
 
     def _announced(self, table: str, settings: Settings) -> int | None:
@@ -139,12 +139,12 @@ class Planned:
         self,
         table: str,
         announced: int,
-        copied: tuple[int, int],
+        other_snapshot: tuple[int, int],
         settings: Settings,
         history: History | None,
     ) -> bool:
         """Return whether a table got a name after another table's snapshot had it, at an LSN."""
-        other, lsn = copied
+        other, lsn = other_snapshot
         for span in self._spans(since=lsn):
             if span.relation_id == announced and _name_of(span, settings) == table:
                 return True

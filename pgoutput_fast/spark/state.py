@@ -136,7 +136,7 @@ def current_state(
     wanted = changes.select(*CHANGE).filter("op <> 'truncate'")
     if summary.truncated is not None:
         wanted = wanted.filter(~_is_up_to(summary.truncated))
-    wanted = _placed(wanted, keys, summary, partitions)
+    wanted = _in_stream_order(wanted, keys, summary, partitions)
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with worker_errors():
@@ -252,24 +252,24 @@ def _summary(changes: DataFrame, table: CatalogTable, keys: _StateKeys) -> _Chan
     )
 
 
-def _placed(
+def _in_stream_order(
     changes: DataFrame, keys: _StateKeys, summary: _ChangeSummary, partitions: int | None
 ) -> DataFrame:
     """Return the changes in stream order, with all changes of a key in one partition."""
     count = partitions or max(1, -(-summary.number // _CHANGES_OF_A_TASK))
     if count == 1 or not keys.is_hashable:
-        placed = changes.repartition(1)
+        partitioned_changes = changes.repartition(1)
     elif not summary.moves:
-        placed = changes.repartition(count, keys.new)
+        partitioned_changes = changes.repartition(count, keys.new)
     else:
         moves = changes.filter(keys.moves).select(keys.old.alias("old"), keys.new.alias("new"))
         places = moves.distinct().repartition(1).mapInArrow(united, "hash bigint, place bigint")
-        placed = (
+        partitioned_changes = (
             changes.withColumn("hash", keys.new)
             .join(places, "hash", "left")
             .repartition(count, F.coalesce("place", "hash"))
         )
-    return placed.sortWithinPartitions("commit_lsn", "seq")
+    return partitioned_changes.sortWithinPartitions("commit_lsn", "seq")
 
 
 # --- the spans of the changes --------------------------------------------------------------------
