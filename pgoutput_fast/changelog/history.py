@@ -589,13 +589,13 @@ class HistoryFollower:
         import numpy as np
 
         tags = tags_of(data)
-        copied = self._history.copied(path)
+        snapshot_types = self._history.copied(path)
         # A Truncate counts as a row: it has no values, but its columns have types.
         rows = np.flatnonzero(np.isin(tags, [ord(tag) for tag in "IUDT"]))
-        if copied is not None or not len(rows):
+        if snapshot_types is not None or not len(rows):
             self._learn(data, tags, 0, len(tags))
-            if copied is not None:
-                self._take(TypesInForce(copied, {}))
+            if snapshot_types is not None:
+                self._take(TypesInForce(snapshot_types, {}))
             yield 0, len(tags)
             return
         commits = commit_lsns.fill_null(0).to_numpy()[rows]

@@ -58,12 +58,12 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
         positions = [consumer.position for consumer in consumers(directory)]
         states = SnapshotStates(directory).read()
         groups, _ = present(directory)
-        gone = _spent(groups, keep, needed_from(positions, states))
-        if gone and len(gone) == len(groups):
+        obsolete_groups = _spent(groups, keep, needed_from(positions, states))
+        if obsolete_groups and len(obsolete_groups) == len(groups):
             store_position()
         begin = begin_of(directory)
-        if gone:
-            begin = gone[-1].end_lsn
+        if obsolete_groups:
+            begin = obsolete_groups[-1].end_lsn
             write_whole(directory / BEGIN_NAME, [json.dumps({"begin": format_lsn(begin)})])
         count = 0
         # This also deletes segments that an earlier, interrupted call has left.
@@ -150,10 +150,12 @@ def forget_dropped(
 
 def _spent(groups: list[SegmentGroup], keep: Keep, needed: int | None) -> list[SegmentGroup]:
     """Return the oldest segments, up to the first one that is needed or has to be kept."""
-    gone = []
-    left = None
+    obsolete_groups = []
+    remaining_bytes = None
     if keep.bytes is not None:
-        left = sum(segment.path.stat().st_size for group in groups for segment in group.parts)
+        remaining_bytes = sum(
+            segment.path.stat().st_size for group in groups for segment in group.parts
+        )
     now = time.time()
     for group in groups:
         if needed is not None and group.end_lsn > needed:
@@ -162,10 +164,14 @@ def _spent(groups: list[SegmentGroup], keep: Keep, needed: int | None) -> list[S
         old = keep.seconds is not None and (
             now - group.parts[-1].path.stat().st_mtime >= keep.seconds
         )
-        many = left is not None and keep.bytes is not None and left - size >= keep.bytes
+        many = (
+            remaining_bytes is not None
+            and keep.bytes is not None
+            and remaining_bytes - size >= keep.bytes
+        )
         if not (old or many):
             break
-        if left is not None:
-            left -= size
-        gone.append(group)
-    return gone
+        if remaining_bytes is not None:
+            remaining_bytes -= size
+        obsolete_groups.append(group)
+    return obsolete_groups

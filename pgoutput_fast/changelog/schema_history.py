@@ -486,20 +486,20 @@ def forget_before(directory: Path, lsn: int) -> int:
     entry_in_force = next((entry for entry in reversed(stored) if entry.start <= lsn), None)
     if entry_in_force is None:
         return 0
-    gone = [
+    obsolete_names = [
         entry.name
         for entry in [entry for entry in stored if entry.start < entry_in_force.start][:-1]
     ]
-    gone += [
+    obsolete_names += [
         _change_path(directory, commit_lsn).name
         for commit_lsn in change_lsns(directory)
         if commit_lsn < entry_in_force.start
     ]
-    for name in gone:
+    for name in obsolete_names:
         HISTORY.delete(directory, name)
-    if gone:
+    if obsolete_names:
         fsync_path(HISTORY.path(directory))
-    return len(gone)
+    return len(obsolete_names)
 
 
 def _without_file_nodes(tables: dict[str, Any]) -> dict[str, Any]:

@@ -216,7 +216,7 @@ class Upload:
             The directory can't be read, or an object has an unexpected content or size.
         """
         # Find deleted files before listing: this round then uploads the files that replace them.
-        gone = self._gone() if self._mirrors else set()
+        obsolete_names = self._gone() if self._mirrors else set()
         listing = contents(self._directory)
         states = self._tables.read()  # after the end was read: see `next_reading`
         try:
@@ -234,8 +234,8 @@ class Upload:
             self._advanced = now
         self.position = end
         if is_whole:
-            self._remote.delete(sorted(gone))
-            self._names -= gone
+            self._remote.delete(sorted(obsolete_names))
+            self._names -= obsolete_names
         return not is_whole
 
     def _copy(self, path: Path, name: str) -> None:

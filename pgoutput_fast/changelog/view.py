@@ -136,8 +136,10 @@ class View(NamedTuple):
                 path=self.where,
             )
         # Snapshots at the begin of the change log: their rows have the LSN `begin` - 1.
-        copied = (relation_id for relation_id, state in self.states.items() if state.snapshots)
-        return Position(self.begin, dict.fromkeys(copied, lsn))
+        relation_ids = (
+            relation_id for relation_id, state in self.states.items() if state.snapshots
+        )
+        return Position(self.begin, dict.fromkeys(relation_ids, lsn))
 
     def _check_whole(self, position: Position, what: str) -> None:
         """Raise an error if changes since a position are deleted."""
