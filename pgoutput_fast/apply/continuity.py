@@ -109,8 +109,10 @@ def lost_tables(log: ChangeLog, stored: TargetState, consumer: str) -> list[int]
     These tables need a new snapshot before a sync can begin.
     """
     view = log.view()
-    known = {entry.name: entry.position for entry in consumers(log.directory)} if stored.lsn else {}
-    position = known.get(consumer)
+    positions = (
+        {entry.name: entry.position for entry in consumers(log.directory)} if stored.lsn else {}
+    )
+    position = positions.get(consumer)
     lost: set[int] = set()
     if position is None:
         begin = view.begin
@@ -129,10 +131,10 @@ def origin_of(view: View) -> TargetOrigin:
 def snapshot_name(directory: Path, snapshot: Snapshot) -> str:
     """Return the name of a snapshot's table; or its relation id, if the name is not known."""
     try:
-        known: Any = SnapshotStates(directory).fields(snapshot).get("table")
+        table_name: Any = SnapshotStates(directory).fields(snapshot).get("table")
     except PgOutputError:  # the snapshot's state has changed, and with it the file's name
-        known = None
-    return ".".join(known) if known else str(snapshot.relation_id)
+        table_name = None
+    return ".".join(table_name) if table_name else str(snapshot.relation_id)
 
 
 def consumer_name(target: str) -> str:

@@ -42,7 +42,7 @@ class _LogCommit(NamedTuple):
     operation: str
 
 
-def look_since(filesystem: Any, newest: int, known: int, app: str) -> CommitsSince:
+def commits_since(filesystem: Any, newest: int, last_read: int, app: str) -> CommitsSince:
     """Read the commits of a log, from the newest one back to our last one.
 
     Parameters
@@ -51,14 +51,14 @@ def look_since(filesystem: Any, newest: int, known: int, app: str) -> CommitsSin
         The table's files.
     newest : int
         The version of the newest commit.
-    known : int
+    last_read : int
         The version up to which the log was read before; -1 if it was not.
     app : str
         The application id of our transactions; those with ``/`` and a suffix are ours, too.
     """
     has_ours = has_foreign = False
     changed = None
-    for version in range(newest, known, -1):
+    for version in range(newest, last_read, -1):
         commit = _commit(filesystem, version, app)
         if commit is None:
             changed = f"version {version} of its log is missing"

@@ -179,9 +179,11 @@ class Merge:
             rows, kinds = rows[goes], kinds[goes]
             np.subtract.at(left, kinds, 1)
             if len(rows):
-                place = np.argsort(rows)
+                ascending = np.argsort(rows)
                 self._hits.setdefault(hits.file, {})[hits.group] = hits._replace(
-                    rows=rows[place], keys=numbers[kinds[place]], live=np.ones(len(place), bool)
+                    rows=rows[ascending],
+                    keys=numbers[kinds[ascending]],
+                    live=np.ones(len(ascending), bool),
                 )
             if not left.any():
                 return

@@ -143,8 +143,8 @@ class DeltaPlace:
             raise self.conflict(subject, f" ({self.shown(error)})") from None
         except Exception as error:
             # delta-rs also raises bare `Exception`s.
-            known = isinstance(error, (DeltaError, OSError, pa.ArrowException))
-            if not known and type(error) is not Exception:
+            is_expected = isinstance(error, (DeltaError, OSError, pa.ArrowException))
+            if not is_expected and type(error) is not Exception:
                 raise
             text = f"can't read or write {subject} in {self.uri}: {self.shown(error)}"
             if self.path is None:
@@ -169,8 +169,8 @@ class DeltaPlace:
     def shown(self, error: BaseException) -> str:
         """Return the text of an error in one line, without known secrets."""
         text = " ".join(_PAINT.sub(" ", str(error).replace("\\n", " ")).split())
-        known = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-        for name, value in (*self.options.items(), *known.items()):
+        environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        for name, value in (*self.options.items(), *environment.items()):
             if len(value) > 3 and _SECRET.search(name):
                 text = text.replace(value, "…")
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"

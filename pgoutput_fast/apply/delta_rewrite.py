@@ -106,11 +106,11 @@ class MergeFiles:
             with self._table.open_file(file) as opened:
                 for group in range(opened.num_row_groups):
                     rows = self._read(file, opened, group, [*names, *marked_in])
-                    places = keys.places([rows.column(name) for name in names])
-                    indices = np.flatnonzero(places >= 0)
+                    key_numbers = keys.places([rows.column(name) for name in names])
+                    indices = np.flatnonzero(key_numbers >= 0)
                     if len(indices):
                         yield Hits(
-                            number, group, indices, places[indices], self.live(rows)[indices]
+                            number, group, indices, key_numbers[indices], self.live(rows)[indices]
                         )
 
     def live(self, rows: pa.RecordBatch) -> Any:
@@ -175,7 +175,7 @@ class Rewrite:
 
     def _copy(self, file: File, hits_of: dict[int, Hits], writer: DeltaFileWriter) -> None:
         """Copy the rows of a file that stay; keep values of removed rows that net rows need."""
-        for group, rows in _ahead(self._files.groups(file)):
+        for group, rows in _prefetched(self._files.groups(file)):
             hits = hits_of.get(group)
             if self._marks_all:
                 rows = self._with_marks(rows, self._files.live(rows), self._net.truncated_at)
@@ -243,14 +243,14 @@ class Rewrite:
 
     def _write_rows(self, writer: DeltaFileWriter) -> None:
         """Write the new and changed rows of a table with a key."""
-        places = np.full(self._net.num_rows + 1, -1, np.int64)  # the last item is for source -1
+        indexes = np.full(self._net.num_rows + 1, -1, np.int64)  # the last item is for source -1
         if self._old_numbers:
             numbers = np.concatenate(self._old_numbers)
-            places[numbers] = np.arange(len(numbers))
+            indexes[numbers] = np.arange(len(numbers))
         for batch, sources in self._rows():
             rows = net_row(batch, self._shape.schema)
             if batch.column("unchanged").null_count < batch.num_rows:
-                rows = self._completed(batch, rows, places[sources])
+                rows = self._completed(batch, rows, indexes[sources])
             writer.write(rows.filter(pc.equal(batch.column("op"), "upsert")))
 
     def _completed(self, batch: pa.RecordBatch, rows: pa.RecordBatch, at: Any) -> pa.RecordBatch:
@@ -266,10 +266,10 @@ class Rewrite:
             parts = [columns[i], self._shape.defaults.get(name, pa.nulls(1, columns[i].type))]
             numbers = np.arange(len(rows))
             numbers[lacking] = len(rows)
-            known = lacking[at[lacking] >= 0]
-            if reader is not None and len(known):
-                parts.append(reader.take(rows.schema.field(i), reader.find(at[known])))
-                numbers[known] = len(rows) + 1 + np.arange(len(known))
+            filled = lacking[at[lacking] >= 0]
+            if reader is not None and len(filled):
+                parts.append(reader.take(rows.schema.field(i), reader.find(at[filled])))
+                numbers[filled] = len(rows) + 1 + np.arange(len(filled))
             columns[i] = pa.concat_arrays(parts).take(pa.array(numbers))
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
@@ -290,22 +290,22 @@ def net_row(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return conformed(pa.RecordBatch.from_arrays(row.flatten(), names=names), schema)
 
 
-def _without(rows: pa.RecordBatch, places: Any) -> Iterator[pa.RecordBatch]:
+def _without(rows: pa.RecordBatch, indexes: Any) -> Iterator[pa.RecordBatch]:
     """Yield rows without the rows at some ascending indexes."""
-    if len(places) * _FEW > rows.num_rows:
+    if len(indexes) * _FEW > rows.num_rows:
         stays = np.ones(rows.num_rows, bool)
-        stays[places] = False
+        stays[indexes] = False
         yield rows.filter(pa.array(stays))
         return
     # With few indexes, slices between them save a copy.
     first = 0
-    for place in [*places.tolist(), rows.num_rows]:
-        if place > first:
-            yield rows.slice(first, place - first)
-        first = place + 1
+    for index in [*indexes.tolist(), rows.num_rows]:
+        if index > first:
+            yield rows.slice(first, index - first)
+        first = index + 1
 
 
-def _ahead(rows: Iterator[_T]) -> Iterator[_T]:
+def _prefetched(rows: Iterator[_T]) -> Iterator[_T]:
     """Yield the items of an iterator, and compute the next items in a thread meanwhile."""
     with ThreadPoolExecutor(1, "pgoutput_fast-read") as pool:
         coming = deque(pool.submit(next, rows, None) for _ in range(_AHEAD))

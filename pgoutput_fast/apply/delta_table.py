@@ -22,7 +22,7 @@ from .._disk import fsync_path
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from .delta_files import DeltaFileWriter, is_small, partition_texts
-from .delta_log import look_since
+from .delta_log import commits_since
 from .delta_place import directory_of, require_deltalake
 from .delta_statistics import BOUNDED_COLUMNS, bounded_columns, names_in, property_of
 from .delta_types import conformed, has_type, stored_schema
@@ -121,7 +121,7 @@ class LakeTable:
         self.delta: Any = None
         self._maintained_at = 0
         self._on_disk = -1
-        self._looked_at = -1
+        self._checked_version = -1
         self.changed: str | None = None
         self.commit_time: int | None = None
 
@@ -178,22 +178,22 @@ class LakeTable:
         self.delta = delta
         self._maintained_at = self._on_disk = delta.version()
         with self.refusals():
-            self._look()
+            self._check_foreign_commits()
 
     def _update(self) -> None:
         """Load the newest version, which another program may have made."""
         self.delta.update_incremental()
-        self._look()
+        self._check_foreign_commits()
 
-    def _look(self) -> None:
+    def _check_foreign_commits(self) -> None:
         """Find out what other programs did since our last commit."""
         newest = self.version
-        if newest <= self._looked_at:
+        if newest <= self._checked_version:
             return
-        since = look_since(self.filesystem, newest, self._looked_at, self.app)
+        since = commits_since(self.filesystem, newest, self._checked_version, self.app)
         if since.has_foreign:
             self._check(self.delta)
-        self._looked_at = newest
+        self._checked_version = newest
         # Our newest commit has accepted what other programs did before it.
         if since.has_ours or since.changed is not None:
             self.changed = since.changed
@@ -347,7 +347,7 @@ class LakeTable:
                 commit_properties=self._properties(position, altered=0),
             )
             self.delta = deltalake.DeltaTable(self.uri, storage_options=self.place.options)
-            self._look()
+            self._check_foreign_commits()
             self._have_on_disk()
 
     def describe(self, description: str) -> None:
@@ -366,21 +366,21 @@ class LakeTable:
         if position is not None:
             transactions.append(Transaction(self.app, position[0]))
             transactions.append(Transaction(self._snapshots, position[1]))
-        told = {}
+        metadata = {}
         if position is not None:
-            told["pgoutput_fast.lsn"] = format_lsn(position[0])
+            metadata["pgoutput_fast.lsn"] = format_lsn(position[0])
             if self.commit_time is not None:
-                told["pgoutput_fast.commit_time"] = (
+                metadata["pgoutput_fast.commit_time"] = (
                     _UNIX_EPOCH + datetime.timedelta(microseconds=self.commit_time)
                 ).isoformat()
         # With retries, delta-rs would commit after other programs' commits that we have not seen.
         return CommitProperties(
-            app_transactions=transactions, custom_metadata=told, max_commit_retries=0
+            app_transactions=transactions, custom_metadata=metadata, max_commit_retries=0
         )
 
     def _stood(self) -> None:
         """Load the version that our commit has made, and flush it to disk."""
-        self._looked_at += 1
+        self._checked_version += 1
         self._update()
         self._have_on_disk()
 

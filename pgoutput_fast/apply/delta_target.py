@@ -328,7 +328,7 @@ class DeltaTarget:
         All tables are loaded. Nothing else would find out about a table that gets no changes.
         """
 
-        def look(table_state: TableState) -> TableState:
+        def checked_state(table_state: TableState) -> TableState:
             if not table_state.version or table_state.relation_id in self.troubles:
                 return table_state
             try:
@@ -338,7 +338,7 @@ class DeltaTarget:
             except PgOutputError as error:
                 self.troubles[table_state.relation_id] = error
                 return table_state
-            known = self._own.get(table_state.relation_id, Positions())
+            positions = self._own.get(table_state.relation_id, Positions())
             changes, state = lake_tables.get("changes"), lake_tables.get("state")
             own = Positions(
                 None if changes is None else changes.position,
@@ -348,20 +348,20 @@ class DeltaTarget:
             lost = None
             if changes is not None:
                 table_state = table_state._replace(gap=changes.gap or table_state.gap)
-            if state is not None and table_state.stale is None and _is_less(state, known.state):
+            if state is not None and table_state.stale is None and _is_less(state, positions.state):
                 lost = PUT_BACK if state.exists else DELETED
             elif state is not None and table_state.stale is None and state.changed is not None:
                 lost = f"{CHANGED}: {state.directory}, {state.changed}"
             elif (
                 changes is not None
                 and table_state.stale in (None, CHANGES_ALONE)
-                and _is_less(changes, known.changes)
+                and _is_less(changes, positions.changes)
             ):
                 lost = CHANGES_PUT_BACK if changes.exists else CHANGES_DELETED
             return table_state if lost is None else table_state._replace(stale=lost)
 
         with ThreadPoolExecutor(self.threads) as pool:
-            return dict(zip(tables, pool.map(look, tables.values()), strict=True))
+            return dict(zip(tables, pool.map(checked_state, tables.values()), strict=True))
 
     def _loaded(self, table_state: TableState) -> dict[str, LakeTable]:
         """Load the newest change table and the state table, as far as the target has these kinds.
@@ -374,7 +374,8 @@ class DeltaTarget:
         if self.kept.has_state:
             names["state"] = table_state.stored
         tables = {
-            kind: self._made(kind, name, table_state.relation_id) for kind, name in names.items()
+            kind: self._unloaded_table(kind, name, table_state.relation_id)
+            for kind, name in names.items()
         }
         for table in tables.values():
             try:
@@ -465,11 +466,11 @@ class DeltaTarget:
         with self._guard:
             table = self._tables.get(directory)
             if table is None:
-                table = self._tables[directory] = self._made(kind, name, relation_id)
+                table = self._tables[directory] = self._unloaded_table(kind, name, relation_id)
         table.load()
         return table
 
-    def _made(self, kind: str, name: str, relation_id: int) -> LakeTable:
+    def _unloaded_table(self, kind: str, name: str, relation_id: int) -> LakeTable:
         """Return a table that is not loaded yet."""
         arguments = (
             self.place, f"{kind}/{directory_of(name)}", self._app(relation_id), self._retention,
@@ -502,8 +503,8 @@ class DeltaTarget:
         table_states = list(stored.tables.values())
         for table_writer in self._writers:
             relation_id = table_writer.table_state.relation_id
-            known = self._own.get(relation_id, Positions())
-            self._own[relation_id] = known._replace(**{table_writer.kind: table_writer.own})
+            positions = self._own.get(relation_id, Positions())
+            self._own[relation_id] = positions._replace(**{table_writer.kind: table_writer.own})
         moves: dict[int, list[Any]] = {}
         for at, move in enumerate([*self._unmoved, *self._moves]):
             moves.setdefault(move.relation_id, []).append((at, *move))
@@ -554,7 +555,7 @@ class DeltaTarget:
         if progress is not None:
             self._tables[_PROGRESS] = progress
 
-    def begun(self, table_state: TableState) -> TableState:
+    def new_table_state(self, table_state: TableState) -> TableState:
         """See `Target`. In object storage, an earlier table of the name may have left changes."""
         if self.place.path is not None:
             return table_state
@@ -590,7 +591,9 @@ class DeltaTarget:
     def _free_version(self, table_state: TableState, stored: str, *, may_be_own: bool) -> int:
         """Return the first version of a change table whose directory is empty."""
         for version in itertools.count(1):
-            table = self._made("changes", stored + version_suffix(version), table_state.relation_id)
+            table = self._unloaded_table(
+                "changes", stored + version_suffix(version), table_state.relation_id
+            )
             is_free = not self.place.has_files(table.directory)
             if is_free or (may_be_own and table.is_its_own()):
                 break
@@ -623,7 +626,7 @@ class DeltaTarget:
         for kind, suffix in names:
             for name in (move.old, move.new):
                 self._tables.pop(f"{kind}/{directory_of(name + suffix)}", None)
-            table = self._made(kind, move.old + suffix, move.relation_id)
+            table = self._unloaded_table(kind, move.old + suffix, move.relation_id)
             if table.is_its_own():
                 table.rename(move.new + suffix)
 
@@ -642,7 +645,7 @@ def version_suffix(version: int) -> str:
     return "" if version == 1 else f".v{version}"
 
 
-def _is_less(table: LakeTable, known: tuple[int, int] | None) -> bool:
-    """Whether a table's position is before a known one."""
+def _is_less(table: LakeTable, position: tuple[int, int] | None) -> bool:
+    """Whether a table is before a position."""
     lsn, copy_lsn = table.position
-    return known is not None and (lsn < known[0] or copy_lsn < known[1])
+    return position is not None and (lsn < position[0] or copy_lsn < position[1])

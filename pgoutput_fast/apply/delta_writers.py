@@ -213,8 +213,8 @@ class DeltaState(Positioned):
         stored = {column.name: column.stored for column in table_state.columns}
         # Dropped columns don't count. A stale table may differ: a new snapshot gets these columns.
         wanted = [stored.get(name, name) for name in partition_by if not stored or name in stored]
-        is_kept = table_state.stale is None and table.exists
-        if wanted and wanted != self._partition_by and is_kept:
+        is_current = table_state.stale is None and table.exists
+        if wanted and wanted != self._partition_by and is_current:
             raise PgOutputError(
                 f"{table.directory} is partitioned by {', '.join(self._partition_by) or 'nothing'} "
                 f"and not by {', '.join(wanted)}",

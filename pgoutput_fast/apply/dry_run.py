@@ -213,9 +213,9 @@ def plan_sync(
     lost: list[int] = []
     if asked is not None and options.on_error == "pause":
         lost = lost_tables(log, stored, consumer)
-    known = {entry.name: entry.position for entry in consumers(directory)} if stored.lsn else {}
-    if consumer in known:
-        position = known[consumer]
+    positions = {entry.name: entry.position for entry in consumers(directory)} if stored.lsn else {}
+    if consumer in positions:
+        position = positions[consumer]
     elif lost:
         position = first_position(view.states, view.begin)
     else:
@@ -373,7 +373,7 @@ class _CountingTarget:
         """See `Target`."""
         return _NoState(table_state)
 
-    def begun(self, table_state: TableState) -> TableState:
+    def new_table_state(self, table_state: TableState) -> TableState:
         """See `Target`."""
         return table_state
 

@@ -262,8 +262,8 @@ class DuckdbTarget:
             )  # fmt: skip
         kept = RememberedOptions.of(source[4], source[5], source[8], source[9])
         tables = {}
-        found_rows = connection.sql("FROM _progress").to_arrow_table()
-        for table_state, _ in table_states_of(found_rows):
+        progress_rows = connection.sql("FROM _progress").to_arrow_table()
+        for table_state, _ in table_states_of(progress_rows):
             lost = _lost(table_state, kept, names)
             tables[table_state.relation_id] = (
                 table_state._replace(stale=lost) if lost else table_state
@@ -404,7 +404,7 @@ class DuckdbTarget:
         """Whether a table exists."""
         return (schema, name) in self._tables
 
-    def made(self, schema: str, name: str) -> None:
+    def add_table(self, schema: str, name: str) -> None:
         """Note that a table was created."""
         self._tables.add((schema, name))
         if schema == "state":
@@ -429,7 +429,7 @@ class DuckdbTarget:
         """See `Target`."""
         return _DuckdbState(self, table_state)
 
-    def begun(self, table_state: TableState) -> TableState:
+    def new_table_state(self, table_state: TableState) -> TableState:
         """See `Target`."""
         return table_state
 
@@ -448,7 +448,7 @@ class DuckdbTarget:
             self.fields.pop(old, None)
             self.run(f"ALTER TABLE {self.named(schema, old)} RENAME TO {quoted(new)}")
             self._tables.remove((schema, old))
-            self.made(schema, new)
+            self.add_table(schema, new)
 
 
 def _lost(table_state: TableState, kept: RememberedOptions, names: set[str]) -> str | None:
@@ -471,7 +471,7 @@ class _DuckdbChanges:
 
     def __init__(self, target: DuckdbTarget, table_state: TableState) -> None:
         self._target = target
-        self._held = table_state
+        self._table_state = table_state
         self._name = versioned(table_state.stored, table_state.version)
         self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
         self._pending: list[pa.RecordBatch] = []
@@ -482,38 +482,38 @@ class _DuckdbChanges:
 
     def fits(self, schema: pa.Schema) -> bool:
         """See `ChangeWriter`."""
-        columns, wanted = self._known(), self._wanted(schema)
+        columns, wanted = self._current_fields(), self._wanted(schema)
         new = [name for name in wanted if name not in columns]
         if columns and new and distinct_names(new, columns) != new:
             return False  # DuckDB ignores case, so two names would be the same
         return all(columns.get(name, type_) == type_ for name, type_ in wanted.items())
 
-    def _known(self) -> dict[str, str]:
+    def _current_fields(self) -> dict[str, str]:
         if self._fields is None:
-            with self._target.alone(self._held):
+            with self._target.alone(self._table_state):
                 self._fields = dict(self._stored_fields())
         return self._fields
 
     def _stored_fields(self) -> dict[str, str]:
         """Return names and types of the fields of rows; empty if there is no table yet."""
-        known = self._target.fields
-        if self._name not in known:
+        fields = self._target.fields
+        if self._name not in fields:
             if not self._target.has("changes", self._name):
                 return {}
             rows = self._target.run(
                 f"DESCRIBE SELECT unnest(after) FROM {self._target.named('changes', self._name)}"
             ).fetchall()
-            known[self._name] = {row[0]: row[1] for row in rows}
-        return known[self._name]
+            fields[self._name] = {row[0]: row[1] for row in rows}
+        return fields[self._name]
 
     def _wanted(self, schema: pa.Schema) -> dict[str, str]:
-        with self._target.alone(self._held):
+        with self._target.alone(self._table_state):
             return self._target.types_of(pa.schema(list(schema.field("after").type)))
 
     def append(self, changes: pa.RecordBatch) -> None:
         """See `ChangeWriter`."""
         if changes.schema != self._schema:
-            self._fields = {**self._known(), **self._wanted(changes.schema)}
+            self._fields = {**self._current_fields(), **self._wanted(changes.schema)}
             self._schema = changes.schema
         self._pending.append(changes)
         self._bytes += changes.nbytes
@@ -525,10 +525,10 @@ class _DuckdbChanges:
         if self._pending:
             parts = joined(self._pending)
             self._pending, self._bytes = [], 0
-            self._target.later(functools.partial(self._write, parts, self._known()))
+            self._target.later(functools.partial(self._write, parts, self._current_fields()))
 
     def _write(self, parts: list[pa.Table], fields: dict[str, str]) -> None:
-        with self._target.telling(self._held):
+        with self._target.telling(self._table_state):
             self._insert(parts, fields)
 
     def _insert(self, parts: list[pa.Table], fields: dict[str, str]) -> None:
@@ -536,7 +536,7 @@ class _DuckdbChanges:
         names = {*self._stored_fields()}
         if not names:
             self._target.run(f"CREATE TABLE {name} AS FROM rows", rows=parts[0])
-            self._target.made("changes", self._name)
+            self._target.add_table("changes", self._name)
             names = {field.name for field in parts[0].schema.field("after").type}
             parts = parts[1:]
         if fields.keys() - names:
@@ -563,7 +563,7 @@ class _DuckdbState:
 
     def __init__(self, target: DuckdbTarget, table_state: TableState) -> None:
         self._target = target
-        self._held = table_state
+        self._table_state = table_state
         self._table = self._live = target.named("state", table_state.stored)
         self._marker = None
         if target.kept.soft_deletes is not None:
@@ -576,11 +576,11 @@ class _DuckdbState:
         """See `StateWriter`."""
         if self._target.kept.soft_deletes is not None:
             schema = schema.append(pa.field(self._target.kept.soft_deletes, DELETED_AT))
-        with self._target.alone(self._held):
+        with self._target.alone(self._table_state):
             self._target.run(
                 f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=empty(schema)
             )
-            self._target.made("state", self._held.stored)
+            self._target.add_table("state", self._table_state.stored)
         self._is_empty = True
 
     load = create
@@ -588,7 +588,7 @@ class _DuckdbState:
     def append(self, rows: pa.RecordBatch) -> None:
         """See `StateWriter`."""
         self._is_empty = False
-        with self._target.alone(self._held):
+        with self._target.alone(self._table_state):
             self._target.run(
                 f"INSERT INTO {self._table} BY NAME FROM rows", rows=pa.Table.from_batches([rows])
             )
@@ -602,13 +602,13 @@ class _DuckdbState:
     ) -> None:
         """See `StateWriter`."""
         del table_state  # the target's commit stores it
-        with self._target.alone(self._held):
+        with self._target.alone(self._table_state):
             self._apply(alterations, net)
         self._is_empty = False
 
     def _apply(self, alterations: Sequence[Alteration], net: NetChanges) -> None:
         for alteration in alterations:
-            self._target.altered.add(self._held.stored)
+            self._target.altered.add(self._table_state.stored)
             self._alter(alteration)
         if net.truncated and self._marker is None:
             self._target.run(f"DELETE FROM {self._table}")
@@ -659,7 +659,7 @@ class _DuckdbState:
         upsert = keys.column(_UPSERT)
         gone = keys.filter(keys.column(_PRESENT))
         if self._marker is not None:
-            self._mark(gone, joined)
+            self._mark_deleted(gone, joined)
             # A new row replaces a row with the same key that is marked as deleted.
             gone = keys.filter(upsert)
         if gone.num_rows:
@@ -690,7 +690,7 @@ class _DuckdbState:
             batches.append(pa.record_batch(columns))
         return pa.Table.from_batches(batches), unsent
 
-    def _mark(self, present: pa.Table, joined: str) -> None:
+    def _mark_deleted(self, present: pa.Table, joined: str) -> None:
         """Mark rows as deleted."""
         gone = present.filter(pc.invert(present.column(_UPSERT)))
         if gone.num_rows:
@@ -728,9 +728,10 @@ class _DuckdbState:
         shown = "; ".join("(" + ", ".join(map(repr, row)) + ")" for row in rows[:_SHOWN])
         more = " and more" if len(rows) > _SHOWN else ""
         return IncompleteError(
-            f"the changes of {net.table} do not fit its state table {self._held.stored!r} in "
-            f"{self._target.path}: {problem} ({', '.join(net.key)}) = {shown}{more}. Changes are "
-            "missing, or the table began without its existing rows",
+            f"the changes of {net.table} do not fit its state table "
+            f"{self._table_state.stored!r} in {self._target.path}: {problem} "
+            f"({', '.join(net.key)}) = {shown}{more}. Changes are missing, or the table began "
+            "without its existing rows",
             code="unfit_row", table=net.table, hint="Request a new snapshot of the table",
         )  # fmt: skip
 

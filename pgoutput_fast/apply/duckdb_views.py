@@ -86,15 +86,15 @@ def _names(
     reserved = {name for (name,) in run(
         "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'"
     ).fetchall()}  # fmt: skip
-    taken = {*_OWN, catalog.casefold(), *reserved}
+    used_names = {*_OWN, catalog.casefold(), *reserved}
     schemas: dict[str, str] = {}
     # Existing schemas go first: they keep their names if a new one differs only in case.
     for namespace in sorted(
         {table_state.namespace for table_state in tables},
         key=lambda namespace: (namespace not in schema_names, namespace),
     ):
-        name = schemas[namespace] = _free(namespace, taken)
-        taken.add(name.casefold())
+        name = schemas[namespace] = _free(namespace, used_names)
+        used_names.add(name.casefold())
         if name != namespace and name not in schema_names:
             _log.warning(
                 "the views of schema %s are in schema %s of %s, as its own name is taken there",
@@ -121,7 +121,7 @@ def _plain(table: TableState) -> str:
     return stored_table(table.namespace, table.name)
 
 
-def _free(name: str, taken: Collection[str]) -> str:
-    while name.casefold() in taken:
+def _free(name: str, used_names: Collection[str]) -> str:
+    while name.casefold() in used_names:
         name += "_"
     return name

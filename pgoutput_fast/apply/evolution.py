@@ -183,9 +183,11 @@ class Evolved(NamedTuple):
     unknown: str | None
 
 
-def new_columns(version: Version, known: TableInCatalog | None = None) -> tuple[StoredColumn, ...]:
+def new_columns(
+    version: Version, table_in_catalog: TableInCatalog | None = None
+) -> tuple[StoredColumn, ...]:
     """Return the columns of a new state table."""
-    numbers = {} if known is None else known.numbers(version)
+    numbers = {} if table_in_catalog is None else table_in_catalog.numbers(version)
     columns: list[StoredColumn] = []
     for column in version.columns:
         columns.append(_column(column, free_column(column.name, columns), numbers))
@@ -197,9 +199,10 @@ def turns_digits(columns: Sequence[StoredColumn], version: Version) -> bool:
 
     One column of a change table can't hold both, because nothing in it tells them apart.
     """
-    had = {column.name: column.form.endswith(DIGITS) for column in columns}
+    digits_before = {column.name: column.form.endswith(DIGITS) for column in columns}
     return any(
-        had.get(column.name, column.is_digits) != column.is_digits for column in version.columns
+        digits_before.get(column.name, column.is_digits) != column.is_digits
+        for column in version.columns
     )
 
 
@@ -214,7 +217,9 @@ def _modifier(column: ColumnVersion) -> int:
     return -1 if column.type_modifier is None else column.type_modifier
 
 
-def evolve(columns: Sequence[StoredColumn], version: Version, known: TableInCatalog) -> Evolved:
+def evolve(
+    columns: Sequence[StoredColumn], version: Version, table_in_catalog: TableInCatalog
+) -> Evolved:
     """Compute the alterations of a state table, or why it becomes stale.
 
     Parameters
@@ -223,9 +228,9 @@ def evolve(columns: Sequence[StoredColumn], version: Version, known: TableInCata
         The columns of the state table.
     version : Version
         The columns of the server's table now.
-    known : TableInCatalog
+    table_in_catalog : TableInCatalog
     """
-    evolution = _Evolution(columns, version, known)
+    evolution = _Evolution(columns, version, table_in_catalog)
     unknown = evolution.run()
     if unknown is not None:
         return Evolved(
@@ -241,26 +246,27 @@ class _Evolution:
     """Collects the alterations of one state table."""
 
     def __init__(
-        self, columns: Sequence[StoredColumn], version: Version, known: TableInCatalog
+        self, columns: Sequence[StoredColumn], version: Version, table_in_catalog: TableInCatalog
     ) -> None:
         self.columns = list(columns)
         self._gone: list[StoredColumn] = []
         self.alterations: list[Alteration] = []
         self._version = version
-        self._known = known
-        self._numbers = known.numbers(version)
+        self._in_catalog = table_in_catalog
+        self._numbers = table_in_catalog.numbers(version)
 
     def run(self) -> str | None:
         """Collect the alterations; return why the table becomes stale, or None."""
         self._number()
-        if self._known.is_ambiguous(self._version):
+        if self._in_catalog.is_ambiguous(self._version):
             return "columns were dropped or renamed, and other columns have their names"
         names = [column.name for column in self._version.columns]
-        had = [column.name for column in self.columns]
+        old_names = [column.name for column in self.columns]
         if (
             not self._numbers
-            and self._known.table is not None
-            and [name for name in names if name in had] != [name for name in had if name in names]
+            and self._in_catalog.table is not None
+            and [name for name in names if name in old_names]
+            != [name for name in old_names if name in names]
         ):
             return (
                 "its columns changed their order or exchanged their names, and no read of the "
@@ -282,7 +288,7 @@ class _Evolution:
 
     def _number(self) -> None:
         """Fill in missing numbers of the state table's columns, from the read `before`."""
-        before = self._known.before
+        before = self._in_catalog.before
         if before is None:
             return
         numbers = {(column.name, column.type_id): column.number for column in before.columns}
@@ -313,7 +319,7 @@ class _Evolution:
     def _remove(self) -> str | None:
         """Remove the columns that the server's table no longer has."""
         for column in self._gone:
-            before = self._known.was(column)
+            before = self._in_catalog.was(column)
             if before is not None and column.name in before.key:
                 return f"its key column {column.name} was dropped"
             self.columns.remove(column)
@@ -351,7 +357,7 @@ class _Evolution:
                 f"{shown_type(*after)}, and the server may have converted existing values"
             )
         if before != after and is_rewritten(
-            self._known.now(self._version.columns), self._known.was(old)
+            self._in_catalog.now(self._version.columns), self._in_catalog.was(old)
         ):
             return (
                 f"the type of column {column.name} was altered from {shown_type(*before)} to "
@@ -371,23 +377,23 @@ class _Evolution:
 
     def _skips(self, table: CatalogTable, number: int | None) -> bool:
         """Whether a column between the known ones and a new one was created and dropped unseen."""
-        had = [
+        old_numbers = [
             column.number for column in (*self.columns, *self._gone) if column.number is not None
         ]
-        if number is None or not had:
+        if number is None or not old_numbers:
             return False
-        had += [
+        old_numbers += [
             column.number
-            for before in self._known.earlier()
+            for before in self._in_catalog.earlier()
             for column in before.columns
             if column.number is not None
         ]
         numbers = {column.number for column in table.columns}
-        return any(candidate not in numbers for candidate in range(max(had) + 1, number))
+        return any(candidate not in numbers for candidate in range(max(old_numbers) + 1, number))
 
     def _add(self, column: ColumnVersion) -> str | None:
         """Add a column with its value in older rows; return why the table becomes stale."""
-        table = self._known.now(self._version.columns)
+        table = self._in_catalog.now(self._version.columns)
         if table is None:
             return (
                 f"column {column.name} is new, and no read of the catalogue says which value older "
@@ -405,7 +411,7 @@ class _Evolution:
             )
         values, number = table.added_values, self._numbers.get(column.name)
         if column.name not in values or (
-            values[column.name] is None and is_rewritten(table, self._known.without(number))
+            values[column.name] is None and is_rewritten(table, self._in_catalog.without(number))
         ):
             return (
                 f"column {column.name} is new, and the catalogue does not say which value older "
@@ -414,6 +420,6 @@ class _Evolution:
             )
         stored = free_column(column.name, self.columns)
         self.columns.append(_column(column, stored, self._numbers))
-        value = self._known.value(column.name, values[column.name])
+        value = self._in_catalog.value(column.name, values[column.name])
         self.alterations.append(AddedColumn(stored, value))
         return None

@@ -132,12 +132,12 @@ def fold(changes: Iterable[Any], key: Sequence[str] | None = None) -> NetChanges
     ['upsert', 'delete']
     """
     folding = Folding(key)
-    is_one = hasattr(changes, "__arrow_c_array__") or isinstance(changes, pa.Table)
-    if not is_one and not isinstance(changes, Iterable):
+    is_batch = hasattr(changes, "__arrow_c_array__") or isinstance(changes, pa.Table)
+    if not is_batch and not isinstance(changes, Iterable):
         raise TypeError(
             f"changes must be an iterable of change batches, not {type(changes).__name__}"
         )
-    for batch in [changes] if is_one else changes:
+    for batch in [changes] if is_batch else changes:
         folding.add(batch)
     return folding.finish()
 
@@ -164,11 +164,11 @@ class Folding:
                 parameter="key",
                 hint=("Give ", Argument("key", [key])),
             )
-        self._given_key = None if key is None else tuple(key)
+        self._explicit_key = None if key is None else tuple(key)
         self._spill_file = spill_file or SpillFile()
         self._last = (-1, -1)
         self._schema: pa.Schema | None = None
-        self._going: tuple[Version, _Keyed | _Multiset] | None = None
+        self._current: tuple[Version, _Keyed | _Multiset] | None = None
         self._truncated_at: int | None = None
 
     def add(self, batch: Any) -> None:
@@ -185,7 +185,7 @@ class Folding:
             self._add(pa.record_batch(batch))
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        version, rows = self._met(batch.schema)
+        version, rows = self._prepared(batch.schema)
         if not batch.num_rows:
             return
         self._last = _check_order(version.table, batch, self._last)
@@ -199,18 +199,18 @@ class Folding:
         if batch.num_rows:
             rows.add(_NetChangeColumns(batch, version))
 
-    def _met(self, schema: pa.Schema) -> tuple[Version, _Keyed | _Multiset]:
+    def _prepared(self, schema: pa.Schema) -> tuple[Version, _Keyed | _Multiset]:
         """Return the version of a batch, and the table's rows, prepared for this version."""
-        if self._going is not None and schema.equals(self._schema, check_metadata=True):
-            return self._going
+        if self._current is not None and schema.equals(self._schema, check_metadata=True):
+            return self._current
         version = version_of(schema)
         key = self._key_of(version)
         rows: _Keyed | _Multiset
-        if self._going is None:
+        if self._current is None:
             store = RowStore(self._spill_file, pa.schema([]))
             rows = _Keyed(key, store) if key else _Multiset(version, store)
         else:
-            old, rows = self._going
+            old, rows = self._current
             check_follows(old, version)
             if key != rows.key:
                 raise PgOutputError(
@@ -220,11 +220,11 @@ class Folding:
                     table=version.table,
                 )
         rows.meet(version)
-        self._schema, self._going = schema, (version, rows)
-        return self._going
+        self._schema, self._current = schema, (version, rows)
+        return self._current
 
     def _key_of(self, version: Version) -> tuple[str, ...]:
-        key = self._given_key
+        key = self._explicit_key
         if key is None:
             # With REPLICA IDENTITY FULL, the Relation flags all columns, so the flags say nothing.
             key = () if version.replica_identity in ("f", "n") else version.key
@@ -250,12 +250,12 @@ class Folding:
         PgOutputError
             No batch was added, so the columns are not known.
         """
-        if self._going is None:
+        if self._current is None:
             raise PgOutputError(
                 "there are no batches to fold: give at least one, which may be empty",
                 code="unfit_input",
             )
-        version, rows = self._going
+        version, rows = self._current
         result = rows.result()
         return NetChanges(
             version.table, version.relation_id, rows.key, rows.truncated, result.schema,
@@ -264,7 +264,7 @@ class Folding:
 
     def forget(self) -> None:
         """Free the memory of the keys, after the last batch. Results stay valid."""
-        self._going = None
+        self._current = None
 
 
 class _NetChangeColumns:
@@ -448,11 +448,11 @@ class _Keyed:
 
     def meet(self, version: Version) -> None:
         """Prepare for changes with the columns of a version."""
-        known = {self._columns[i][0]: i for i in self._current}
+        indices = {self._columns[i][0]: i for i in self._current}
         current = []
         for column in version.columns:
-            if column.name in known:
-                current.append(known[column.name])
+            if column.name in indices:
+                current.append(indices[column.name])
                 self._columns[current[-1]] = (column.name, column.type)
             else:
                 current.append(len(self._columns))
@@ -625,7 +625,9 @@ class _KeyedRows(NamedTuple):
         return [
             pa.array(np.where(is_present, "upsert", "delete"), pa.string()),
             pa.StructArray.from_arrays(values, fields=row),
-            pa.array(np.where(self.followed.held[part], "present", self.absent), pa.string()),
+            pa.array(
+                np.where(self.followed.is_in_table[part], "present", self.absent), pa.string()
+            ),
             _names_of(np.array(unsent).T.reshape(len(last), -1), self.schema.field("row").type),
             pa.StructArray.from_arrays(keys, fields=from_, mask=pa.array(origins == UNKNOWN)),
             *(reader.take(pa.field(name, type_), found_rows) for name, type_ in _HEAD.items()),
@@ -644,8 +646,10 @@ class _KeyedRows(NamedTuple):
         elif len(self.versions) == 1:
             return None, None
         begins = np.array([begin for _, begin in self.versions])
-        had = np.array([column in columns for columns, _ in self.versions])
-        return (sources == UNKNOWN) | ~had[np.searchsorted(begins, sources, "right") - 1], sources
+        has_column = np.array([column in columns for columns, _ in self.versions])
+        return (sources == UNKNOWN) | ~has_column[
+            np.searchsorted(begins, sources, "right") - 1
+        ], sources
 
 
 def _result_schema(row: list[pa.Field], key: list[pa.Field], *more: pa.Field) -> pa.Schema:

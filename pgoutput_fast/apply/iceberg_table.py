@@ -185,7 +185,7 @@ class IcebergTable(LakeTable):
                 hint="Rename it, or give another catalogue",
             )
         if self._table is not None:
-            self._look()
+            self._check_foreign_commits()
 
     def _property(self, name: str, other: str = "") -> str:
         return str(self._table.properties.get(name, other))
@@ -224,7 +224,7 @@ class IcebergTable(LakeTable):
             return self.position[0]
         return int(self._property(_GAP)) if _GAP in self._table.properties else None
 
-    def _look(self) -> None:
+    def _check_foreign_commits(self) -> None:
         """Find out what other programs did since our last commit, by the snapshots' operations."""
         self.changed = None
         snapshot, ours = self._table.current_snapshot(), None
@@ -300,13 +300,13 @@ class IcebergTable(LakeTable):
         with self._catalog.refusals(str(self._identifier)):
             with self._table.transaction() as transaction:
                 self._add(transaction, files, position)
-            self._look()
+            self._check_foreign_commits()
 
     def _add(self, transaction: Any, files: Written, position: tuple[int, int]) -> None:
         """Add files and the position to a transaction, which fails if the snapshot has changed."""
         gap = {} if self.changed is None else {_GAP: str(self.gap)}
         transaction.set_properties({**_stored(position), **gap})
-        # Even without files: by its position, `_look` knows that the snapshot is ours.
+        # Even without files: `_check_foreign_commits` finds our snapshots by their positions.
         transaction.add_files(
             [f"{self.uri}/{file.path}" for file in files],
             snapshot_properties=_stored(position),

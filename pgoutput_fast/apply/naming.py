@@ -28,7 +28,7 @@ def _escaped(name: str) -> str:
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in name)
 
 
-def free_name(wanted: str, relation_id: int, taken: Collection[str]) -> str:
+def free_name(wanted: str, relation_id: int, used_names: Collection[str]) -> str:
     """Return the wanted name, or a unique one if the name is in use or too long.
 
     Parameters
@@ -36,13 +36,13 @@ def free_name(wanted: str, relation_id: int, taken: Collection[str]) -> str:
     wanted : str
     relation_id : int
         Makes the name unique.
-    taken : collection of str
+    used_names : collection of str
         Case-folded names that are in use.
     """
     if len(wanted.encode()) > _LONGEST:
         wanted = wanted.encode()[:_LONGEST].decode(errors="ignore")
         return f"{wanted}~{relation_id}"
-    return wanted if wanted.casefold() not in taken else f"{wanted}~{relation_id}"
+    return wanted if wanted.casefold() not in used_names else f"{wanted}~{relation_id}"
 
 
 def free_column(name: str, columns: Sequence[StoredColumn]) -> str:
@@ -87,17 +87,17 @@ def renames(tables: Mapping[int, TableState]) -> list[tuple[int, str]]:
     now = {relation_id: table_state.stored for relation_id, table_state in tables.items()}
     waiting = [relation_id for relation_id in tables if now[relation_id] != final[relation_id]]
     while waiting:
-        taken = {name.casefold(): relation_id for relation_id, name in now.items()}
+        relation_ids = {name.casefold(): relation_id for relation_id, name in now.items()}
         relation_id = next(
             (
                 candidate
                 for candidate in waiting
-                if taken.get(final[candidate].casefold(), candidate) == candidate
+                if relation_ids.get(final[candidate].casefold(), candidate) == candidate
             ),
             waiting[0],
         )
         new = final[relation_id]
-        if taken.get(new.casefold(), relation_id) != relation_id:
+        if relation_ids.get(new.casefold(), relation_id) != relation_id:
             new = f"{now[relation_id]}~{relation_id}"  # a temporary name: tables swap names
         steps.append((relation_id, new))
         now[relation_id] = new

@@ -105,7 +105,7 @@ class OwnTarget:
         """See `Target`."""
         return stored
 
-    def begun(self, table_state: TableState) -> TableState:
+    def new_table_state(self, table_state: TableState) -> TableState:
         """See `Target`."""
         return table_state
 

@@ -92,14 +92,14 @@ class ParquetTable(LakeTable):
         return None if self.place.path is None else self.place.path / self.directory
 
     @property
-    def _seen(self) -> Any:
+    def _read_filesystem(self) -> Any:
         """The file system of the directory for reading. It does not create the directory."""
         return self.filesystem if self._local is None else self.place.filesystem(self.directory)
 
     def _listed(self, directory: str) -> list[Any]:
         """List a subdirectory, which need not exist."""
         chosen = fs.FileSelector(directory, allow_not_found=True)
-        infos: list[Any] = self._seen.get_file_info(chosen)
+        infos: list[Any] = self._read_filesystem.get_file_info(chosen)
         return infos
 
     # --- what is there ---------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class ParquetTable(LakeTable):
     def _read(self, version: int) -> tuple[_LogEntry, pa.Schema]:
         """Read an entry of the log; return it with its schema."""
         name = _entry_name(version)
-        with self._seen.open_input_file(name) as file:
+        with self._read_filesystem.open_input_file(name) as file:
             text = file.read()
         where = f"{self.uri}/{name}"
         try:
@@ -314,6 +314,6 @@ def _entry_name(version: int) -> str:
 
 def _final_name(file: AddedFile, number: int) -> str:
     """Return a unique name of a file; files sorted by these names are in stream order."""
-    known = json.loads(file.statistics)
-    first, last = (known[of]["commit_lsn"] for of in ("minValues", "maxValues"))
+    statistics = json.loads(file.statistics)
+    first, last = (statistics[of]["commit_lsn"] for of in ("minValues", "maxValues"))
     return f"{first:016X}-{last:016X}-{number:08}.parquet"

@@ -53,7 +53,9 @@ class SeparateTables:
         now = time.monotonic()
         return [relation_id for relation_id, at in self._next.items() if at <= now]
 
-    def given_up(self, view: View, position: Position, table_state: TableState) -> Stale | None:
+    def stale_outcome(
+        self, view: View, position: Position, table_state: TableState
+    ) -> Stale | None:
         """Return the outcome for a table that can't wait any longer; None if it can.
 
         A table does not wait if a newer snapshot is complete: its rows include the waiting changes.
@@ -76,11 +78,11 @@ class SeparateTables:
             why, end = "a newer snapshot is complete", newer
         else:
             since = time.time() - table_state.paused.since
-            kept = _bytes_for(view, position, at)
+            size = _bytes_for(view, position, at)
             if since > self._limit.seconds:
                 why = f"it was paused for {since / 3600:.1f} hours, longer than pause_time"
-            elif kept > self._limit.bytes:
-                why = f"the change log kept {decimal(kept)} for it, more than pause_bytes"
+            elif size > self._limit.bytes:
+                why = f"the change log kept {decimal(size)} for it, more than pause_bytes"
             else:
                 return None
             end = max(at, position.lsn, view.end)

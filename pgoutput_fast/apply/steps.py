@@ -42,7 +42,7 @@ class Followed(NamedTuple):
 
     Attributes
     ----------
-    held : numpy.ndarray of bool
+    is_in_table : numpy.ndarray of bool
         Whether the table had a row with the key before the first change.
     there : numpy.ndarray of bool
         Whether a row has the key after the last change.
@@ -58,7 +58,7 @@ class Followed(NamedTuple):
         For each column the change that sent its value, or `UNKNOWN`.
     """
 
-    held: Any
+    is_in_table: Any
     there: Any
     last: Any
     vectors: Any

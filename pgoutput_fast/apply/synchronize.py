@@ -180,8 +180,8 @@ def sync(
             is_over, until_lsn, captured, wait = run.is_over, None, run.latest, run.wait
         resources.enter_context(_claimed(log.directory, name))
         syncing = Syncing(
-            log, opened.target, opened.given, opened.decode_for, options, name, progress, captured,
-            engine, opened.file,
+            log, opened.target, opened.argument, opened.decode_for, options, name, progress,
+            captured, engine, opened.file,
         ).run(until_lsn, is_over, stop.is_set, wait)  # fmt: skip
         if segments is None:
             run.result()
@@ -243,7 +243,7 @@ class OpenedTarget(NamedTuple):
     Attributes
     ----------
     target : Target
-    given : str
+    argument : str
         The target as the caller wrote it, for errors.
     decode_for : {"portable", "spark"}
         The target for which `ColumnarDecoder` decodes, which fixes the Arrow types.
@@ -256,7 +256,7 @@ class OpenedTarget(NamedTuple):
     """
 
     target: Target
-    given: str
+    argument: str
     decode_for: Any
     name: str
     path: Path | None

@@ -208,7 +208,7 @@ class Syncing:
         self._window_bytes = options.window_bytes or usual
         self._progress = progress
         self._captured = captured
-        self._next_told = 0.0
+        self._next_progress_time = 0.0
         view = self._log.view()
         self._target_state = target.open(origin_of(view))
         # `encoding` concerns values from the catalogue, such as defaults of added columns.
@@ -217,8 +217,8 @@ class Syncing:
             "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
             "encoding": view.metadata.encoding,
         }  # fmt: skip
-        self._is_known = consumer in {entry.name for entry in consumers(log.directory)}
-        if not self._target_state.lsn and self._is_known:
+        self._has_consumer = consumer in {entry.name for entry in consumers(log.directory)}
+        if not self._target_state.lsn and self._has_consumer:
             self._begin_anew(consumer)
         self._consumer = Consumer(log.directory, consumer)
         cut_off = check_position(
@@ -239,10 +239,10 @@ class Syncing:
         self._seconds, self._windows = 0.0, 0
         self._commit_time = self._newest()
         self._behind_since: float | None = None
-        self._is_behind_told = False
+        self._is_behind_reported = False
         self._is_compared = False  # whether `_compare` was done
-        self._looked = 0  # before this LSN, nothing is left to write
-        self._seen: View | None = None
+        self._checked_lsn = 0  # before this LSN, nothing is left to write
+        self._last_view: View | None = None
         # The last view, position and tables read apart for which the read plan was empty.
         self._read: tuple[View, Position, frozenset[int]] | None = None
         self._waiting: tuple[str, ...] = ()
@@ -373,7 +373,7 @@ class Syncing:
     @property
     def lsn(self) -> int:
         """All changes committed before this LSN are in the tables, or wait for a snapshot."""
-        return max(self._consumer.position.lsn, self._looked)
+        return max(self._consumer.position.lsn, self._checked_lsn)
 
     def run(
         self,
@@ -408,7 +408,7 @@ class Syncing:
         while True:
             begin, is_idle = time.monotonic(), True
             ends = is_over()
-            while not is_stopped() and self._step():
+            while not is_stopped() and self._write_available():
                 is_idle = False
                 if is_enough() and not (until_lsn and self._is_behind(until_lsn)):
                     break
@@ -416,8 +416,8 @@ class Syncing:
             if ends or is_enough():
                 if self._end_lsn < self._target_state.lsn:
                     self._say_behind(at_once=True)
-                self._unpublished.look(self._target_state.tables, at_once=True)
-                return self._told()
+                self._unpublished.check(self._target_state.tables, at_once=True)
+                return self._current_progress()
             self._tell()
             # The next window begins an interval after the last one did.
             end = begin + self._options.interval
@@ -445,7 +445,7 @@ class Syncing:
         waiting = self._waiting_ids | paused
         return any(at < lsn and relation_id not in waiting for relation_id, at in tables.items())
 
-    def _step(self) -> bool:
+    def _write_available(self) -> bool:
         """Write a window of the changes that the log has; False if there is nothing to write."""
         view = self._log.view()
         self._see(view)
@@ -496,9 +496,9 @@ class Syncing:
             if self._attempt(view, plan, self._target_state):
                 return True
         # The rest of the log concerns no table; the next window stores the position.
-        self._looked = self._end_lsn
+        self._checked_lsn = self._end_lsn
         self._follow_catalog(view)
-        self._unpublished.look(self._target_state.tables)
+        self._unpublished.check(self._target_state.tables)
         if self._is_unstored:
             self._store()
         return False
@@ -529,7 +529,7 @@ class Syncing:
             self._end_lsn,
             {relation_id: self._consumer.position.of(relation_id) for relation_id in behind},
         )
-        writer = WindowWriter(*self._given(self._target_state))
+        writer = WindowWriter(*self._writer_arguments(self._target_state))
         try:
             if writer.has_news(at):
                 with window(self._target):
@@ -539,7 +539,7 @@ class Syncing:
         except PausedError as error:
             self._pause(error)
 
-    def _given(self, stored: TargetState) -> tuple[Any, ...]:
+    def _writer_arguments(self, stored: TargetState) -> tuple[Any, ...]:
         """Return the arguments of `WindowWriter`."""
         return self._log, self._target, stored, self._decoding, self._options, self._tell
 
@@ -612,7 +612,7 @@ class Syncing:
     def _give_up(self, view: View, relation_id: int) -> None:
         """Skip the changes of a table that was paused for too long: it becomes stale."""
         position, table_state = self._consumer.position, self._target_state.tables[relation_id]
-        outcome = self._separate.given_up(view, position, table_state)
+        outcome = self._separate.stale_outcome(view, position, table_state)
         if outcome is None or outcome.gap is None:
             return
         self._fold([outcome])
@@ -679,7 +679,7 @@ class Syncing:
         return False
 
     def _written(self, view: View, plan: ReadPlan, stored: TargetState) -> WindowWriter:
-        arguments = self._given(stored)
+        arguments = self._writer_arguments(stored)
         try:
             if self._engine is not None:
                 try:
@@ -711,8 +711,8 @@ class Syncing:
         if self._behind_since is None:
             self._behind_since = time.monotonic()
         is_long = at_once or time.monotonic() - self._behind_since > _BEHIND
-        if is_long and not self._is_behind_told:
-            self._is_behind_told = True
+        if is_long and not self._is_behind_reported:
+            self._is_behind_reported = True
             _log.warning(
                 "%s has all changes before %s, but %s ends at %s: sync continues once the change "
                 "log reaches the target",
@@ -754,9 +754,9 @@ class Syncing:
 
     def _see(self, view: View) -> None:
         """Note the end of the change log, and the tables that wait for a snapshot."""
-        if view is self._seen:
+        if view is self._last_view:
             return
-        self._seen = view
+        self._last_view = view
         self._end_lsn = view.end
         names = []
         self._waiting_ids = {
@@ -776,9 +776,9 @@ class Syncing:
     def _tell(self, *, at_once: bool = False) -> None:
         """Report progress, at most once a second unless `at_once`."""
         now = time.monotonic()
-        if self._progress is not None and (at_once or now >= self._next_told):
-            self._next_told = now + _TOLD
-            self._progress(self._told())
+        if self._progress is not None and (at_once or now >= self._next_progress_time):
+            self._next_progress_time = now + _TOLD
+            self._progress(self._current_progress())
 
     def _note(self, writer: WindowWriter) -> None:
         self._windows += 1
@@ -789,7 +789,7 @@ class Syncing:
         changes, states = self._stage_seconds
         self._stage_seconds = changes + writer.change_seconds, states + writer.state_seconds
         self._commit_time = self._newest()
-        self._unpublished.look(self._target_state.tables)
+        self._unpublished.check(self._target_state.tables)
         self._pause_troubled()
         self._say_stale()
         self._say_gaps()
@@ -824,7 +824,7 @@ class Syncing:
                  if table_state.commit_time is not None]  # fmt: skip
         return max(times, default=None)
 
-    def _told(self) -> SyncProgress:
+    def _current_progress(self) -> SyncProgress:
         names = {
             key: self._target.shown(table_state.stored)
             for key, table_state in self._target_state.tables.items()

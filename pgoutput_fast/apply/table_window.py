@@ -145,7 +145,7 @@ class TableWindow:
     # --- changes ---------------------------------------------------------------------------------
 
     def add(
-        self, schema: pa.Schema, batch: pa.RecordBatch, known: Callable[[int], TableInCatalog]
+        self, schema: pa.Schema, batch: pa.RecordBatch, catalog_at: Callable[[int], TableInCatalog]
     ) -> None:
         """Add changes of the stream.
 
@@ -154,7 +154,7 @@ class TableWindow:
         schema : pyarrow.Schema
             The batch's schema, which is the same object for all batches of a layout.
         batch : pyarrow.RecordBatch
-        known : callable
+        catalog_at : callable
             Takes a commit LSN; returns what the catalogue says of the table there.
         """
         if batch.column("commit_lsn")[-1].as_py() < self.table_state.lsn:
@@ -162,7 +162,7 @@ class TableWindow:
         last = self._last
         if last is None or last[0] is not schema:
             self.take_gathered()
-            last = self._meet(schema, batch.column("commit_lsn")[0].as_py(), known)
+            last = self._meet(schema, batch.column("commit_lsn")[0].as_py(), catalog_at)
         self._gathered.append(last[1].batch(batch))
         self._gathered_rows += batch.num_rows
         if self._gathered_rows >= _TOGETHER:
@@ -200,69 +200,79 @@ class TableWindow:
             time = rows.column("commit_time")[-1].cast(pa.int64()).as_py()
             self.table_state = self.table_state._replace(commit_time=time)
 
-    def _meet(self, schema: pa.Schema, lsn: int, known: Callable[[int], TableInCatalog]) -> _Layout:
+    def _meet(
+        self, schema: pa.Schema, lsn: int, catalog_at: Callable[[int], TableInCatalog]
+    ) -> _Layout:
         """Go on with the layout of a transaction that was committed at an LSN."""
         version = stored_version(schema)
-        known_table = known(lsn)
+        table_in_catalog = catalog_at(lsn)
         turns = turns_digits(self.table_state.columns, version)
-        alterations = self._evolve(version, known_table)
-        form = BatchConversion.of(schema, self.table_state.columns)
-        if turns or not self._writers[-1].fits(form.schema):
+        alterations = self._evolve(version, table_in_catalog)
+        conversion = BatchConversion.of(schema, self.table_state.columns)
+        if turns or not self._writers[-1].fits(conversion.schema):
             self._next_version()
-        self._last = schema, form, version
+        self._last = schema, conversion, version
         if self._is_new and self._first is None:
-            self._first = pa.schema(list(form.schema.field("after").type))
+            self._first = pa.schema(list(conversion.schema.field("after").type))
         if self._state is not None:
-            self._fold_on(form, version, alterations, known_table.table, lsn)
-        return schema, form, version
+            self._fold_on(conversion, version, alterations, table_in_catalog.table, lsn)
+        return schema, conversion, version
 
-    def _evolve(self, version: Version, known: TableInCatalog) -> list[Alteration]:
+    def _evolve(self, version: Version, table_in_catalog: TableInCatalog) -> list[Alteration]:
         """Let the state table follow new columns; return its alterations."""
         alterations: list[Alteration] = []
         if not self.table_state.columns:
-            self.table_state = self.table_state._replace(columns=new_columns(version, known))
+            self.table_state = self.table_state._replace(
+                columns=new_columns(version, table_in_catalog)
+            )
         else:
             self._check_same(version)
-            evolved = evolve(self.table_state.columns, version, known)
+            evolved = evolve(self.table_state.columns, version, table_in_catalog)
             if evolved.unknown is not None:
                 if self._target.kept.has_state:
                     self.stop(evolved.unknown)
                 # The change table goes on with the new columns.
-                self.table_state = self.table_state._replace(columns=new_columns(version, known))
+                self.table_state = self.table_state._replace(
+                    columns=new_columns(version, table_in_catalog)
+                )
             else:
                 self.table_state = self.table_state._replace(columns=evolved.columns)
                 alterations = evolved.alterations
         self._check_marker()
         return alterations
 
-    def follow(self, schema: pa.Schema, known: TableInCatalog) -> None:
+    def follow(self, schema: pa.Schema, table_in_catalog: TableInCatalog) -> None:
         """Let the state table follow the catalogue before a change has the new columns.
 
         Parameters
         ----------
         schema : pyarrow.Schema
             The schema that changes would have now.
-        known : TableInCatalog
+        table_in_catalog : TableInCatalog
         """
         self.take_gathered()
         version = stored_version(schema)
-        alterations = self._evolve(version, known)
+        alterations = self._evolve(version, table_in_catalog)
         if self._state is not None:
-            form = BatchConversion.of(schema, self.table_state.columns)
-            self._fold_on(form, version, alterations, known.table, self._folded + 1)
+            conversion = BatchConversion.of(schema, self.table_state.columns)
+            self._fold_on(
+                conversion, version, alterations, table_in_catalog.table, self._folded + 1
+            )
         self._last = None  # the next change begins with these columns
 
     def _check_same(self, version: Version) -> None:
         """Refuse an alteration if the state table must not follow it."""
-        had = {
+        old_columns = {
             (column.name, column.type_id, column.type_modifier)
             for column in self.table_state.columns
         }
-        has = {(column.name, column.type_id, column.type_modifier) for column in version.columns}
-        if not self._evolves and had != has:
+        current_columns = {
+            (column.name, column.type_id, column.type_modifier) for column in version.columns
+        }
+        if not self._evolves and old_columns != current_columns:
             raise PgOutputError(
-                f"{version.table} was altered: its columns were {_listed(had)}, and are now "
-                f"{_listed(has)}",
+                f"{version.table} was altered: its columns were {_listed(old_columns)}, and are "
+                f"now {_listed(current_columns)}",
                 code="unfit_schema",
                 parameter="schema_changes",
                 table=version.table,
@@ -287,7 +297,7 @@ class TableWindow:
 
     def _fold_on(
         self,
-        form: BatchConversion,
+        conversion: BatchConversion,
         version: Version,
         alterations: list[Alteration],
         table: CatalogTable | None,
@@ -304,19 +314,19 @@ class TableWindow:
             for column in self.table_state.columns
             if column.name == name
         )  # fmt: skip
-        nothing = _empty(form.schema)
+        nothing = _empty(conversion.schema)
         # Changes before a rename or a removal have other columns under the same names.
         renames = any(isinstance(alteration, (Removed, Renamed)) for alteration in alterations)
         if self._parts and self._parts[-1].key == key and not renames and self._goes_on(nothing):
             self._parts[-1].alterations.extend(alterations)
-            self._parts[-1] = self._parts[-1]._replace(schema=form.schema)
+            self._parts[-1] = self._parts[-1]._replace(schema=conversion.schema)
             return
         if self._parts and lsn <= self._folded:
             subject = "columns were" if renames else "key was"
             self.stop(f"its {subject} altered within a transaction")
             return
         folding = Folding(key, self._spill_file)
-        self._parts.append(_Part(alterations, folding, key, lsn, form.schema))
+        self._parts.append(_Part(alterations, folding, key, lsn, conversion.schema))
         self._parts[-1].folding.add(nothing)
 
     def _goes_on(self, nothing: pa.RecordBatch) -> bool:
@@ -333,13 +343,13 @@ class TableWindow:
         self,
         schema: pa.Schema,
         batch: pa.RecordBatch,
-        known: Callable[[int], TableInCatalog],
+        catalog_at: Callable[[int], TableInCatalog],
         snapshot: Snapshot,
     ) -> None:
         """Add rows of a snapshot; the first batch begins with a Truncate."""
         if self._snapshot_wants is None:
             self.take_gathered()
-            self._snapshot_wants = self._begin_snapshot(schema, known(snapshot.lsn), snapshot)
+            self._snapshot_wants = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
         wants_changes, wants_rows = self._snapshot_wants
         if not (wants_changes or wants_rows):
             return
@@ -360,7 +370,7 @@ class TableWindow:
                 )
 
     def _begin_snapshot(
-        self, schema: pa.Schema, known: TableInCatalog, snapshot: Snapshot
+        self, schema: pa.Schema, table_in_catalog: TableInCatalog, snapshot: Snapshot
     ) -> tuple[bool, bool]:
         """Return whether the change table and the state table still lack a snapshot."""
         state = self._state
@@ -382,11 +392,11 @@ class TableWindow:
         if not (wants_changes or begins):
             return False, False
         version = stored_version(schema)
-        columns = new_columns(version, known) if begins else self.table_state.columns
+        columns = new_columns(version, table_in_catalog) if begins else self.table_state.columns
         self._last = self._layout(schema, columns)
-        form = self._last[1]
+        conversion = self._last[1]
         turns = turns_digits(self.table_state.columns, version)
-        if wants_changes and (turns or not self._writers[-1].fits(form.schema)):
+        if wants_changes and (turns or not self._writers[-1].fits(conversion.schema)):
             self._next_version()
         if begins:
             # Reads of the catalogue count from the snapshot on.
@@ -396,7 +406,7 @@ class TableWindow:
             self._check_marker()
             self._state, self._parts, self._is_new = state, [], False
         if state is not None and wants_rows:
-            state.load(pa.schema(list(form.schema.field("after").type)))
+            state.load(pa.schema(list(conversion.schema.field("after").type)))
         return wants_changes, wants_rows
 
     @staticmethod

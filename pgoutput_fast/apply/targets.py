@@ -286,12 +286,12 @@ class RememberedOptions(NamedTuple):
         ):
             if value != target_value:
                 shown = [*target_value] if isinstance(target_value, tuple) else target_value
-                had = "without it" if target_value is None else f"with {shown!r}"
+                setting = "without it" if target_value is None else f"with {shown!r}"
                 fix = ("Leave out ", Argument(name)) if target_value is None else (
                     "Give ", Argument(name, shown)
                 )  # fmt: skip
                 raise PgOutputError(
-                    f"{where} was created {had}, and this cannot be changed",
+                    f"{where} was created {setting}, and this cannot be changed",
                     code="bad_option", parameter=name,
                     hint=(*fix, ", or start with a new target"),
                 )  # fmt: skip
@@ -604,7 +604,7 @@ class Target(Protocol):
     def shown(self, stored: str) -> str:
         """Return the name under which users find the tables with a stored name."""
 
-    def begun(self, table_state: TableState) -> TableState:
+    def new_table_state(self, table_state: TableState) -> TableState:
         """Return the table state of a new table, whose stored name is free."""
 
     def rename(self, table_state: TableState, stored: str) -> TableState:

@@ -82,8 +82,8 @@ def check_tables(
     """
     if patterns is None or not published:
         return
-    known = known_tables(directory).values() if has_begun(directory) else ()
-    names = {*published, *(shown_name(".".join(pair)) for pair in known)}
+    table_names = known_tables(directory).values() if has_begun(directory) else ()
+    names = {*published, *(shown_name(".".join(pair)) for pair in table_names)}
     if not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
         raise PgOutputError(
             "no published table is selected, so sync did not start: "
@@ -94,9 +94,9 @@ def check_tables(
 
 def did_you_mean(name: str, published: Iterable[str]) -> str:
     """Return a hint with the published table whose name is most similar, or an empty text."""
-    known = {full.partition(".")[2]: full for full in published} if "." not in name else {}
-    near = difflib.get_close_matches(name, known or published, 1)
-    return f"; did you mean {known.get(near[0], near[0])}?" if near else ""
+    names = {full.partition(".")[2]: full for full in published} if "." not in name else {}
+    near = difflib.get_close_matches(name, names or published, 1)
+    return f"; did you mean {names.get(near[0], near[0])}?" if near else ""
 
 
 def check_partitions(
@@ -121,9 +121,9 @@ def check_partitions(
         A table is not published, or has no such column.
     """
     published = {qualified(table): table for table in tables}
-    known = {qualified(table_state) for table_state in table_states}
+    target_names = {qualified(table_state) for table_state in table_states}
     for name, columns in partition_by.items():
-        if name in known:
+        if name in target_names:
             continue  # the target checks the partitions of its tables itself
         table = published.get(name)
         if table is None:
@@ -172,7 +172,7 @@ class UnpublishedTables:
         self._gone: set[int] = set()
         self.left: tuple[str, ...] = ()
 
-    def look(self, tables: Mapping[int, TableState], *, at_once: bool = False) -> None:
+    def check(self, tables: Mapping[int, TableState], *, at_once: bool = False) -> None:
         """Compare tables with the newest catalogue, at most once a second unless `at_once`.
 
         Parameters
@@ -210,8 +210,10 @@ class UnpublishedTables:
                 if name in names
                 else "is no longer published, or was dropped"
             )
-            kept = self._shown(stored)
-            _log.warning("%s %s; the target keeps its rows and changes in %s", name, happened, kept)
+            shown_tables = self._shown(stored)
+            _log.warning(
+                "%s %s; the target keeps its rows and changes in %s", name, happened, shown_tables
+            )
         self._gone = set(gone)
         self.left = tuple(self._shown(table_state.stored) for table_state in gone.values())
         if self._patterns is not None:

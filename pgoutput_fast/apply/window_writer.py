@@ -135,11 +135,11 @@ class WindowWriter:
             committed. If the target is not transactional, single tables may be: each table's own
             record says so.
         """
-        with self._pausing_one():
+        with self._pausing_named():
             return self._write(view, plan)
 
     @contextlib.contextmanager
-    def _pausing_one(self) -> Iterator[None]:
+    def _pausing_named(self) -> Iterator[None]:
         """Turn an error that names its table into a pause of that table."""
         try:
             yield
@@ -182,7 +182,7 @@ class WindowWriter:
         PausedError
             As in `write`.
         """
-        with self._pausing_one():
+        with self._pausing_named():
             self._follow_catalog(view, at)
             ends = {relation_id: max(at.of(relation_id), window.table_state.lsn)
                     for relation_id, window in self._open.items()}  # fmt: skip
@@ -294,7 +294,7 @@ class WindowWriter:
         if table_state is not None:
             return table_state
         window = self._open.get(table.relation_id)
-        stored = self._unbegun(table).stored if window is None else window.table_state.stored
+        stored = self._initial_state(table).stored if window is None else window.table_state.stored
         return TableState(table.relation_id, table.namespace, table.name, stored, version=0)
 
     def _check_paused(self) -> None:
@@ -337,18 +337,18 @@ class WindowWriter:
                 batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
                 schema = self._schema(changes.layout, batch.schema)
                 window = self._table_of(changes.relation, table_state, lsn)
-                known = functools.partial(self._known, changes.relation)
+                catalog_at = functools.partial(self._known, changes.relation)
                 if snapshot is not None:
-                    window.add_snapshot(schema, batch, known, snapshot)
+                    window.add_snapshot(schema, batch, catalog_at, snapshot)
                 else:
-                    window.add(schema, batch, known)
+                    window.add(schema, batch, catalog_at)
 
     def _schema(self, layout: Any, schema: pa.Schema) -> pa.Schema:
         """Return the schema of a layout's batches, always as the same object."""
-        known = self._schemas.get(id(layout))
-        if known is None or not known[1].equals(schema, check_metadata=True):
-            known = self._schemas[id(layout)] = layout, schema
-        return known[1]
+        entry = self._schemas.get(id(layout))
+        if entry is None or not entry[1].equals(schema, check_metadata=True):
+            entry = self._schemas[id(layout)] = layout, schema
+        return entry[1]
 
     # --- tables ----------------------------------------------------------------------------------
 
@@ -390,20 +390,22 @@ class WindowWriter:
             )
         return window
 
-    def _unbegun(self, relation: Any) -> TableState:
+    def _initial_state(self, relation: Any) -> TableState:
         """Return the first table state of a table, with a free name."""
         relation_id = relation.relation_id
         if relation_id in self._table_states:  # its first changes were paused
             return self._table_states[relation_id]._replace(version=1)
-        taken = {table_state.stored.casefold() for table_state in self._table_states.values()}
-        taken.update(window.table_state.stored.casefold() for window in self._open.values())
-        taken.update(outcome.table_state.stored.casefold() for outcome in self._paused.values())
-        name = free_name(stored_table(relation.namespace, relation.name), relation_id, taken)
+        used_names = {table_state.stored.casefold() for table_state in self._table_states.values()}
+        used_names.update(window.table_state.stored.casefold() for window in self._open.values())
+        used_names.update(
+            outcome.table_state.stored.casefold() for outcome in self._paused.values()
+        )
+        name = free_name(stored_table(relation.namespace, relation.name), relation_id, used_names)
         return TableState(relation_id, relation.namespace, relation.name, name)
 
     def _new(self, relation: Any, lsn: int) -> TableState:
         relation_id = relation.relation_id
-        table_state = self._target.begun(self._unbegun(relation))
+        table_state = self._target.new_table_state(self._initial_state(relation))
         state = self._states.get(relation_id)
         if not self._target.kept.has_state or (state is not None and state.snapshots):
             return table_state
@@ -492,7 +494,7 @@ class WindowWriter:
                         )
                     else:
                         schema, relation = self._foretold(view, table, after.lsn)
-                        window.follow(schema, self._known_by(relation, tables_at))
+                        window.follow(schema, self._table_in_catalog(relation, tables_at))
             table_state = _renamed(self._table_state_now(relation_id), table, lsn)
             if relation_id in self._open:
                 self._open[relation_id].table_state = table_state
@@ -534,22 +536,22 @@ class WindowWriter:
         end = time.monotonic() + _CATALOG_TIMEOUT
         while True:
             at = None if self._history is None else self._history.tables_at(lsn)
-            known = self._known_by(relation, at)
+            table_in_catalog = self._table_in_catalog(relation, at)
             if (
                 self._history is None
                 or lsn < self._history.confirmed
-                or known.now(relation.columns) is not None
+                or table_in_catalog.now(relation.columns) is not None
                 or self._history.confirmed == self._log.awaited
             ):
-                return known
+                return table_in_catalog
             if time.monotonic() > end:
                 self._log.awaited = self._history.confirmed
-                return known
+                return table_in_catalog
             time.sleep(_CATALOG_WAIT)
             self._tell()
             self._history = self._log.history()
 
-    def _known_by(self, relation: Any, at: TablesAt | None) -> TableInCatalog:
+    def _table_in_catalog(self, relation: Any, at: TablesAt | None) -> TableInCatalog:
         """Return what a read of the catalogue says of a table."""
         history, relation_id = self._history, relation.relation_id
 

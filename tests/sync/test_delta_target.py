@@ -1550,7 +1550,9 @@ def check_object_storage(endpoint: str, s3: Any, selector: Any) -> None:
     with window(target):
         renamed = target.rename(table_state, "public.other")
         assert (renamed.stored, renamed.version, renamed.stale) == ("public.other", 1, RENAMED)
-        other = target.begun(table_state._replace(relation_id=99, lsn=0x400, copy_lsn=0x400))
+        other = target.new_table_state(
+            table_state._replace(relation_id=99, lsn=0x400, copy_lsn=0x400)
+        )
         assert other.version == 2
         tables = {table_state.relation_id: renamed, 99: other}
         target.commit(TargetState(0x400, tables))
