@@ -154,13 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Print characters that the terminal's encoding lacks as escapes, instead of an error.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # Do not call Group.main(): it handles Ctrl-C and closed pipes in its own way.
         group = _group()
         if instruction := os.environ.get(_COMPLETE):
             return _completed(group, instruction)
-        with group.make_context("pgoutput-fast", given) as context:
+        with group.make_context("pgoutput-fast", command_line) as context:
             try:
                 code = group.invoke(context)
             except PgOutputError as error:

@@ -28,10 +28,10 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def server_command(
     *, groups: Mapping[str, str] | None = None, examples: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], GroupedCommand]:
-    """Make a command with the options --dsn and --dsn-file; `given_dsn` evaluates them.
+    """Make a command with the options --dsn and --dsn-file; `dsn_of` evaluates them.
 
     An extra argument may be the password of a DSN without quotes, and click's own error would print
-    the argument. So the command allows extra arguments, and `given_dsn` refuses them.
+    the argument. So the command allows extra arguments, and `dsn_of` refuses them.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def _warn(text: str) -> None:
     print(f"pgoutput-fast: {text}", file=sys.stderr)
 
 
-def given_dsn(
+def dsn_of(
     context: click.Context,
     dsn: str | None,
     file: Path | None,

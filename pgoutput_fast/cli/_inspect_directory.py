@@ -114,40 +114,48 @@ def _table(relation_id: int, state: TableSnapshots, tables: SnapshotStates) -> d
     }
 
 
-def lines_of(told: dict[str, Any], paint: Paint = plain) -> Iterator[str]:
+def lines_of(description: dict[str, Any], paint: Paint = plain) -> Iterator[str]:
     """Return the same description as lines."""
     yield ""
-    yield f"{printable(told['path'])} has all changes from {told['begin']} to {told['end']}"
-    names = [printable(table["table"] or str(table["relation_id"])) for table in told["tables"]]
+    yield (
+        f"{printable(description['path'])} has all changes from {description['begin']} to "
+        f"{description['end']}"
+    )
+    names = [
+        printable(table["table"] or str(table["relation_id"])) for table in description["tables"]
+    ]
     width = max(map(len, [*names, "table"])) + 2
-    if told["tables"]:
+    if description["tables"]:
         yield ""
         head = f"{'table':<{width}}{'state':<10}{'copied as of':>18}{'rows':>14}{'held from':>18}"
         yield paint(head, "heading")
-    for name, table in zip(names, told["tables"], strict=True):
+    for name, table in zip(names, description["tables"], strict=True):
         rows = "" if table["rows"] is None else f"{table['rows']:,}"
         yield (
             f"{name:<{width}}{table['state']:<10}{table['copied_as_of'] or '':>18}{rows:>14}"
             f"{table['waits_from'] or '':>18}"
         ).rstrip()
-    if told["layouts"]:
+    if description["layouts"]:
         yield ""
-        names = [printable(layout["table"]) for layout in told["layouts"]]
+        names = [printable(layout["table"]) for layout in description["layouts"]]
         width = max(map(len, [*names, "in segments"])) + 2
         head = (
             f"{'in segments':<{width}}{'layouts':>8}{'changes':>12}{'bytes':>16}{'truncates':>11}"
             f"{'first commit':>18}{'last commit':>18}"
         )
         yield paint(head, "heading")
-        for name, layout in zip(names, told["layouts"], strict=True):
+        for name, layout in zip(names, description["layouts"], strict=True):
             yield (
                 f"{name:<{width}}{layout['layouts']:>8,}{layout['changes']:>12,}{layout['bytes']:>16,}"
                 f"{layout['truncates']:>11,}{layout['first_commit_lsn']:>18}{layout['last_commit_lsn']:>18}"
             )
-    width = max([len(consumer["name"]) for consumer in told["consumers"]] + [len("consumer")]) + 2
-    if told["consumers"]:
+    width = (
+        max([len(consumer["name"]) for consumer in description["consumers"]] + [len("consumer")])
+        + 2
+    )
+    if description["consumers"]:
         yield ""
         yield paint(f"{'consumer':<{width}}{'position':>18}  tables elsewhere", "heading")
-    for consumer in told["consumers"]:
+    for consumer in description["consumers"]:
         position = f"{consumer['name']:<{width}}{consumer['position']:>18}"
         yield f"{position}  {tables_elsewhere(consumer)}".rstrip()

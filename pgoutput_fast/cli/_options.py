@@ -64,7 +64,7 @@ class Value(click.ParamType[Any]):
         return click.Choice(self._kind.choices).shell_complete(ctx, param, incomplete)
 
 
-def value_of(name: str, kind: OptionKind, given: Any) -> Any:
+def value_of(name: str, kind: OptionKind, value: Any) -> Any:
     """Return an option's value: a flag gives it as text, a file as text or as a TOML value.
 
     Raises
@@ -72,15 +72,15 @@ def value_of(name: str, kind: OptionKind, given: Any) -> Any:
     PgOutputError
         The option does not allow the value.
     """
-    if isinstance(given, str):
-        return kind.from_text(name, given)
+    if isinstance(value, str):
+        return kind.from_text(name, value)
     try:
-        kind.check(name, given)
+        kind.check(name, value)
     except TypeError as error:
         raise PgOutputError(
             f"it {str(error).removeprefix(name).lstrip()}", code="bad_option", parameter=name
         ) from None
-    return given
+    return value
 
 
 def options_from(
@@ -168,22 +168,22 @@ def table_patterns(tables: Sequence[str]) -> list[str]:
     return patterns
 
 
-def _policies(_: click.Context, __: click.Parameter, given: Sequence[str]) -> Policies | None:
+def _policies(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> Policies | None:
     try:
-        return policies_of(given) if given else None
+        return policies_of(texts) if texts else None
     except PgOutputError as error:
         raise click.BadParameter(str(error)) from error
 
 
-def _tables(_: click.Context, __: click.Parameter, given: Sequence[str]) -> list[str] | None:
-    return table_patterns(given) if given else None
+def _tables(_: click.Context, __: click.Parameter, patterns: Sequence[str]) -> list[str] | None:
+    return table_patterns(patterns) if patterns else None
 
 
 def _partitions(
-    _: click.Context, __: click.Parameter, given: Sequence[str]
+    _: click.Context, __: click.Parameter, texts: Sequence[str]
 ) -> dict[str, list[str]] | None:
     partitions: dict[str, list[str]] = {}
-    for value in given:
+    for value in texts:
         table, _equals, columns = value.partition("=")
         partitions[table] = columns.split(",")
         if not table or not all(partitions[table]):
@@ -252,9 +252,9 @@ def _config(fields: Sequence[OptionField]) -> Callable[[_Command], _Command]:
                         parameter=name,
                     )
                 else:
-                    known = {*by_name, *(flag for flag in flags if flag)} - _NOT_IN_FILE
+                    names = {*by_name, *(flag for flag in flags if flag)} - _NOT_IN_FILE
                     raise PgOutputError(
-                        f"there is no such option. {near(name, known)}".strip(),
+                        f"there is no such option. {near(name, names)}".strip(),
                         code="bad_option",
                         parameter=name,
                     )
@@ -287,12 +287,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def chosen(
-    context: click.Context, given: dict[str, Any], *classes: type[Options]
+    context: click.Context, arguments: dict[str, Any], *classes: type[Options]
 ) -> dict[str, Any]:
-    """Return the options that flags and the file set, by name, and remove them from `given`."""
+    """Return the options that flags and the file set, by name, and remove them from `arguments`."""
     values: dict[str, Any] = dict(context.meta.get(_FROM_FILE, {}))
     names = {option.name for kind in classes for option in kind.options()}
-    flags = {name: given.pop(name) for name in names & given.keys()}
+    flags = {name: arguments.pop(name) for name in names & arguments.keys()}
     values |= {name: value for name, value in flags.items() if value is not None}
     return {name: value for name, value in values.items() if name in names}
 

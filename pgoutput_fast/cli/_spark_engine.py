@@ -108,8 +108,8 @@ def check_options(engine: str, master: str | None, conf: Mapping[str, str]) -> N
     click.UsageError
         Some of the options contradict each other.
     """
-    for name, given in (("--master", master), ("--conf", conf)):
-        if given and engine != "spark":
+    for name, value in (("--master", master), ("--conf", conf)):
+        if value and engine != "spark":
             raise click.UsageError(f"{name} is for --engine spark")
 
 
@@ -150,21 +150,21 @@ def running_engine(
 
     # PySpark's own handler would end a job in the middle of a window.
     interrupted = signal.getsignal(signal.SIGINT)
-    given = (master, f"pgoutput-fast {name}", {**_CONFIGURATION, **conf})
+    settings = (master, f"pgoutput-fast {name}", {**_CONFIGURATION, **conf})
     output = _JavaOutput()
     root = logging.getLogger()
     root.addFilter(_is_not_of_py4j)
     try:
         try:
-            begin_java(*given, output.file)
-            spark = plain_session(*given)  # a sync does not use the source
+            begin_java(*settings, output.file)
+            spark = plain_session(*settings)  # a sync does not use the source
         except BaseException as error:
             # An interrupted start has not failed.
-            printed = output.has_begun(well=not isinstance(error, Exception))
+            printed = output.end_start(well=not isinstance(error, Exception))
             if isinstance(error, PgOutputError) or not isinstance(error, Exception):
                 raise
             raise not_started(error, printed) from error
-        output.has_begun(well=True)
+        output.end_start(well=True)
         signal.signal(signal.SIGINT, interrupted)
         try:
             yield SparkEngine(spark, stage=stage)
@@ -221,7 +221,7 @@ class _JavaOutput:
         self._is_over = threading.Event()
         threading.Thread(target=self._run, name="pgoutput_fast-java", daemon=True).start()
 
-    def has_begun(self, *, well: bool) -> str:
+    def end_start(self, *, well: bool) -> str:
         """Stop collecting the output of the start: settings, packages and warnings.
 
         Parameters
@@ -246,8 +246,8 @@ class _JavaOutput:
         # Java may outlive this process for a moment.
         while some := os.read(self._read, 1 << 16):
             if not self._is_over.is_set():
-                self._start, mark, some = (self._start + some).partition(_BEGUN)
-                if not mark:
+                self._start, marker, some = (self._start + some).partition(_BEGUN)
+                if not marker:
                     continue
                 self._is_over.set()
             for level, said, details in records(some.decode(errors="replace")):
@@ -263,10 +263,10 @@ def records(text: str) -> Iterator[tuple[int, str, str]]:
     """
     parsed: list[tuple[int, str, list[str]]] = []
     for line in text.splitlines():
-        begun = _RECORD.match(line)
-        if begun is not None:
-            level = logging.ERROR if begun[1] in ("ERROR", "FATAL") else logging.WARNING
-            parsed.append((level, begun[2], []))
+        match = _RECORD.match(line)
+        if match is not None:
+            level = logging.ERROR if match[1] in ("ERROR", "FATAL") else logging.WARNING
+            parsed.append((level, match[2], []))
         elif parsed:
             parsed[-1][2].append(line)
         elif line.strip():

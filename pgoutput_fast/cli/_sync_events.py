@@ -26,11 +26,11 @@ def table_events(before: SyncProgress, after: SyncProgress) -> Iterator[TableEve
 
     Tables that became stale are left out, because the sync itself warns of them.
     """
-    known = {table.relation_id: table for table in before.table_states if table.version}
+    old_states = {table.relation_id: table for table in before.table_states if table.version}
     for new in after.table_states:
         if not new.version:
             continue  # not written yet: its first changes are paused
-        old, name = known.get(new.relation_id), after.names[new.relation_id]
+        old, name = old_states.get(new.relation_id), after.names[new.relation_id]
         if old is None:
             same = name == qualified(new)
             texts = ["is new" if same else f"is new; its name in the target is {name}"]

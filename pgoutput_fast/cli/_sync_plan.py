@@ -77,8 +77,8 @@ class SyncCall:
     def names(self) -> dict[str, Any]:
         """The source and the target, for programs."""
         values = {name: getattr(self, name) for name in ("slot", "publications", "segments")}
-        given = {name: value for name, value in values.items() if value is not None}
-        return {**given, "target": self.target}
+        sources = {name: value for name, value in values.items() if value is not None}
+        return {**sources, "target": self.target}
 
     def open(self) -> OpenedTarget:
         """Return the target, without reading or creating anything.
@@ -97,7 +97,7 @@ class SyncCall:
 
 def call_of(
     context: click.Context,
-    given: Sequence[dict[str, Any]],
+    options: Sequence[dict[str, Any]],
     *,
     target: str,
     slot: str | None,
@@ -111,7 +111,7 @@ def call_of(
     Parameters
     ----------
     context : click.Context
-    given : sequence of dict
+    options : sequence of dict
         The given options: of the sync, the target and the capture.
     target, slot, publications, segments, directory, until
         As in `SyncCall`.
@@ -125,20 +125,20 @@ def call_of(
     if segments is None:
         if slot is None or not publications:
             raise click.UsageError("give --slot and --publication, or --segments")
-        capture_options = dataclasses.replace(DEFAULT_CAPTURE, **{"two_phase": None, **given[2]})
+        capture_options = dataclasses.replace(DEFAULT_CAPTURE, **{"two_phase": None, **options[2]})
     else:
         if context.args:
             raise click.UsageError("unexpected extra argument; a DSN follows --dsn, in quotes")
         named = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
         wrong = [option for option in ("dsn", "dsn_file", "slot", "publications", "directory")
                  if context.get_parameter_source(option) in named]  # fmt: skip
-        for name in (*wrong, *given[2]):
+        for name in (*wrong, *options[2]):
             raise PgOutputError(
                 "it does not go together with --segments", code="bad_option", parameter=name
             )
     return SyncCall(
-        target, slot, publications or None, segments, directory, until, SyncOptions(**given[0]),
-        TargetOptions(**given[1]), capture_options,
+        target, slot, publications or None, segments, directory, until, SyncOptions(**options[0]),
+        TargetOptions(**options[1]), capture_options,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class SyncReport(NamedTuple):
     Attributes
     ----------
     source, target : str
-    begun, made : float
+    start_time, report_time : float
         When the command began and when the report was made, in seconds since 1970.
     figures : SyncFigures or None
         None: the command ended before it had read the tables' state.
@@ -61,8 +61,8 @@ class SyncReport(NamedTuple):
 
     source: str
     target: str
-    begun: float
-    made: float
+    start_time: float
+    report_time: float
     figures: SyncFigures | None
     events: list[ReportedEvent]
     windows: list[Written]
@@ -79,7 +79,7 @@ def make_report(report: SyncReport) -> str:
         "pgoutput-fast sync",
         html.text(report.target),
         f"From {html.text(report.source)}. pgoutput-fast {__version__}, from "
-        f"{_time(report.begun)} to {_time(report.made)}{goes_on}.",
+        f"{_time(report.start_time)} to {_time(report.report_time)}{goes_on}.",
         *_verdict(report),
         *(() if figures is None else _content(report, figures)),
         refresh=None if report.is_over else 60,
@@ -117,7 +117,7 @@ def _verdict(report: SyncReport) -> Iterator[str]:
         state = ", ".join(wrong) or f"{which} are kept up to date."
         yield f'<p class="verdict {kind}">{state}</p>'
         return
-    ended = f"The sync ended by an error at {_time(report.made)}: {report.error}"
+    ended = f"The sync ended by an error at {_time(report.report_time)}: {report.error}"
     yield f'<p class="verdict bad">{html.text(ended)}</p>'
     stand = "It ended before it read the tables, and wrote nothing."
     goes_on = "The next call starts again."
@@ -134,13 +134,13 @@ def _verdict(report: SyncReport) -> Iterator[str]:
 
 
 def _time(moment: float) -> str:
-    made = datetime.datetime.fromtimestamp(moment, datetime.timezone.utc)
-    return f"{made:%Y-%m-%d %H:%M:%S} UTC"
+    utc_time = datetime.datetime.fromtimestamp(moment, datetime.timezone.utc)
+    return f"{utc_time:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _figures(report: SyncReport, figures: SyncFigures) -> Iterable[tuple[str, str]]:
     progress = figures.progress
-    seconds = max(report.made - report.begun, 1e-3)
+    seconds = max(report.report_time - report.start_time, 1e-3)
     lag_bytes, lag_seconds = figures.lag_bytes, figures.lag_seconds
     return (
         (f"{progress.changes:,}", "changes written"),

@@ -75,7 +75,7 @@ def _states_text(figures: SyncFigures) -> str:
     return ", ".join(parts)
 
 
-def not_kept_text(progress: SyncProgress, copying: str) -> str:
+def behind_text(progress: SyncProgress, copying: str) -> str:
     """Return which tables are not up to date at the end, and what takes their snapshots.
 
     Parameters
@@ -181,7 +181,7 @@ class SyncLiveView:
             (format_lsn(progress.lsn), "dim"),
         ]
         width = self._live.console.width
-        lines = [folded(parts, width), *_busiest(figures, rates), *_not_kept(figures)]
+        lines = [folded(parts, width), *_busiest(figures, rates), *_behind_lines(figures)]
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
         self._live.update(Group(*lines), refresh=True)
@@ -207,14 +207,14 @@ def _busiest(figures: SyncFigures, rates: SyncRates) -> list[Text]:
     return lines
 
 
-def _not_kept(figures: SyncFigures) -> list[Text]:
+def _behind_lines(figures: SyncFigures) -> list[Text]:
     progress = figures.progress
     waits = [f"  {printable(name)} waits for its snapshot" for name in progress.waiting]
     stale = [f"  {printable(name)}: {printable(why)}" for name, why in progress.stale.items()]
     paused = [f"  {printable(name)} is paused: {printable(why)}"
               for name, why in progress.paused.items()]  # fmt: skip
     lines = [Text(text, "yellow") for text in [*paused, *stale, *waits][:_REASONS]]
-    left = len(waits) + len(stale) + len(paused) - _REASONS
-    if left > 0:
-        lines.append(Text(f"  and {counted(left, 'table')} more that are not up to date", "yellow"))
+    more = len(waits) + len(stale) + len(paused) - _REASONS
+    if more > 0:
+        lines.append(Text(f"  and {counted(more, 'table')} more that are not up to date", "yellow"))
     return lines

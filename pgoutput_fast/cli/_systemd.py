@@ -30,14 +30,14 @@ class Notifier:
             return
         if address[0] == "@":  # an abstract name, not a file
             address = "\0" + address[1:]
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        made.setblocking(False)  # a service manager that hangs must not stop the program
+        notify_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notify_socket.setblocking(False)  # a service manager that hangs must not stop the program
         try:
-            made.connect(address)
+            notify_socket.connect(address)
         except OSError:
-            made.close()
+            notify_socket.close()
         else:
-            self._socket = made
+            self._socket = notify_socket
 
     def close(self) -> None:
         """Close the socket."""

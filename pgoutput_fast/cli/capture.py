@@ -21,7 +21,7 @@ from ..replication.capture import check_local
 from ..replication.link import first_connection
 from ..replication.server_position import end_of_commits
 from ..watching.figures import Lag
-from ._dsn import given_dsn, publications_option, server_command
+from ._dsn import dsn_of, publications_option, server_command
 from ._live import LiveView, LogView, status_text
 from ._options import chosen, options_from, text_by
 from ._position import PositionWatch
@@ -146,16 +146,20 @@ def command(
     SIGTERM and Ctrl-C end capture once all whole transactions are on disk. Exit codes: 0 success; 1
     a lasting error; 2 wrong usage; 75 a temporary error; 130 Ctrl-C.
     """
-    given = {"create_slot": True, "two_phase": None, **chosen(context, flags, CaptureOptions)}
+    values = {
+        "create_slot": True,
+        "two_phase": None,
+        **chosen(context, flags, CaptureOptions),
+    }
     try:
-        options = CaptureOptions(**given)
+        options = CaptureOptions(**values)
         service_options = ServiceOptions(**chosen(context, flags, ServiceOptions))
         check_local(directory)
     except PgOutputError as error:
         raise click.UsageError(text_by(context.command, error)) from None
 
     def run(view: NumbersView, service: Service) -> int:
-        parameters = ConnectionParameters(given_dsn(context, dsn, dsn_file, _log.warning))
+        parameters = ConnectionParameters(dsn_of(context, dsn, dsn_file, _log.warning))
         service.hide_secrets(parameters)
         source = Slot(parameters, slot, publications, directory, until)
         return _run(source, options, view, service)

@@ -38,9 +38,9 @@ class _PhaseLines(DemoProgress):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._begun = time.monotonic()
+        self._start = time.monotonic()
         self._phase = self._note = ""
-        self._phase_begun = self._begun
+        self._phase_start = self._start
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -59,18 +59,18 @@ class _PhaseLines(DemoProgress):
                 self._print(f"{self._phase}: {self._note}" if self._note else f"{self._phase} …")
 
     def _print(self, text: str, style: str = "") -> None:
-        line = f"{time.monotonic() - self._begun:5.1f} s  {printable(text)}"
+        line = f"{time.monotonic() - self._start:5.1f} s  {printable(text)}"
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _end_phase(self) -> None:
         if self._phase:
-            taken = time.monotonic() - self._phase_begun
-            self._print(f"✓ {self._phase} ({taken:.1f} s)", "green")
+            seconds = time.monotonic() - self._phase_start
+            self._print(f"✓ {self._phase} ({seconds:.1f} s)", "green")
         self._phase = ""
 
     def phase(self, name: str) -> None:
         self._end_phase()
-        self._phase_begun = time.monotonic()
+        self._phase_start = time.monotonic()
         self._phase, self._note = name, ""
 
     def note(self, text: str) -> None:
@@ -83,15 +83,15 @@ class _PhaseLines(DemoProgress):
 @contextlib.contextmanager
 def _directory(out: Path | None) -> Iterator[Path]:
     if out is None:
-        made = Path(tempfile.mkdtemp(prefix="pgoutput-fast-demo-"))
+        directory = Path(tempfile.mkdtemp(prefix="pgoutput-fast-demo-"))
         try:
-            yield made
+            yield directory
         except PgOutputError:
             raise  # its text names a log there
         except BaseException:
-            shutil.rmtree(made)
+            shutil.rmtree(directory)
             raise
-        shutil.rmtree(made)
+        shutil.rmtree(directory)
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PgOutputError(

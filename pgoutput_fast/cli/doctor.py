@@ -10,7 +10,7 @@ import click
 from ..doctor import LEVELS, examine
 from ..errors import PgOutputError, printable
 from ..replication.walsender import check_slot_name
-from ._dsn import given_dsn, publications_option, server_command
+from ._dsn import dsn_of, publications_option, server_command
 from ._style import paint_for
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def command(
             check_slot_name(slot)
         except PgOutputError as error:
             raise click.UsageError(str(error)) from error
-    dsn = given_dsn(context, dsn, dsn_file)
+    dsn = dsn_of(context, dsn, dsn_file)
     report = examine(dsn, list(publications) or None, slot)
     if as_object:
         print(report.to_json())

@@ -122,11 +122,11 @@ class _Filter:
         self._tags = set(tags)
         self.is_empty = not (self._tables or self._xids or self._tags)
         self.matches = 0
-        self._seen: set[str] = set()
-        self._seen_tags: set[str] = set()
+        self._present_tables: set[str] = set()
+        self._present_tags: set[str] = set()
 
     def __call__(self, shown: Shown) -> bool:
-        self._seen.update(shown.tables)
+        self._present_tables.update(shown.tables)
         matches = self._holds(shown)
         self.matches += matches
         return matches
@@ -139,18 +139,18 @@ class _Filter:
             return False
         if shown.is_read:  # the frame is an Insert, but the server did not send it
             return not self._tags
-        self._seen_tags.add(shown.tag)
+        self._present_tags.add(shown.tag)
         return not self._tags or shown.tag in self._tags
 
     def nothing(self) -> str:
         """Return the error for the case that no message matched."""
-        tables = [printable(table) for table in sorted(self._seen)]
+        tables = [printable(table) for table in sorted(self._present_tables)]
         more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
         where = f"of the tables {', '.join(tables[:_NAMED])}{more}" if tables else "of no table"
         tags = ""
-        if self._tags and self._seen_tags - {""}:
+        if self._tags and self._present_tags - {""}:
             others = " of the tables and transactions" if self._tables or self._xids else ""
-            tags = f"; the tags{others} are {' '.join(sorted(self._seen_tags - {''}))}"
+            tags = f"; the tags{others} are {' '.join(sorted(self._present_tags - {''}))}"
         return f"no message matches; there are messages {where}{tags}"
 
 
@@ -358,8 +358,8 @@ def command(
             else:
                 print(as_json(shown, typed=values == "typed") if as_objects else lines(shown))
     if counts.files == 0:
-        told = f"there is no segment in {', '.join(repr(str(path)) for path in paths)}"
-        raise PgOutputError(told, code="missing_path")
+        text = f"there is no segment in {', '.join(repr(str(path)) for path in paths)}"
+        raise PgOutputError(text, code="missing_path")
     if stats:
         directories = [described(path) for path in paths if path.is_dir()]
         if as_objects:
@@ -368,8 +368,8 @@ def command(
             below = (line for directory in directories for line in lines_of(directory, paint))
             print("\n".join([*counts.lines(paint), *below]))
     if errors:
-        told = f"{counted(errors, 'frame')} could not be decoded"
-        raise PgOutputError(told, code="frames_refused")
+        text = f"{counted(errors, 'frame')} could not be decoded"
+        raise PgOutputError(text, code="frames_refused")
     if not wanted.is_empty and not wanted.matches:
         raise PgOutputError(wanted.nothing(), code="no_table")
     return 0
@@ -391,8 +391,8 @@ def _check_types(shown: Shown, follower: HistoryFollower, path: Path) -> None:
 
 def _refuse(options: Mapping[str, object], way: str) -> None:
     """Refuse a given option that has no effect with the other options."""
-    for name, given in options.items():
-        if given:
+    for name, value in options.items():
+        if value:
             raise click.UsageError(f"{name} {way}")
 
 

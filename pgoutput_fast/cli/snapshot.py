@@ -63,10 +63,10 @@ def command(directory: Path, tables: tuple[str, ...], wait: float | None) -> int
         raise not_begun(directory)
     relation_ids = {table: _find(directory, table) for table in tables}
     before = SnapshotStates(directory).read()
-    known = _known(directory)
+    table_names = _table_names(directory)
     for relation_id in relation_ids.values():
         why = "pgoutput-fast snapshot asked for it"
-        request_copy(directory, relation_id, known[relation_id], why)
+        request_copy(directory, relation_id, table_names[relation_id], why)
     if wait is None:
         print(f"asked the capture of {directory} for new snapshots of {', '.join(tables)}")
         return 0
@@ -99,18 +99,18 @@ def _find(directory: Path, table: str) -> int:
     PgOutputError
         The change log has no such table, or several.
     """
-    known = _known(directory)
+    table_names = _table_names(directory)
     wanted = None if table.isdecimal() else parse_name(table, "schema.table")
     relation_ids = [
         relation_id
-        for relation_id, name in known.items()
+        for relation_id, name in table_names.items()
         if name == wanted or str(relation_id) == table
     ]
     if len(relation_ids) == 1:
         return relation_ids[0]
     if relation_ids:
         ids = ", ".join(map(str, sorted(relation_ids)))
-        name = "'" + sql_name(*known[relation_ids[0]]).replace("'", "''") + "'"
+        name = "'" + sql_name(*table_names[relation_ids[0]]).replace("'", "''") + "'"
         raise PgOutputError(
             f"{directory} has several tables that were called {table!r}",
             code="bad_option",
@@ -119,21 +119,21 @@ def _find(directory: Path, table: str) -> int:
             hint=f"Give one of the relation ids {ids} instead. To see which table has the name "
             f"now: SELECT {name}::regclass::oid",
         )
-    names = ", ".join(sorted(printable(sql_name(*name)) for name in known.values())) or "none"
+    names = ", ".join(sorted(printable(sql_name(*name)) for name in table_names.values())) or "none"
     raise PgOutputError(
         f"{directory} has no table {table!r}; it has {names}", code="no_table", table=table
     )
 
 
-def _known(directory: Path) -> dict[int, tuple[str, str]]:
+def _table_names(directory: Path) -> dict[int, tuple[str, str]]:
     """Return the tables of the change log, by their present names."""
-    known = known_tables(directory)
+    table_names = known_tables(directory)
     history = history_of([directory])
     if history is not None:
         for table in history.newest_tables.tables:
-            if table.relation_id in known:
-                known[table.relation_id] = table.namespace, table.name
-    return known
+            if table.relation_id in table_names:
+                table_names[table.relation_id] = table.namespace, table.name
+    return table_names
 
 
 def _whole(state: TableSnapshots | None) -> int:

@@ -21,7 +21,7 @@ from ..errors import PgOutputError, RetryableError, counted
 from ..html_page import write_page
 from ..lsn import format_lsn
 from ..watching.sync_figures import SyncLag
-from ._dsn import given_dsn, publications_option, server_command
+from ._dsn import dsn_of, publications_option, server_command
 from ._options import chosen, options_from, text_by
 from ._position import PositionWatch
 from ._service import STATUS_INTERVAL, ServiceOptions, checked_until, serve
@@ -29,7 +29,7 @@ from ._spark_engine import SparkOptions, check_options, running_engine, spark_op
 from ._sync_events import table_events
 from ._sync_plan import SyncCall, call_of, print_plan
 from ._sync_report import ReportedEvent, SyncReport, Written, make_report
-from ._sync_views import SyncLiveView, SyncLogView, not_kept_text, sync_status
+from ._sync_views import SyncLiveView, SyncLogView, behind_text, sync_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +97,7 @@ class _SyncWatcher:
         self._lag = SyncLag(asks_server=position is not None)
         self._progress: SyncProgress | None = None
         self._next_status = 0.0
-        self.begun = time.time()
+        self.start_time = time.time()
         self.events: deque[ReportedEvent] = deque(maxlen=_EVENTS)
         self.windows: deque[Written] = deque(maxlen=_WINDOWS)
         self.on_progress: Callable[[SyncFigures], None] = lambda _: None
@@ -153,7 +153,7 @@ class _SyncWatcher:
         _log.info(
             "the sync ends: %s in %s, tables up to %s%s", counted(progress.changes, "change"),
             counted(progress.windows, "window"), format_lsn(progress.lsn),
-            not_kept_text(progress, copying),
+            behind_text(progress, copying),
             extra={"event": "stop", "numbers": figures.as_dict()},
         )  # fmt: skip
         return figures
@@ -225,12 +225,12 @@ def command(
     if report is not None and not report.absolute().parent.is_dir():
         raise click.UsageError(f"--report: there is no directory {report.absolute().parent}")
     try:
-        given = [chosen(context, flags, kind) for kind in _OPTIONS]
-        call = call_of(context, given, **flags)
-        spark, service_options = SparkOptions(**given[-2]), ServiceOptions(**given[-1])
+        options = [chosen(context, flags, kind) for kind in _OPTIONS]
+        call = call_of(context, options, **flags)
+        spark, service_options = SparkOptions(**options[-2]), ServiceOptions(**options[-1])
         if engine != "spark" and spark != SparkOptions():
             raise PgOutputError(
-                "it is for --engine spark", code="bad_option", parameter=next(iter(given[-2]))
+                "it is for --engine spark", code="bad_option", parameter=next(iter(options[-2]))
             )
         if engine == "spark" and call.target.startswith("duckdb:"):
             raise PgOutputError(
@@ -243,13 +243,13 @@ def command(
     if dry_run:
         parameters = None
         if call.captures:
-            parameters = ConnectionParameters(given_dsn(context, dsn, dsn_file))
+            parameters = ConnectionParameters(dsn_of(context, dsn, dsn_file))
         return print_plan(parameters, call, opened)
 
     def run(view: SyncView, service: Service) -> int:
         parameters = None
         if call.captures:
-            parameters = ConnectionParameters(given_dsn(context, dsn, dsn_file, _log.warning))
+            parameters = ConnectionParameters(dsn_of(context, dsn, dsn_file, _log.warning))
             service.hide_secrets(parameters)
         with running_engine("sync", engine, master, conf, stage=spark.stage) as running:
             return _run(parameters, call, view, service, running, report)
@@ -276,16 +276,16 @@ def _run(
         def collectors() -> list[Collector]:
             from ..watching.metrics import capture_collector, sync_collector
 
-            made = [sync_collector(watcher.figures, call.target)]
+            all_collectors = [sync_collector(watcher.figures, call.target)]
             if position is not None:
-                made.append(
+                all_collectors.append(
                     capture_collector(
                         lambda: (figures := watcher.figures()) and figures.capture,
                         lambda: position.latest,
                         call.slot or "",
                     )
                 )
-            return made
+            return all_collectors
 
         stack.enter_context(service.metrics(collectors))
         _log.info("sync of %s to %s", call.source, call.target,
@@ -372,7 +372,7 @@ class _Reporting:
             event._replace(text=self._formatter.shown(event.text)) for event in watcher.events
         ]
         report = SyncReport(
-            *self._names, watcher.begun, time.time(), figures, events, list(watcher.windows),
+            *self._names, watcher.start_time, time.time(), figures, events, list(watcher.windows),
             is_over, None if error is None else self._formatter.shown(error), passes,
         )  # fmt: skip
         write_page(make_report(report), self._path)

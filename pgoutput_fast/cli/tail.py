@@ -15,7 +15,7 @@ from ..connections import ConnectionParameters, server_error
 from ..replication import connect
 from ..replication.membership import warn_of_publications
 from ..watching.logs import RecordFormatter, logged
-from ._dsn import given_dsn, naming_doctor, publications_option, server_command
+from ._dsn import dsn_of, naming_doctor, publications_option, server_command
 from ._options import is_of, table_patterns
 from ._show import Lines, Messages, Values, as_json, values_option
 from ._style import paint_for
@@ -73,7 +73,7 @@ def command(
     """
     if values and not as_objects:
         raise click.UsageError("--values is for --json")
-    dsn = given_dsn(context, dsn, dsn_file)
+    dsn = dsn_of(context, dsn, dsn_file)
     patterns = table_patterns(tables)
     lines = Lines(full=full, paint=paint_for(sys.stdout))
     slot = f"pgoutput_fast_tail_{os.getpid()}_{secrets.token_hex(4)}"

@@ -21,7 +21,7 @@ from ..lsn import format_lsn
 from ..options import byte_count, seconds
 from ..verify import Difference, Report, TableResult, VerifyProgress, verify
 from ..watching.logs import RecordFormatter, logged, write_line
-from ._dsn import given_dsn, publications_option, server_command
+from ._dsn import dsn_of, publications_option, server_command
 from ._options import Value, policies_option, shown_by
 from ._spark_engine import check_options, running_engine, spark_options
 from ._style import Paint, paint_for
@@ -127,7 +127,7 @@ def command(
     check_options(engine, master, conf)
     paint = paint_for(sys.stdout)
     try:
-        dsn = given_dsn(context, dsn, dsn_file)
+        dsn = dsn_of(context, dsn, dsn_file)
         with (
             logged(RecordFormatter("text"), level=logging.WARNING)
             if engine == "spark"
@@ -165,12 +165,12 @@ def _progress() -> Iterator[Callable[[VerifyProgress], None]]:
         with Console(stderr=True).status("connecting") as status:
             yield lambda progress: status.update(escape(_doing(progress)))
         return
-    told = time.monotonic()
+    last_time = time.monotonic()
 
     def log(progress: VerifyProgress) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _INTERVAL:
-            told = time.monotonic()
+        nonlocal last_time
+        if time.monotonic() - last_time >= _INTERVAL:
+            last_time = time.monotonic()
             write_line(_doing(progress))
 
     yield log
@@ -201,8 +201,8 @@ def _lines(report: Report, paint: Paint) -> Iterator[str]:
         yield f"{name:<{width}}{paint(table.state, style)}{_said(table)}"
         for difference in table.differences:
             yield f"    {_difference(difference)}"
-        if (left := table.differing - len(table.differences)) > 0:
-            yield f"    and {left:,} more"
+        if (more := table.differing - len(table.differences)) > 0:
+            yield f"    and {more:,} more"
     if not report.tables:
         yield "the publications have no tables, so nothing was compared"
     for name in report.only_in_target:

@@ -36,7 +36,7 @@ from pgoutput_fast.changelog.snapshot_states import Snapshot
 from pgoutput_fast.cli import _position, main
 from pgoutput_fast.cli import sync as sync_command
 from pgoutput_fast.cli._sync_events import table_events
-from pgoutput_fast.cli._sync_views import SyncLiveView, not_kept_text
+from pgoutput_fast.cli._sync_views import SyncLiveView, behind_text
 from pgoutput_fast.replication import capture, upkeep
 from pgoutput_fast.watching.metrics import SYNC_PREFIX
 from pgoutput_fast.watching.sync_figures import SyncFigures
@@ -834,7 +834,7 @@ def test_tables_that_are_not_up_to_date_are_named_at_the_end(
     progress = having()._replace(
         stale=dict.fromkeys(stale, "why"), asked=tuple(asked), waiting=tuple(waiting)
     )
-    assert not_kept_text(progress, "C") == text
+    assert behind_text(progress, "C") == text
 
 
 def having(*tables: TableState) -> apply.SyncProgress:

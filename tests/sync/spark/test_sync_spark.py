@@ -308,7 +308,7 @@ def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> No
     os.write(java, b"Setting default log level\n26/11/24 03:50:57 WARN NativeCodeLoader: none\n")
     wait_until(lambda: output._start)  # what comes at its start comes in several parts
     os.write(java, b"26/11/24 03:50:58 WARN another\n")
-    output.has_begun(well=True)
+    output.end_start(well=True)
     os.write(java, b"26/11/24 03:50:57 ERROR Executor: failed\nat java\n\tat scala\n")
     os.close(java)
     wait_until(lambda: caplog.records)
@@ -323,7 +323,7 @@ def test_what_spark_prints_is_in_the_log(caplog: pytest.LogCaptureFixture) -> No
 def test_what_spark_prints_before_it_fails(caplog: pytest.LogCaptureFixture) -> None:
     output = _spark_engine._JavaOutput()
     os.write(output.file, b"no such package\nat line 2\n")
-    output.has_begun(well=False)
+    output.end_start(well=False)
     (one,) = caplog.records
     shown = RecordFormatter("text").format(one).splitlines()[1:]
     assert (one.levelname, shown) == ("ERROR", ["no such package", "at line 2"])
