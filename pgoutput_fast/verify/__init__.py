@@ -173,12 +173,12 @@ def verify(
         run = _Verification(
             parameters, publications, opened, _Chosen(tables, exclude), timeout, shown, progress
         )
-        run.first_look()
+        run.compare_tables()
         for number in range(1, rounds):
             if not run.is_pending:
                 break
             time.sleep(min(_PAUSE * number, 2.0))
-            run.look_again()
+            run.compare_pending()
         return run.report()
 
 
@@ -186,8 +186,8 @@ class _Chosen:
     """The tables and columns that the caller has selected."""
 
     def __init__(self, tables: Iterable[str] | None, exclude: Iterable[str]) -> None:
-        for name, given in (("tables", tables), ("exclude", exclude)):
-            if isinstance(given, str):
+        for name, names in (("tables", tables), ("exclude", exclude)):
+            if isinstance(names, str):
                 raise TypeError(f"{name} must be a list of names, not str")
         self._tables = (
             None if tables is None else {parse_name(name, "schema.table") for name in tables}
@@ -300,7 +300,7 @@ class _Verification:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def first_look(self) -> None:
+    def compare_tables(self) -> None:
         """Compare all rows of all tables."""
         self._target.identify()
         moment = self._moment()
@@ -310,13 +310,13 @@ class _Verification:
                 tables = [table for table in tables if self._target.wants(table)]
             self._lsn = moment.lsn
             position = self._position = self._wait(moment, tables)
-            known = {table.table.relation_id for table in moment.tables}
+            relation_ids = {table.table.relation_id for table in moment.tables}
             roots = {leaf for table in moment.tables for leaf in table.table.partition_ids}
             self._only_in_target = tuple(
                 sorted(
                     f"{namespace}.{name}"
                     for (namespace, name), relation_id in self._target.tables.items()
-                    if relation_id not in known | roots
+                    if relation_id not in relation_ids | roots
                 )
             )
             sides = self._sides(moment, tables)
@@ -329,7 +329,7 @@ class _Verification:
                     result = _refused(side.table, error)
                 self._results[relation_id] = result
 
-    def look_again(self) -> None:
+    def compare_pending(self) -> None:
         """Compare the pending rows at a later moment."""
         self._pending = {key: names for key, names in self._pending.items() if names}
         moment = self._moment(self._pending.keys())
@@ -493,9 +493,9 @@ class _Verification:
             self._pending.pop(relation_id)
             self._unsettle(relation_id, changes.why)
             return
-        still = self._pending[relation_id] & changes.names
-        settled = self._pending[relation_id] - still
-        self._pending[relation_id] = still
+        unsettled = self._pending[relation_id] & changes.names
+        settled = self._pending[relation_id] - unsettled
+        self._pending[relation_id] = unsettled
         differing = compare_named(side.server, side.target, settled)
         if differing:
             result = self._results[relation_id]

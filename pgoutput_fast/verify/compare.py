@@ -22,7 +22,7 @@ _ROWS = 200_000  # about the number of rows that are compared one by one
 _Counted = dict[str, dict[str, int]]
 
 
-class Found(NamedTuple):
+class Comparison(NamedTuple):
     """The rows that differ.
 
     Attributes
@@ -41,7 +41,7 @@ class Found(NamedTuple):
     target_rows: int
 
 
-def compare_all(server: Rows, target: Rows, without: set[str]) -> Found:
+def compare_all(server: Rows, target: Rows, without: set[str]) -> Comparison:
     """Compare all rows of a table, except the rows with some names.
 
     Parameters
@@ -79,7 +79,7 @@ def compare_all(server: Rows, target: Rows, without: set[str]) -> Found:
         if within
         else set()
     )
-    return Found(names - without, is_least, *totals)
+    return Comparison(names - without, is_least, *totals)
 
 
 def _less(

@@ -84,7 +84,7 @@ class StateTask(NamedTuple):
     key : tuple of str
     method : {"sums", "digests", "named", "parts"}
         The method of `sums.Rows`.
-    given : tuple
+    arguments : tuple
         The method's arguments.
     """
 
@@ -94,7 +94,7 @@ class StateTask(NamedTuple):
     parts: dict[str, str]
     key: tuple[str, ...]
     method: Literal["sums", "digests", "named", "parts"]
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
 
 
 def ask_rows(task: StateTask) -> Any:
@@ -115,13 +115,13 @@ def ask_rows(task: StateTask) -> Any:
         database.connection.execute("SET preserve_insertion_order = false")
         # A reader gives the rows only once, which is enough for one query. From a dataset, DuckDB
         # would read far ahead, which takes memory.
-        reading = _dataset(task.of, place).scanner(
+        scanner = _dataset(task.of, place).scanner(
             columns=list(task.columns) or None, batch_size=_ROWS, batch_readahead=1,
             fragment_readahead=1, use_threads=False,
         )  # fmt: skip
-        named = {STATE_ROWS: reading.to_reader()}
+        named = {STATE_ROWS: scanner.to_reader()}
         rows = StateRows(database, task.source, task.parts, task.key, named)
-        answer = getattr(rows, task.method)(*task.given)
+        answer = getattr(rows, task.method)(*task.arguments)
         return answer if isinstance(answer, dict) else list(answer)
 
 
@@ -179,25 +179,27 @@ class DistributedRows:
 
     def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        return self._one_by_one("digests", within)
+        return self._distinct_rows("digests", within)
 
     def named(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        return self._one_by_one("named", list(names))
+        return self._distinct_rows("named", list(names))
 
     def parts(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        return self._one_by_one("parts", list(names))
+        return self._distinct_rows("parts", list(names))
 
-    def _one_by_one(
+    def _distinct_rows(
         self, method: Literal["digests", "named", "parts"], names: Sequence[str]
     ) -> Iterator[tuple[str, str, int]]:
         for rows in self._ask(method, names):
             yield from rows
 
-    def _ask(self, method: Literal["sums", "digests", "named", "parts"], *given: Any) -> list[Any]:
+    def _ask(
+        self, method: Literal["sums", "digests", "named", "parts"], *arguments: Any
+    ) -> list[Any]:
         tasks = [
-            StateTask(group, self._columns, self._source, self._parts, self._key, method, given)
+            StateTask(group, self._columns, self._source, self._parts, self._key, method, arguments)
             for group in self._groups
         ]
         return self._jobs.run("compare the rows of a table", ask_rows, tasks, lambda: None)
@@ -223,13 +225,13 @@ class DistributedStates(DeltaStates):
         self._files: dict[int, tuple[list[StateFiles], str]] = {}
         super().__init__(place, segments)
 
-    def _state(self, kept: TableState, source: TargetTables) -> str:
+    def _state(self, table_state: TableState, source: TargetTables) -> str:
         self._marker = source.soft_deletes
-        self._source_read = super()._state(kept, source)
+        self._source_read = super()._state(table_state, source)
         return self._source_read
 
-    def _loaded(self, kept: TableState, source: TargetTables) -> Any:
-        self._table_read = super()._loaded(kept, source)
+    def _loaded(self, table_state: TableState, source: TargetTables) -> Any:
+        self._table_read = super()._loaded(table_state, source)
         return self._table_read
 
     def _copy(self, relation_id: int, wanted: str) -> None:

@@ -152,8 +152,10 @@ class FoldedRows:
                 [was],
             ).fetchone()
             if row is not None:
-                kept = [f"{part}," for part in split(row[0])]
-                new = [kept[i] if part == _UNKNOWN_PART else part for i, part in enumerate(new)]
+                old_parts = [f"{part}," for part in split(row[0])]
+                new = [
+                    old_parts[i] if part == _UNKNOWN_PART else part for i, part in enumerate(new)
+                ]
         if was != name:
             self._delete(was)
             self._insert(new)

@@ -146,10 +146,10 @@ class Moment:
             if check is not None:
                 check(self.system_identifier, self.database)
             self._replication.check_publications(publications)
-            made = self._replication.make_slot(
+            slot = self._replication.make_slot(
                 self._slot, temporary=True, snapshot=True, timeout=timeout
             )
-            self.lsn = made.lsn
+            self.lsn = slot.lsn
             # A DSN may name several servers. Only the server of this connection has the snapshot.
             used = self._replication.pgconn
             self._parameters = parameters.of_server(used.host, used.hostaddr, used.port)
@@ -157,7 +157,7 @@ class Moment:
             snapshot = stack.enter_context(
                 open_snapshot(
                     self._parameters, publications, relation_ids=relation_ids, connections=1,
-                    exported=made, lock_timeout=_LOCK_TIMEOUT,
+                    exported=slot, lock_timeout=_LOCK_TIMEOUT,
                 )
             )  # fmt: skip
             # Read through this connection: another one would wait behind an ALTER TABLE that waits
@@ -235,17 +235,21 @@ class Moment:
                 return confirmed
             try:
                 options = StreamOptions(protocol=1, streaming=False)
-                given = negotiate(
+                negotiated = negotiate(
                     options, self._publications, connection.info.server_version
                 ).options
-                left = connection.execute(
+                answer = connection.execute(
                     "SELECT EXISTS (SELECT FROM pg_catalog.pg_logical_slot_peek_binary_changes("
                     "%s, %s::pg_lsn, 1, VARIADIC %s))",
-                    [slot, format_lsn(self.lsn), [item for pair in given.items() for item in pair]],
+                    [
+                        slot,
+                        format_lsn(self.lsn),
+                        [item for pair in negotiated.items() for item in pair],
+                    ],
                 ).fetchone()
             except psycopg.Error:
                 return confirmed  # somebody reads it by now, or it has prepared transactions
-            return self.lsn if left == (False,) else confirmed
+            return self.lsn if answer == (False,) else confirmed
 
     # --- changes ---------------------------------------------------------------------------------
 
@@ -293,9 +297,9 @@ class Moment:
         deadline = time.monotonic() + timeout
         reached = 0
         while True:
-            taken = Taken()
-            receiver.receive(taken, 1.0)
-            for _, _, _, frame in taken.frames:
+            received = Taken()
+            receiver.receive(received, 1.0)
+            for _, _, _, frame in received.frames:
                 message = decoder.decode(frame)
                 if isinstance(message, Begin):
                     if message.final_lsn >= until:
@@ -309,10 +313,10 @@ class Moment:
                     and message.relation_id in collectors
                 ):
                     collectors[message.relation_id].take(message)
-            if taken.keepalive is not None and taken.keepalive >= until:
+            if received.keepalive is not None and received.keepalive >= until:
                 return {key: collector.result() for key, collector in collectors.items()}
-            if taken.frames or (taken.keepalive or 0) > reached:
-                reached = max(reached, taken.keepalive or 0)
+            if received.frames or (received.keepalive or 0) > reached:
+                reached = max(reached, received.keepalive or 0)
                 deadline = time.monotonic() + timeout
             elif time.monotonic() > deadline:
                 raise PgOutputError(
@@ -328,7 +332,7 @@ class _ChangeCollector:
     def __init__(self, table: ServerTable, rows: ServerRows) -> None:
         self._table, self._rows = table, rows
         self._wanted = table.key or table.columns
-        self._places: list[int] = []
+        self._indexes: list[int] = []
         self._key: set[int] = set()
         self._pending: list[tuple[str | None, ...]] = []
         self._names: set[str] = set()
@@ -345,26 +349,26 @@ class _ChangeCollector:
 
     def _take_row(self, message: Insert | Update | Delete) -> None:
         before = after = None
-        known: set[int] = set()  # columns of the old row that were sent
+        sent_columns: set[int] = set()  # of the old row
         if not isinstance(message, Insert) and message.old is not None:
             before = list(message.old.texts())
-            known = set(range(len(before))) if message.old_kind == "O" else self._key
+            sent_columns = set(range(len(before))) if message.old_kind == "O" else self._key
         if not isinstance(message, Delete):
             after = list(message.new.texts())
             if before is not None:
-                for i in known:
+                for i in sent_columns:
                     # The value did not change: take it from the old row. If a partition has another
                     # replica identity than its root, the old row may have NULL instead.
                     if after[i] is UNCHANGED and before[i] is not None:
                         after[i] = before[i]
         if not isinstance(message, Insert) and not (
-            known.issuperset(self._places) if before is not None else self._table.key
+            sent_columns.issuperset(self._indexes) if before is not None else self._table.key
         ):
             self._why = "a row changed meanwhile, and the change does not identify it"
             return
         for row in (before, after):
             if row is not None:
-                self._add([row[i] for i in self._places])
+                self._add([row[i] for i in self._indexes])
 
     def _relation(self, relation: Relation) -> None:
         types = {column.name: column.type_id for column in relation.columns}
@@ -373,7 +377,7 @@ class _ChangeCollector:
             self._why = self._why or "its columns were changed meanwhile"
             return
         order = [column.name for column in relation.columns]
-        self._places = [order.index(name) for name in self._wanted]
+        self._indexes = [order.index(name) for name in self._wanted]
         self._key = {i for i, column in enumerate(relation.columns) if column.is_key}
 
     def _add(self, values: list[Any]) -> None:
@@ -446,22 +450,22 @@ class ServerRows:
 
     def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        yield from self._run(self._one_by_one(self._digested, self._within(within)))
+        yield from self._run(self._row_query(self._digested, self._within(within)))
 
     def named(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        yield from self._run(self._one_by_one(self._digested, f" WHERE n = {_any(names)}"))
+        yield from self._run(self._row_query(self._digested, f" WHERE n = {_any(names)}"))
 
     def parts(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        yield from self._run(self._one_by_one(self._with_parts, f" WHERE n = {_any(names)}"))
+        yield from self._run(self._row_query(self._with_parts, f" WHERE n = {_any(names)}"))
 
     @staticmethod
     def _within(within: Sequence[str] | None) -> str:
         return f" WHERE substr(n, 1, {len(within[0])}) = {_any(within)}" if within else ""
 
     @staticmethod
-    def _one_by_one(rows: str, condition: str) -> str:
+    def _row_query(rows: str, condition: str) -> str:
         return f"SELECT n, d, count(*) FROM ({rows}) AS r{condition} GROUP BY 1, 2"  # noqa: S608
 
     def _run(self, query: str) -> Iterator[Any]:

@@ -28,7 +28,7 @@ _DUCKDB = "duckdb:"
 
 
 def open_target(
-    given: str,
+    target_name: str,
     segments: str | None,
     types: Callable[[], TypeRegistry],
     storage_options: Mapping[str, str] | None = None,
@@ -40,7 +40,7 @@ def open_target(
 
     Parameters
     ----------
-    given : str
+    target_name : str
         A change log, or the target of a sync: a directory or URL of Delta tables, or ``duckdb:``
         and a file.
     segments : str, optional
@@ -62,12 +62,12 @@ def open_target(
         The target does not exist, can't be verified, or does not fit the engine or the policies.
     """
     # First, because other errors show the name.
-    refuse_secrets(given, storage_options, parameter="target")
-    target = _opened(given, segments, types, storage_options, engine)
+    refuse_secrets(target_name, storage_options, parameter="target")
+    target = _opened(target_name, segments, types, storage_options, engine)
     if engine is not None and not isinstance(target, DistributedStates):
         target.close()
         raise PgOutputError(
-            f"an engine reads only the Delta tables of a sync, and {given} has none",
+            f"an engine reads only the Delta tables of a sync, and {target_name} has none",
             code="bad_option",
             parameter="engine",
             hint="Leave out the option",
@@ -76,8 +76,8 @@ def open_target(
         if not isinstance(target, States):
             target.close()
             raise PgOutputError(
-                f"policies are for the tables of a sync, and {given} is a change log, which has "
-                "the server's values",
+                f"policies are for the tables of a sync, and {target_name} is a change log, which "
+                "has the server's values",
                 code="bad_option",
                 parameter="policies",
                 hint="Leave out the option",
@@ -89,23 +89,23 @@ def open_target(
 
 
 def _opened(
-    given: str,
+    target_name: str,
     segments: str | None,
     types: Callable[[], TypeRegistry],
     storage_options: Mapping[str, str] | None,
     engine: VerifyEngine | None,
 ) -> VerifiedTarget:
-    if given.startswith(_DUCKDB):
-        return _database(Path(given.removeprefix(_DUCKDB)), segments)
-    if given.startswith(PARQUET):
-        raise without_rows(given)
-    if "://" in given and not given.startswith("file://"):
-        known = None if segments is None else _segments_of(Path(), segments)
-        return _delta(DeltaPlace(given, storage_options), known, engine)
-    path = Path(given.removeprefix("file://"))
-    if path.is_file() or given.endswith(SUFFIXES):
+    if target_name.startswith(_DUCKDB):
+        return _database(Path(target_name.removeprefix(_DUCKDB)), segments)
+    if target_name.startswith(PARQUET):
+        raise without_rows(target_name)
+    if "://" in target_name and not target_name.startswith("file://"):
+        change_log = None if segments is None else _segments_of(Path(), segments)
+        return _delta(DeltaPlace(target_name, storage_options), change_log, engine)
+    path = Path(target_name.removeprefix("file://"))
+    if path.is_file() or target_name.endswith(SUFFIXES):
         raise PgOutputError(
-            f"{given!r} is a file",
+            f"{target_name!r} is a file",
             code="bad_option",
             parameter="target",
             hint=("Give ", Argument("target", f"{_DUCKDB}{path}"), ", or a directory"),

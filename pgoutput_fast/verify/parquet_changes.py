@@ -70,12 +70,12 @@ class ChangeVersion:
         for side in ("after", "before"):
             parts = enumerate(changes.column(side).flatten())
             columns |= {f"{side[0]}{i}": values for i, values in parts}
-        made = pa.RecordBatch.from_pydict(
+        batch = pa.RecordBatch.from_pydict(
             {name: stored(values) for name, values in columns.items()}
         )
-        self._pending.append(made)
-        self.rows += made.num_rows
-        self.pending_bytes += made.nbytes
+        self._pending.append(batch)
+        self.rows += batch.num_rows
+        self.pending_bytes += batch.nbytes
 
     def flush(self, path: Path) -> None:
         """Write the changes in memory to a new file."""
@@ -120,7 +120,7 @@ class ChangeFiles:
         }  # fmt: skip
         self.position: Position | None = None
         self._states: Mapping[int, TableSnapshots] = {}
-        self._known: dict[tuple[int, pa.DataType, bytes], ChangeVersion] = {}
+        self._versions_by_schema: dict[tuple[int, pa.DataType, bytes], ChangeVersion] = {}
         self._count = 0  # of files
         self._pending_bytes = 0
         self.names: dict[int, tuple[str, str]] = {}
@@ -171,7 +171,7 @@ class ChangeFiles:
                             rows += batch.num_rows
                             tell(rows)
                 position = plan.after
-            for version in self._known.values():
+            for version in self._versions_by_schema.values():
                 self._flush(version)
         self.position = position
 
@@ -183,16 +183,18 @@ class ChangeFiles:
         version.add(batch)
         self._pending_bytes += version.pending_bytes - before
         while self._pending_bytes > _PENDING:
-            self._flush(max(self._known.values(), key=lambda version: version.pending_bytes))
+            self._flush(
+                max(self._versions_by_schema.values(), key=lambda version: version.pending_bytes)
+            )
 
     def _version(self, relation_id: int, schema: pa.Schema) -> ChangeVersion:
         """Return the version for changes of a schema, and make it the table's last one."""
         row, described = schema.field("after").type, schema.metadata[b"pgoutput.columns"]
-        version = self._known.get((relation_id, row, described))
+        version = self._versions_by_schema.get((relation_id, row, described))
         if version is None:
             key = frozenset(column["name"] for column in json.loads(described) if column["key"])
             version = ChangeVersion(tuple(field.name for field in row), key)
-            self._known[relation_id, row, described] = version
+            self._versions_by_schema[relation_id, row, described] = version
         others = [other for other in self.versions.get(relation_id, []) if other is not version]
         self.versions[relation_id] = [*others, version]
         return version

@@ -132,7 +132,7 @@ class States:
         """Read the target state."""
         raise NotImplementedError
 
-    def _state(self, kept: TableState, source: TargetTables) -> str:
+    def _state(self, table_state: TableState, source: TargetTables) -> str:
         """Return an SQL source with the rows of a state table, at the position of `source`."""
         raise NotImplementedError
 
@@ -193,8 +193,12 @@ class States:
             # The target has all segments, and no change came between the last one and the end.
             self._position = max(source.lsn, end)
         self.tables = _by_name(source.tables.values())
-        self.paused = frozenset(key for key, kept in source.tables.items() if kept.paused)
-        self.furthest = max(self._position, *(kept.lsn for kept in source.tables.values()), 0)
+        self.paused = frozenset(
+            key for key, table_state in source.tables.items() if table_state.paused
+        )
+        self.furthest = max(
+            self._position, *(table_state.lsn for table_state in source.tables.values()), 0
+        )
         return self._position
 
     def table(self, table: ServerTable) -> TargetTable:
@@ -202,14 +206,16 @@ class States:
         relation_id = table.table.relation_id
         with self._reading():
             source = self._source()
-            kept = source.tables.get(relation_id)
-            self._check(relation_id, kept, source)
-            _check_name(table, kept, source)
-            rows = None if kept is None else self._state(kept, source)
+            table_state = source.tables.get(relation_id)
+            self._check(relation_id, table_state, source)
+            _check_name(table, table_state, source)
+            rows = None if table_state is None else self._state(table_state, source)
             storages = {} if rows is None else types_of(self._connection.sql(f"FROM {rows}"))
-            names = self._columns(table, kept)
+            names = self._columns(table, table_state)
             _check_no_more({*storages} - {*names.values(), source.soft_deletes, NO_COLUMN})
-            texts, left_out = _texts(table, kept, names, storages, self.policies or source.policies)
+            texts, left_out = _texts(
+                table, table_state, names, storages, self.policies or source.policies
+            )
             self._names[relation_id] = names = {name: names[name] for name in texts}
             copied = ", ".join(quoted(name) for name in names.values() if name is not None)
             wanted = f"{copied or 'NULL AS nothing'} FROM {rows}" if rows else "NULL WHERE false"
@@ -221,17 +227,19 @@ class States:
         copy = _copy_of(relation_id)
         self._connection.execute(f"CREATE OR REPLACE TABLE {copy} AS SELECT {wanted}")
 
-    def _check(self, relation_id: int, kept: TableState | None, source: TargetTables) -> None:
+    def _check(
+        self, relation_id: int, table_state: TableState | None, source: TargetTables
+    ) -> None:
         """Refuse a table whose rows can't be compared at the position; update `furthest`."""
-        if kept is not None and kept.paused is not None:
+        if table_state is not None and table_state.paused is not None:
             raise NotComparable(
-                f"it is paused, and its changes wait in the change log: {kept.paused.reason}"
+                f"it is paused, and its changes wait in the change log: {table_state.paused.reason}"
             )
-        if kept is not None and kept.stale is not None:
-            raise NotComparable(f"it is stale: {kept.stale}")
+        if table_state is not None and table_state.stale is not None:
+            raise NotComparable(f"it is stale: {table_state.stale}")
         state = self._states.get(relation_id)
         copied = state.snapshots[-1].lsn if state is not None and state.snapshots else 0
-        if copied > (0 if kept is None else kept.copy_lsn):
+        if copied > (0 if table_state is None else table_state.copy_lsn):
             raise NotComparable(
                 f"the target does not have its snapshot of {format_lsn(copied)} yet"
             )
@@ -241,22 +249,26 @@ class States:
                 "since then"
             )
         waits = None if state is None else state.waits_from
-        if kept is None:
+        if table_state is None:
             if waits is not None:
                 raise NotComparable(
                     f"it has been waiting for its snapshot since {format_lsn(waits)}"
                 )
             return
         # The target does not store that a table without new changes is up to date.
-        lsn = max(kept.lsn, self._position) if kept.lsn >= self._lsn else kept.lsn
+        lsn = (
+            max(table_state.lsn, self._position)
+            if table_state.lsn >= self._lsn
+            else table_state.lsn
+        )
         if lsn < self._position:
             raise NotComparable(f"it has been waiting for its snapshot since {format_lsn(lsn)}")
         self.furthest = max(self.furthest, lsn, source.lsn)
 
     @staticmethod
-    def _columns(table: ServerTable, kept: TableState | None) -> dict[str, str | None]:
+    def _columns(table: ServerTable, table_state: TableState | None) -> dict[str, str | None]:
         """Return the stored name of each published column; None if the target lacks the column."""
-        live = () if kept is None else kept.columns
+        live = () if table_state is None else table_state.columns
         by_number = {column.number: column.stored for column in live if column.number is not None}
         by_name = {column.name: column.stored for column in live if column.number is None}
         stored: dict[str, str | None] = {}
@@ -331,8 +343,8 @@ class DuckdbStates(States):
             policies_of(source["policies"]),
         )
 
-    def _state(self, kept: TableState, source: TargetTables) -> str:
-        return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(kept.stored)}")
+    def _state(self, table_state: TableState, source: TargetTables) -> str:
+        return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(table_state.stored)}")
 
 
 class DeltaStates(States):
@@ -385,28 +397,32 @@ class DeltaStates(States):
             policies_of(described.get("policies", ())),
         )
 
-    def _state(self, kept: TableState, source: TargetTables) -> str:
-        self._connection.register(STATE_ROWS, self._loaded(kept, source).to_pyarrow_dataset())
+    def _state(self, table_state: TableState, source: TargetTables) -> str:
+        self._connection.register(
+            STATE_ROWS, self._loaded(table_state, source).to_pyarrow_dataset()
+        )
         return source.live(STATE_ROWS)
 
-    def _loaded(self, kept: TableState, source: TargetTables) -> Any:
+    def _loaded(self, table_state: TableState, source: TargetTables) -> Any:
         """Load a state table at its position in `_progress`."""
-        app = "/".join((_APP, source.system_identifier, source.database, str(kept.relation_id)))
-        table = self._table(kept, app)
-        while (table.transaction_version(app) or 0) > kept.lsn:
+        app = "/".join(
+            (_APP, source.system_identifier, source.database, str(table_state.relation_id))
+        )
+        table = self._table(table_state, app)
+        while (table.transaction_version(app) or 0) > table_state.lsn:
             table.load_as_version(table.version() - 1)
         return table
 
-    def _table(self, kept: TableState, app: str) -> Any:
+    def _table(self, table_state: TableState, app: str) -> Any:
         """Open a table, which may not have been moved to its new name yet."""
-        names = [kept.stored, *(move[2] for move in self._moved[kept.relation_id])]
+        names = [table_state.stored, *(move[2] for move in self._moved[table_state.relation_id])]
         for name in names:
             directory = f"state/{directory_of(name)}"
             if self._is_there(directory):
                 table = self._open(directory)
                 if table.transaction_version(app) is not None:
                     return table
-        raise NotComparable(f"the target has no table state/{directory_of(kept.stored)}")
+        raise NotComparable(f"the target has no table state/{directory_of(table_state.stored)}")
 
 
 def without_rows(where: str) -> PgOutputError:
@@ -419,7 +435,7 @@ def without_rows(where: str) -> PgOutputError:
     )
 
 
-def _check_name(table: ServerTable, kept: TableState | None, source: TargetTables) -> None:
+def _check_name(table: ServerTable, table_state: TableState | None, source: TargetTables) -> None:
     """Refuse a table whose name in the target belongs to another table."""
     relation_id = table.table.relation_id
     name = stored_table(table.table.namespace, table.table.name)
@@ -432,8 +448,8 @@ def _check_name(table: ServerTable, kept: TableState | None, source: TargetTable
             f"server's table of this name has relation id {relation_id}"
         )
     own = (free_name(name, relation_id, ()), f"{name}~{relation_id}")
-    if kept is not None and kept.stored not in own:
-        raise NotTheTable(f"the target has it under its former name {kept.stored}")
+    if table_state is not None and table_state.stored not in own:
+        raise NotTheTable(f"the target has it under its former name {table_state.stored}")
 
 
 def _check_no_more(columns: set[str]) -> None:
@@ -451,18 +467,18 @@ def _copy_of(relation_id: int) -> str:
 def _by_name(tables: Iterable[TableState]) -> dict[tuple[str, str], int]:
     """Return relation ids by names; a replaced table has ``~`` and its relation id at the end."""
     relation_ids: dict[tuple[str, str], int] = {}
-    for kept in tables:
-        is_replaced = kept.stored.endswith(f"~{kept.relation_id}")
-        name = (kept.namespace, kept.name)
+    for table_state in tables:
+        is_replaced = table_state.stored.endswith(f"~{table_state.relation_id}")
+        name = (table_state.namespace, table_state.name)
         if is_replaced:
-            name = (kept.namespace, f"{kept.name}~{kept.relation_id}")
-        relation_ids[name] = kept.relation_id
+            name = (table_state.namespace, f"{table_state.name}~{table_state.relation_id}")
+        relation_ids[name] = table_state.relation_id
     return relation_ids
 
 
 def _texts(
     table: ServerTable,
-    kept: TableState | None,
+    table_state: TableState | None,
     names: Mapping[str, str | None],
     storages: Mapping[str, ValueStorage],
     policies: Policies,
@@ -471,12 +487,12 @@ def _texts(
     texts: dict[str, Texts] = {}
     left_out: dict[str, str] = {}
     followed = set(names.values())
-    is_renamed = kept is not None and any(
-        column.number is None and column.stored not in followed for column in kept.columns
+    is_renamed = table_state is not None and any(
+        column.number is None and column.stored not in followed for column in table_state.columns
     )
     for column, name in names.items():
-        is_known = column in table.table.added_values and not is_renamed
-        if kept is not None and name is None and not is_known:
+        has_value = column in table.table.added_values and not is_renamed
+        if table_state is not None and name is None and not has_value:
             left_out[column] = (
                 "it was added or renamed after the target's last change of the table, so its "
                 "values in the target's rows are unknown"
@@ -545,29 +561,29 @@ class StateRows:
 
     def digests(self, within: Sequence[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        return self._one_by_one(self._digested, _beginning(within), within)
+        return self._distinct_rows(self._digested, _beginning(within), within)
 
     def named(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        return self._one_by_one(self._digested, _NAMED, list(names))
+        return self._distinct_rows(self._digested, _NAMED, list(names))
 
     def parts(self, names: Iterable[str]) -> Iterator[tuple[str, str, int]]:
         """See `Rows`."""
-        return self._one_by_one(self._with_parts, _NAMED, list(names))
+        return self._distinct_rows(self._with_parts, _NAMED, list(names))
 
-    def _one_by_one(
+    def _distinct_rows(
         self, rows: str, condition: str, names: Sequence[str]
     ) -> Iterator[tuple[str, str, int]]:
         query = f"SELECT n, d, count(*) FROM {rows}{condition} GROUP BY ALL"  # noqa: S608
         return self._run(query, names)
 
     def _run(self, query: str, names: Sequence[str] | None) -> Iterator[Any]:
-        given = [] if names is None else [list(names)]
+        parameters = [] if names is None else [list(names)]
         # A cursor of its own: another result of the connection may still be read.
         with self._database.refusals(), self._database.connection.cursor() as cursor:
             for name, rows in self._named_rows.items():
                 cursor.register(name, rows)
-            result = cursor.execute(query, given)
+            result = cursor.execute(query, parameters)
             while some := result.fetchmany(_AT_ONCE):
                 yield from some
 

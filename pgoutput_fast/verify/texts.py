@@ -361,8 +361,8 @@ class TextsOf:
                 f"coalesce(array_length({server}, {i + 1}), 0)" for i in range(levels)
             )
             joined = f"{shape} || ':' || {joined}"
-            made = "||','||".join(f"coalesce({length}, 0)" for length in lengths)
-            printed = f"{made} || ':' || {printed}"
+            printed_shape = "||','||".join(f"coalesce({length}, 0)" for length in lengths)
+            printed = f"{printed_shape} || ':' || {printed}"
         return Texts(
             f"CASE WHEN num_nulls({server}) = 0 THEN {joined} END",
             f"CASE WHEN {target} IS NOT NULL THEN {printed} END",
@@ -376,21 +376,21 @@ class TextsOf:
             own.column(bounds, fields[end], f"{end}({server})", f"({target}).{end}")
             for end in ("lower", "upper")
         ]
-        made = [f"CASE WHEN lower_inc({server}) THEN '[' ELSE '(' END"]
-        made += [part(end.server) for end in ends]
-        made += [f"CASE WHEN upper_inc({server}) THEN ']' ELSE ')' END"]
+        server_parts = [f"CASE WHEN lower_inc({server}) THEN '[' ELSE '(' END"]
+        server_parts += [part(end.server) for end in ends]
+        server_parts += [f"CASE WHEN upper_inc({server}) THEN ']' ELSE ')' END"]
         printed = [f"CASE WHEN ({target}).lower_inc THEN '[' ELSE '(' END"]
         printed += [part(end.target) for end in ends]
         printed += [f"CASE WHEN ({target}).upper_inc THEN ']' ELSE ')' END"]
         # If a policy turns a bound into NULL, the range becomes NULL: NULL as a bound would mean
         # that the range is unbounded.
-        known = " AND ".join(
+        condition = " AND ".join(
             f"({name}_inf({server}) OR {end.server} IS NOT NULL)"
             for name, end in zip(("lower", "upper"), ends, strict=True)
         )
         return Texts(
-            f"CASE WHEN isempty({server}) THEN 'empty' WHEN num_nulls({server}) = 0 AND {known} "
-            f"THEN {' || '.join(made)} END",
+            f"CASE WHEN isempty({server}) THEN 'empty' WHEN num_nulls({server}) = 0 AND "
+            f"{condition} THEN {' || '.join(server_parts)} END",
             f"CASE WHEN ({target}).\"empty\" THEN 'empty' WHEN {target} IS NOT NULL THEN "
             f"{' || '.join(printed)} END",
         )
@@ -419,9 +419,9 @@ class TextsOf:
         own = self._deeper()
         texts = [
             own.column(
-                type_, part_, f"({server}).{quoted(name)}", f"({target}).{quoted(held_name)}"
+                type_, part_, f"({server}).{quoted(name)}", f"({target}).{quoted(target_name)}"
             )
-            for (name, type_), (held_name, part_) in zip(type.fields, storage.parts, strict=True)
+            for (name, type_), (target_name, part_) in zip(type.fields, storage.parts, strict=True)
         ]
         return Texts(
             f"CASE WHEN num_nulls({server}) = 0 THEN {joined(t.server for t in texts)} END",
