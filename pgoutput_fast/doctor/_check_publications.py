@@ -45,17 +45,17 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c
 def existence(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Check whether the given publications exist; or, if none was given, any publication."""
     there = {publication.name for publication in published.publications}
-    if server.given is None and not there:
+    if server.publication_names is None and not there:
         yield _missing(
             server, "no-publication", _NEW_NAME,
             f"there is no publication in database {printable(server.role.database)}",
         )  # fmt: skip
-    for name in server.given or ():
+    for name in server.publication_names or ():
         if name not in there:
             yield _missing(
                 server, "publication-missing", name,
                 f"there is no publication {printable(name)} in database "
-                f"{printable(server.role.database)}", published.known,
+                f"{printable(server.role.database)}", published.all_names,
             )  # fmt: skip
     if not there and not server.role.can_create:
         database = quoted(server.role.database)
@@ -69,15 +69,15 @@ def existence(server: Examined, published: ExaminedPublications) -> Iterator[Fin
 
 
 def _missing(
-    server: Examined, kind: str, name: str, found: str, known: Sequence[str] = ()
+    server: Examined, kind: str, name: str, text: str, others: Sequence[str] = ()
 ) -> Finding:
-    """Return the finding for a missing publication; `known` are the names of the others."""
-    if known:
-        found += f", which has {listed(known)}"
+    """Return the finding for a missing publication; `others` are the other existing names."""
+    if others:
+        text += f", which has {listed(others)}"
     tables = _suitable(server)
     which, fix = None, "list the tables that you want"
     if not tables and not server.rows(_ANY_TABLE)[0][0]:
-        found += ", and the database has no tables"
+        text += ", and the database has no tables"
         which = "ALL TABLES"
         fix = (
             "make tables first, or run the statement as a superuser: it publishes all tables that "
@@ -88,12 +88,12 @@ def _missing(
     elif len(tables) <= _MOST_TABLES:
         which = f"TABLE {', '.join(tables)}"
         fix += "; the statement has all tables with a primary key"
-    if known:
-        similar = near(name, map(printable, known))
+    if others:
+        similar = near(name, map(printable, others))
         existing = f"give an existing name. {similar}" if similar else "give an existing name."
         fix = f"{existing} To make a new publication, {fix}"
     sql = () if which is None else (f"CREATE PUBLICATION {quoted(name)} FOR {which};",)
-    return Finding(kind, found, sql, fix, (name,))
+    return Finding(kind, text, sql, fix, (name,))
 
 
 def _suitable(server: Examined) -> list[str]:
@@ -163,7 +163,7 @@ def _set_via_root(publication: ExaminedPublication) -> str:
 def together(server: Examined, published: ExaminedPublications) -> Iterator[Finding]:
     """Check whether one stream can read all given publications together."""
     several = published.publications
-    if server.given is None or len(several) < 2:
+    if server.publication_names is None or len(several) < 2:
         return
     names = listed([publication.name for publication in several])
     lists: list[ExaminedTable] = []

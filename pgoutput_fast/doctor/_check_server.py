@@ -98,7 +98,7 @@ def _has_slot(server: Examined, name: str) -> bool:
     return bool(server.rows(query, name))
 
 
-def kept_log(server: Examined) -> Iterator[Finding]:
+def retained_log(server: Examined) -> Iterator[Finding]:
     """Check how much log slots may keep."""
     setting = server.setting("max_slot_wal_keep_size")
     name = "max_slot_wal_keep_size"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _finding(
     kind: str,
-    found: str,
+    text: str,
     tables: Sequence[ExaminedTable],
     sql: Iterable[str] = (),
     advice: str | None = None,
@@ -28,7 +28,7 @@ def _finding(
     """Make a finding about tables, whose names follow the text."""
     return Finding(
         kind,
-        f"{counted(len(tables), what)} {found}: {listed([table.shown for table in tables])}",
+        f"{counted(len(tables), what)} {text}: {listed([table.shown for table in tables])}",
         tuple(sql),
         advice,
         tuple(table.sql for table in tables),
@@ -58,14 +58,14 @@ def identities(server: Examined, published: ExaminedPublications) -> Iterator[Fi
     nothing = [table for table in tables if table.identity == "n"]
     missing = [table for table in tables if table.lacks_identity and table.identity != "n"]
     better = "better add a primary key: with FULL, each change writes the whole old row"
-    for kind, found, which in (
+    for kind, text, which in (
         ("identity-nothing", "with REPLICA IDENTITY NOTHING", nothing),
         ("identity-missing", "without replica identity, as they lack a primary key", missing),
     ):
         if which:
             yield _finding(
                 kind,
-                f"{found}, published with UPDATE or DELETE",
+                f"{text}, published with UPDATE or DELETE",
                 which,
                 (_set_identity(table, _key_of(table) or "FULL") for table in which),
                 better if any(_key_of(table) is None for table in which) else None,

@@ -103,7 +103,7 @@ class Examined:
 
     Attributes
     ----------
-    given : tuple of str or None
+    publication_names : tuple of str or None
         The names of the given publications.
     slot : str or None
     version : int
@@ -123,7 +123,7 @@ class Examined:
         slot: str | None,
     ) -> None:
         self._connection = connection
-        self.given = None if publications is None else tuple(publications)
+        self.publication_names = None if publications is None else tuple(publications)
         self.slot = slot
         self.version = connection.info.server_version
         try:
@@ -218,19 +218,19 @@ class Examined:
     def set_setting(self, name: str, value: str) -> tuple[str, ...]:
         """Return the statements that change a setting where it was set; empty if SQL can't."""
         setting = self._settings[name]
-        told = f"SET {name} = {quoted_literal(value)};"
+        set_clause = f"SET {name} = {quoted_literal(value)};"
         role, database = quoted(self.role.name), quoted(self.role.database)
-        places = {
+        prefixes = {
             "global": "ALTER ROLE ALL ",
             "database": f"ALTER DATABASE {database} ",
             "user": f"ALTER ROLE {role} ",
             "database user": f"ALTER ROLE {role} IN DATABASE {database} ",
         }
-        if setting.source in places:
-            return (places[setting.source] + told,)
+        if setting.source in prefixes:
+            return (prefixes[setting.source] + set_clause,)
         if setting.source in ("client", "command line", "environment variable", "override"):
             return ()
-        changed = f"ALTER SYSTEM {told}"
+        changed = f"ALTER SYSTEM {set_clause}"
         return (
             (changed,)
             if setting.context == "postmaster"
@@ -242,8 +242,8 @@ class Examined:
         if self._settings[name].source == "client":
             return ()
         role, database = quoted(self.role.name), quoted(self.role.database)
-        told = f"SET {name} = {quoted_literal(value)};"
-        return (f"ALTER ROLE {role} IN DATABASE {database} {told}",)
+        set_clause = f"SET {name} = {quoted_literal(value)};"
+        return (f"ALTER ROLE {role} IN DATABASE {database} {set_clause}",)
 
     def grant(self, granted: str) -> tuple[str, ...]:
         """Return the statement that makes the role a member of a role of the server."""

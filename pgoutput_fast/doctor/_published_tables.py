@@ -137,7 +137,7 @@ class ExaminedPublications:
         The given publications, or all of the database.
     tables : dict of int to ExaminedTable
         By OID.
-    known : list of str
+    all_names : list of str
         The names of all publications of the database.
 
     Raises
@@ -151,9 +151,9 @@ class ExaminedPublications:
         self.publications = tuple(
             ExaminedPublication(*publication[:-1])
             for publication in self._all.publications
-            if server.given is None or publication.name in server.given
+            if server.publication_names is None or publication.name in server.publication_names
         )
-        self.known = sorted(publication.name for publication in self._all.publications)
+        self.all_names = sorted(publication.name for publication in self._all.publications)
         for publication in self.publications:
             of = self._of(publication)
             publication.members.update(

@@ -29,7 +29,7 @@ _OF_SERVER = (
     ("the version", server_checks.version),
     ("wal_level", server_checks.log_level),
     ("the numbers of walsenders and slots", server_checks.limits),
-    ("the log that is kept", server_checks.kept_log),
+    ("the log that is kept", server_checks.retained_log),
     ("timeouts", server_checks.timeouts),
     ("the memory of decoding", server_checks.memory),
     ("timeouts of sessions", server_checks.session_timeouts),
