@@ -127,9 +127,9 @@ class Driver:
         """
         code = self._process.poll()
         if code is not None:
-            told = self._error or f"it ended with exit code {code}"
+            cause = self._error or f"it ended with exit code {code}"
             raise PgOutputError(
-                f"the sync failed: {told}; its log is {self._log}",
+                f"the sync failed: {cause}; its log is {self._log}",
                 code="process_failed",
                 path=str(self._log),
             )
@@ -179,9 +179,9 @@ class Driver:
             ) from None
         if code:
             self._reader.join(_END)
-            told = self._error or f"exit code {code}"
+            cause = self._error or f"exit code {code}"
             raise PgOutputError(
-                f"the sync ended with an error: {told}; its log is {self._log}",
+                f"the sync ended with an error: {cause}; its log is {self._log}",
                 code="process_failed",
                 path=str(self._log),
             )

@@ -180,7 +180,7 @@ class _Demonstration:
         self.target = str(path) if engine == "spark" else f"duckdb:{path}"
         self.progress = progress
         self.work = Workload(changes)
-        self.begun = time.perf_counter()
+        self.start_time = time.perf_counter()
         self.result = Result(tables=[TableRun(name, about) for name, about in TABLES.items()])
 
     def run(self) -> Result:
@@ -237,7 +237,7 @@ class _Demonstration:
 
     def now(self) -> float:
         """Return the seconds since the run began."""
-        return time.perf_counter() - self.begun
+        return time.perf_counter() - self.start_time
 
     def mark(self, text: str) -> None:
         self.result.marks.append((self.now(), text))
@@ -354,7 +354,7 @@ class _Demonstration:
         report = verify(
             self.dsn, publications=[PUBLICATION], target=self.target,
             segments=str(self.directory / "segments"),
-            progress=lambda told: self.progress.note(f"{told.doing} {told.table}"),
+            progress=lambda step: self.progress.note(f"{step.doing} {step.table}"),
         )  # fmt: skip
         self.take_report(report)
         self.progress.phase("count changes")
