@@ -324,9 +324,11 @@ class MadeTransaction:
         self._must_be("open")
         server = self._server
         lsn = self._waiting[0].lsn if self._waiting else server.lsn
-        told = self.origin is not None and not self._is_streamed
-        server._send(0 if told else lsn, frames.stream_start(self.xid, not self._is_streamed))
-        if told:
+        sends_origin = self.origin is not None and not self._is_streamed
+        server._send(
+            0 if sends_origin else lsn, frames.stream_start(self.xid, not self._is_streamed)
+        )
+        if sends_origin:
             self._send_origin(lsn, 0)
         self._is_streamed = True
         for change in self._waiting:
@@ -400,13 +402,13 @@ class MadeTransaction:
         self._must_be("open")
         server = self._server
         prepare_lsn, end_lsn, time = server._end_record(_PREPARE_RECORD)
-        told = (self.xid, gid, prepare_lsn, end_lsn, time)
+        fields = (self.xid, gid, prepare_lsn, end_lsn, time)
         if self._is_streamed:
             self._send_rest()
-            server._send(end_lsn, frames.stream_prepare(*told))
+            server._send(end_lsn, frames.stream_prepare(*fields))
         else:
-            self._send_whole(prepare_lsn, frames.begin_prepare(*told))
-            server._send(end_lsn, frames.prepare(*told))
+            self._send_whole(prepare_lsn, frames.begin_prepare(*fields))
+            server._send(end_lsn, frames.prepare(*fields))
         self.gid = gid
         self._prepare_end, self._prepare_time = end_lsn, time
         self._end("prepared")
@@ -444,12 +446,12 @@ class MadeTransaction:
         self._waiting.append(MadeChange(frame, lsn, None, tables, self._subxid))
 
     def _announce(
-        self, table: Table, known: dict[int, list[bytes]], xid: int | None = None
+        self, table: Table, announcements: dict[int, list[bytes]], xid: int | None = None
     ) -> None:
         """Announce a table, unless this version of it was already announced."""
         announced = table.announcement()
-        if known.get(table.relation_id) != announced:
-            known[table.relation_id] = announced
+        if announcements.get(table.relation_id) != announced:
+            announcements[table.relation_id] = announced
             for frame in table.announcement(xid):
                 self._server._send(0, frame)
 
@@ -477,9 +479,9 @@ class MadeTransaction:
 
     def _send_aborts(self, xids: Iterable[int], lsn: int) -> None:
         time = self._server.time
-        told = (lsn, time) if self._server._parallel else (None, None)
+        fields = (lsn, time) if self._server._parallel else (None, None)
         for xid in xids:
-            self._server._send(lsn, frames.stream_abort(self.xid, xid, *told))
+            self._server._send(lsn, frames.stream_abort(self.xid, xid, *fields))
 
     def _roll_back(self, savepoint: Savepoint) -> None:
         """Roll back a subtransaction and those inside it."""

@@ -227,8 +227,8 @@ def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> 
         streaming=draw(st.sampled_from(("on", "parallel"))),
         version=draw(st.sampled_from((14, 18))),
     )
-    known = [draw(tables(16385 + i)) for i in range(draw(st.integers(1, 3)))]
-    run = _DrawnHistory(draw, server, known)
+    drawn_tables = [draw(tables(16385 + i)) for i in range(draw(st.integers(1, 3)))]
+    run = _DrawnHistory(draw, server, drawn_tables)
     steps = [run.begin, run.change, run.change, run.change, run.savepoint, run.end_savepoint]
     steps += [run.end, run.outside]
     steps += [run.stream, run.stream] if streaming else []
@@ -243,15 +243,15 @@ def servers(draw: DrawFn, *, streaming: bool = True, two_phase: bool = True) -> 
 class _DrawnHistory:
     """Draws the events on a server, one by one."""
 
-    def __init__(self, draw: DrawFn, server: Server, known: list[Table]) -> None:
+    def __init__(self, draw: DrawFn, server: Server, tables: list[Table]) -> None:
         self.draw = draw
         self.server = server
-        self.tables = known
+        self.tables = tables
         self.open: list[MadeTransaction] = []
         self.prepared: list[MadeTransaction] = []
         self.savepoints: dict[int, list[Savepoint]] = {}
 
-    def one(self) -> MadeTransaction:
+    def open_transaction(self) -> MadeTransaction:
         """Return one of the open transactions, or a new one if none is open."""
         if not self.open:
             self.begin()
@@ -265,7 +265,7 @@ class _DrawnHistory:
             self.savepoints[transaction.xid] = []
 
     def change(self) -> None:
-        transaction = self.one()
+        transaction = self.open_transaction()
         table = self.draw(st.sampled_from(self.tables))
         new, old = rows(table, unchanged=True), rows(table)
         tag = self.draw(st.sampled_from("IIUDTM"))
@@ -282,12 +282,12 @@ class _DrawnHistory:
             transaction.message(self.draw(names()), self.draw(st.binary()))
 
     def savepoint(self) -> None:
-        transaction = self.one()
+        transaction = self.open_transaction()
         self.savepoints[transaction.xid].append(transaction.savepoint())
 
     def end_savepoint(self) -> None:
         """End a savepoint, and with it the savepoints inside it."""
-        savepoints = self.savepoints[self.one().xid]
+        savepoints = self.savepoints[self.open_transaction().xid]
         if savepoints:
             number = self.draw(st.integers(0, len(savepoints) - 1))
             chosen = savepoints[number]
@@ -295,10 +295,10 @@ class _DrawnHistory:
             self.draw(st.sampled_from((chosen.release, chosen.rollback)))()
 
     def stream(self) -> None:
-        self.one().stream()
+        self.open_transaction().stream()
 
     def prepare(self) -> None:
-        transaction = self.one()
+        transaction = self.open_transaction()
         transaction.prepare(self.draw(st.one_of(st.just(""), names())))
         self.open.remove(transaction)
         self.prepared.append(transaction)
