@@ -57,7 +57,7 @@ _PROGRESS = "_progress"
 _BUFFERED = 256 << 20
 """Maximum bytes of changes in memory, for all tables together."""
 _RETENTION = 6
-_NOTHING_KEPT = RememberedOptions()
+_NO_OPTIONS = RememberedOptions()
 _NEWEST = ("newest_lsn", "newest_time")
 """Names of transaction numbers in the log of `_progress`, which store `TargetState.newest`."""
 
@@ -110,7 +110,7 @@ class DeltaTarget:
         a large table change all the time, each commit leaves many such files.
     threads : int, optional
         Maximum number of tables that are written at a time.
-    kept : RememberedOptions
+    remembered : RememberedOptions
     maintenance : bool
         See `TargetOptions`.
     iceberg : str or mapping of str to str, optional
@@ -136,7 +136,7 @@ class DeltaTarget:
         partition_by: Mapping[str, Sequence[str]] | None = None,
         retention_hours: int = _RETENTION,
         threads: int | None = None,
-        kept: RememberedOptions = _NOTHING_KEPT,
+        remembered: RememberedOptions = _NO_OPTIONS,
         maintenance: bool = True,
         iceberg: str | Mapping[str, str] | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class DeltaTarget:
         self.place = DeltaPlace(str(uri), storage_options)
         self._partition_by = {name: list(of) for name, of in (partition_by or {}).items()}
         self._retention = retention_hours
-        self.kept = kept
+        self.remembered = remembered
         self.maintains = maintenance
         self._lock: int | None = None
         self._origin: TargetOrigin | None = None
@@ -224,7 +224,7 @@ class DeltaTarget:
         return {
             "uri": self.place.uri, "storage_options": self.place.options or None,
             "partition_by": self._partition_by, "retention_hours": self._retention,
-            "kept": self.kept, "maintenance": self.maintains, "threads": self.threads,
+            "remembered": self.remembered, "maintenance": self.maintains, "threads": self.threads,
         }  # fmt: skip
 
     def partitions(self, namespace: str, name: str) -> list[str]:
@@ -232,10 +232,10 @@ class DeltaTarget:
         return self._partition_by.get(f"{namespace}.{name}", [])
 
     def _description(self, origin: TargetOrigin) -> str:
-        kept = {"soft_deletes": self.kept.soft_deletes, "tables": self.kept.tables,
-                "policies": self.kept.policy_texts, "keep": self.kept.keep or "both",
-                "changes": self._kind}  # fmt: skip
-        return json.dumps({"format": TARGET_FORMAT, **origin._asdict(), **kept})
+        options = {"soft_deletes": self.remembered.soft_deletes, "tables": self.remembered.tables,
+                   "policies": self.remembered.policy_texts,
+                   "keep": self.remembered.keep or "both", "changes": self._kind}  # fmt: skip
+        return json.dumps({"format": TARGET_FORMAT, **origin._asdict(), **options})
 
     def keep(self) -> None:
         """See `Target`."""
@@ -290,25 +290,27 @@ class DeltaTarget:
                 hint="Give another target",
             )
         tables = self._read(progress)
-        kept = RememberedOptions.of(
+        remembered = RememberedOptions.of(
             description["soft_deletes"],
             description["tables"],
             description["policies"],
             description["keep"],
         )
-        if not tables and not (self.kept.is_like(kept) and description["changes"] == self._kind):
+        if not tables and not (
+            self.remembered.is_like(remembered) and description["changes"] == self._kind
+        ):
             return TargetState(0, {})
         check_kind(self.place.uri, self._kind, description["changes"])
-        self.kept = self.kept.check(self.place.uri, kept)
+        self.remembered = self.remembered.check(self.place.uri, remembered)
         # Only in a local directory: in object storage, a request for each table takes too long.
-        if self.kept.has_state and self.place.path is not None:
+        if self.remembered.has_state and self.place.path is not None:
             tables = {
                 relation_id: self._with_state(self.place.path, table)
                 for relation_id, table in tables.items()
             }
         lsn, time = (progress.transaction(name) or 0 for name in _NEWEST)
         newest = CommitRecord(lsn, time) if lsn else None
-        return TargetState(progress.position[0], tables, newest, policies=kept.policies)
+        return TargetState(progress.position[0], tables, newest, policies=remembered.policies)
 
     def _with_state(self, path: Path, table_state: TableState) -> TableState:
         """Return a table state, stale if its state table is missing."""
@@ -369,9 +371,9 @@ class DeltaTarget:
         They are not cached, so that only tables with changes take memory.
         """
         names = {}
-        if self.kept.has_changes:
+        if self.remembered.has_changes:
             names["changes"] = table_state.stored + version_suffix(table_state.version)
-        if self.kept.has_state:
+        if self.remembered.has_state:
             names["state"] = table_state.stored
         tables = {
             kind: self._unloaded_table(kind, name, table_state.relation_id)
@@ -439,7 +441,7 @@ class DeltaTarget:
 
     def changes(self, table_state: TableState) -> ChangeWriter:
         """See `Target`."""
-        if not self.kept.has_changes:
+        if not self.remembered.has_changes:
             return NoChanges(table_state)
         name = table_state.stored + version_suffix(table_state.version)
         writer = DeltaChanges(
@@ -453,7 +455,7 @@ class DeltaTarget:
         """See `Target`."""
         partition_by = self.partitions(table_state.namespace, table_state.name)
         table = self._table("state", table_state.stored, table_state.relation_id)
-        writer = DeltaState(table, table_state, partition_by, self.kept.soft_deletes)
+        writer = DeltaState(table, table_state, partition_by, self.remembered.soft_deletes)
         writer.steps = self.steps
         with self._guard:
             self._writers.append(writer)
@@ -585,7 +587,7 @@ class DeltaTarget:
         if not table_state.version:
             return table_state._replace(stored=stored)
         version = self._free_version(table_state, stored, may_be_own=False)
-        stale = table_state.stale or RENAMED if self.kept.has_state else table_state.stale
+        stale = table_state.stale or RENAMED if self.remembered.has_state else table_state.stale
         return table_state._replace(stored=stored, version=version, stale=stale)
 
     def _free_version(self, table_state: TableState, stored: str, *, may_be_own: bool) -> int:

@@ -313,7 +313,7 @@ def _write(
 ) -> _DryRun:
     """Write all windows, as a sync would, to a target that only counts."""
     decoding: dict[str, Any] = {
-        "policies": target.kept.policies or Policies(), "target": decode_for,
+        "policies": target.remembered.policies or Policies(), "target": decode_for,
         "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
         "encoding": view.metadata.encoding,
     }  # fmt: skip
@@ -353,7 +353,7 @@ class _CountingTarget:
     is_transactional = True
 
     def __init__(self, target: Target) -> None:
-        self.kept = target.kept
+        self.remembered = target.remembered
         self.shown = target.shown
         self.troubles: dict[int, PgOutputError] = {}
         self.rows: Counter[int] = Counter()

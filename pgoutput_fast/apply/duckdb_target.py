@@ -63,7 +63,7 @@ _FLUSHED = 8 << 20
 _SHOWN = 3
 """Number of rows that an error shows."""
 
-_NOTHING_KEPT = RememberedOptions()
+_NO_OPTIONS = RememberedOptions()
 # Extra columns beside those of a table. The server's names have at most 63 bytes: no conflict.
 _COUNT, _ROW, _TIME, _PRESENT, _ABSENT, _UPSERT = (
     f"{'#' * 64}{name}" for name in ("count", "row", "time", "present", "absent", "upsert")
@@ -77,7 +77,7 @@ class DuckdbTarget:
     ----------
     path : pathlib.Path
         The file, which is created if it does not exist.
-    kept : RememberedOptions
+    remembered : RememberedOptions
     memory, lock_timeout
         See `DuckdbFile`.
 
@@ -93,7 +93,7 @@ class DuckdbTarget:
     def __init__(
         self,
         path: Path,
-        kept: RememberedOptions = _NOTHING_KEPT,
+        remembered: RememberedOptions = _NO_OPTIONS,
         *,
         memory: int | None = None,
         lock_timeout: float | None = None,
@@ -108,7 +108,7 @@ class DuckdbTarget:
         self._duckdb = duckdb
         self.path = path
         self.file = DuckdbFile(path, memory, lock_timeout)
-        self.kept = kept
+        self.remembered = remembered
         self.troubles: dict[int, PgOutputError] = {}
         self._connection: Any = None
         self._catalog = ""
@@ -218,9 +218,14 @@ class DuckdbTarget:
 
     @property
     def _described(self) -> list[Any]:
-        """The values of `kept` in the table `_source`."""
-        kept = self.kept
-        return [kept.soft_deletes, kept.listed, kept.policy_texts, kept.keep or "both"]
+        """The values of `remembered` in the table `_source`."""
+        remembered = self.remembered
+        return [
+            remembered.soft_deletes,
+            remembered.listed,
+            remembered.policy_texts,
+            remembered.keep or "both",
+        ]
 
     def peek(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
@@ -260,20 +265,20 @@ class DuckdbTarget:
                 f"({origin.system_identifier})",
                 code="another_history", path=str(self.path), hint="Give another file",
             )  # fmt: skip
-        kept = RememberedOptions.of(source[4], source[5], source[8], source[9])
+        remembered = RememberedOptions.of(source[4], source[5], source[8], source[9])
         tables = {}
         progress_rows = connection.sql("FROM _progress").to_arrow_table()
         for table_state, _ in table_states_of(progress_rows):
-            lost = _lost(table_state, kept, names)
+            lost = _lost(table_state, remembered, names)
             tables[table_state.relation_id] = (
                 table_state._replace(stale=lost) if lost else table_state
             )
-        if not tables and not self.kept.is_like(kept):
+        if not tables and not self.remembered.is_like(remembered):
             return TargetState(0, {})
-        self.kept = self.kept.check(str(self.path), kept)
+        self.remembered = self.remembered.check(str(self.path), remembered)
         lsn, time_ = source[6:8]
         newest = CommitRecord(lsn, time_) if lsn else None
-        return TargetState(source[3], tables, newest, policies=kept.policies)
+        return TargetState(source[3], tables, newest, policies=remembered.policies)
 
     def close(self) -> None:
         """See `Target`."""
@@ -344,7 +349,7 @@ class DuckdbTarget:
     def keep(self) -> None:
         """See `Target`."""
         with self.refusals(), contextlib.closing(self._connect()) as connection:
-            connection.execute("UPDATE _source SET policies = ?", [self.kept.policy_texts])
+            connection.execute("UPDATE _source SET policies = ?", [self.remembered.policy_texts])
 
     def later(self, write: Callable[[], None]) -> None:
         """Write in the background, after the writes that were given before.
@@ -419,7 +424,7 @@ class DuckdbTarget:
 
     def changes(self, table_state: TableState) -> ChangeWriter:
         """See `Target`."""
-        if not self.kept.has_changes:
+        if not self.remembered.has_changes:
             return NoChanges(table_state)
         writer = _DuckdbChanges(self, table_state)
         self._writers.append(writer)
@@ -451,13 +456,19 @@ class DuckdbTarget:
             self.add_table(schema, new)
 
 
-def _lost(table_state: TableState, kept: RememberedOptions, names: set[str]) -> str | None:
+def _lost(table_state: TableState, remembered: RememberedOptions, names: set[str]) -> str | None:
     """Return why a table is stale: somebody dropped its state table or change table; else None."""
     if not table_state.version:
         return None
-    if kept.has_state and table_state.stale is None and f"state.{table_state.stored}" not in names:
+    if (
+        remembered.has_state
+        and table_state.stale is None
+        and f"state.{table_state.stored}" not in names
+    ):
         return DELETED
-    has_changes = kept.has_changes and (table_state.commit_time is not None or table_state.copy_lsn)
+    has_changes = remembered.has_changes and (
+        table_state.commit_time is not None or table_state.copy_lsn
+    )
     is_there = f"changes.{versioned(table_state.stored, table_state.version)}" in names
     if has_changes and not is_there and table_state.stale in (None, CHANGES_ALONE):
         return CHANGES_DELETED
@@ -566,16 +577,16 @@ class _DuckdbState:
         self._table_state = table_state
         self._table = self._live = target.named("state", table_state.stored)
         self._marker = None
-        if target.kept.soft_deletes is not None:
-            self._marker = quoted(target.kept.soft_deletes)
+        if target.remembered.soft_deletes is not None:
+            self._marker = quoted(target.remembered.soft_deletes)
             self._live = f"(FROM {self._table} WHERE {self._marker} IS NULL)"
         self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
         self._is_empty = False  # True only if the table is certainly empty
 
     def create(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
-        if self._target.kept.soft_deletes is not None:
-            schema = schema.append(pa.field(self._target.kept.soft_deletes, DELETED_AT))
+        if self._target.remembered.soft_deletes is not None:
+            schema = schema.append(pa.field(self._target.remembered.soft_deletes, DELETED_AT))
         with self._target.alone(self._table_state):
             self._target.run(
                 f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=empty(schema)

@@ -24,20 +24,20 @@ class OwnTarget:
     Parameters
     ----------
     own : ChangeTarget
-    kept : RememberedOptions
+    remembered : RememberedOptions
     """
 
     threads = 1
     is_transactional = True
 
-    def __init__(self, own: ChangeTarget, kept: RememberedOptions) -> None:
-        if kept.keep == "state":
+    def __init__(self, own: ChangeTarget, remembered: RememberedOptions) -> None:
+        if remembered.keep == "state":
             raise PgOutputError(
                 f"{own.name} keeps only change tables", code="bad_option", parameter="keep",
                 hint=("Leave out ", Argument("keep")),
             )  # fmt: skip
         self.own = own
-        self.kept = kept._replace(keep="changes")
+        self.remembered = remembered._replace(keep="changes")
         self.troubles: dict[int, PgOutputError] = {}
         self.prepared: dict[str, list[pa.Schema]] = {}
         self._origin: TargetOrigin | None = None
@@ -77,12 +77,14 @@ class OwnTarget:
                 hint="Give another target",
             )
         tables = {row["relation_id"]: table_state_of(row) for row in progress["tables"]}
-        kept = RememberedOptions.of(None, progress["selection"], progress["policies"], "changes")
-        if not tables and not self.kept.is_like(kept):
+        remembered = RememberedOptions.of(
+            None, progress["selection"], progress["policies"], "changes"
+        )
+        if not tables and not self.remembered.is_like(remembered):
             return TargetState(0, {})
-        self.kept = self.kept.check(self.own.name, kept)
+        self.remembered = self.remembered.check(self.own.name, remembered)
         newest = None if progress["newest"] is None else CommitRecord(*progress["newest"])
-        return TargetState(progress["lsn"], tables, newest, policies=kept.policies)
+        return TargetState(progress["lsn"], tables, newest, policies=remembered.policies)
 
     def retry(self, table_state: TableState) -> None:
         """See `Target`. Only a write can show whether the table can be written again."""
@@ -133,8 +135,8 @@ class OwnTarget:
                 "origin": self._origin,
                 "lsn": stored.lsn,
                 "newest": stored.newest,
-                "selection": self.kept.listed,
-                "policies": self.kept.policy_texts,
+                "selection": self.remembered.listed,
+                "policies": self.remembered.policy_texts,
                 "tables": [progress_fields(table_state) for table_state in stored.tables.values()],
             }
         )

@@ -13,7 +13,7 @@ from .delta_target import DeltaTarget
 from .parquet_table import ParquetTable
 from .targets import RememberedOptions
 
-_NOTHING_KEPT = RememberedOptions()
+_NO_OPTIONS = RememberedOptions()
 
 
 class ParquetTarget(DeltaTarget):
@@ -23,6 +23,6 @@ class ParquetTarget(DeltaTarget):
     _kind = "parquet"
 
     def __init__(
-        self, *arguments: Any, kept: RememberedOptions = _NOTHING_KEPT, **options: Any
+        self, *arguments: Any, remembered: RememberedOptions = _NO_OPTIONS, **options: Any
     ) -> None:
-        super().__init__(*arguments, kept=kept._replace(keep="changes"), **options)
+        super().__init__(*arguments, remembered=remembered._replace(keep="changes"), **options)

@@ -324,23 +324,25 @@ def open_target(
     refuse_secrets(text.removeprefix(PARQUET), options.storage_options, parameter="target")
     wanted = None if tables is None else tuple(sorted(tables))
     _check_keep(options, is_parquet=text.startswith(PARQUET))
-    kept = RememberedOptions(
+    remembered = RememberedOptions(
         options.soft_deletes, wanted, options.policies, options.keep, options.change_policies
     )
     if text.startswith(_DUCKDB) or f"{text}:" == _DUCKDB:
         _check_kind(options, _DELTA_OPTIONS, f"Delta tables, and {text!r} is a DuckDB file")
-        opened = _open_duckdb(text, options, kept)
+        opened = _open_duckdb(text, options, remembered)
     elif text.startswith(PARQUET):
         _check_kind(options, _NOT_OF_PARQUET, f"Delta tables, and {text!r} has only Parquet files")
         _check_kind(options, _DUCKDB_OPTIONS, f"DuckDB files, and {text!r} is a directory")
         from .parquet_target import ParquetTarget
 
-        opened = _open_directory(text, text.removeprefix(PARQUET), options, kept, ParquetTarget)
+        opened = _open_directory(
+            text, text.removeprefix(PARQUET), options, remembered, ParquetTarget
+        )
     else:
         _check_kind(options, _DUCKDB_OPTIONS, f"DuckDB files, and {text!r} is a directory")
         from .delta_target import DeltaTarget
 
-        opened = _open_directory(text, text, options, kept, DeltaTarget)
+        opened = _open_directory(text, text, options, remembered, DeltaTarget)
     if engine is not None:
         engine.check(opened.target)
     return opened
@@ -383,7 +385,7 @@ def _wrong_target(why: str) -> PgOutputError:
     )  # fmt: skip
 
 
-def _open_duckdb(text: str, options: TargetOptions, kept: RememberedOptions) -> OpenedTarget:
+def _open_duckdb(text: str, options: TargetOptions, remembered: RememberedOptions) -> OpenedTarget:
     from .duckdb_target import DECODED_FOR, DuckdbTarget
 
     if (options.soft_deletes or "").casefold() == "rowid":
@@ -405,13 +407,17 @@ def _open_duckdb(text: str, options: TargetOptions, kept: RememberedOptions) -> 
             parameter="target",
         )
     target = DuckdbTarget(
-        path, kept, memory=options.duckdb_memory, lock_timeout=options.lock_timeout
+        path, remembered, memory=options.duckdb_memory, lock_timeout=options.lock_timeout
     )
     return OpenedTarget(target, text, DECODED_FOR, str(path), path, target.file)
 
 
 def _open_directory(
-    text: str, name: str, options: TargetOptions, kept: RememberedOptions, kind: type[DeltaTarget]
+    text: str,
+    name: str,
+    options: TargetOptions,
+    remembered: RememberedOptions,
+    kind: type[DeltaTarget],
 ) -> OpenedTarget:
     """Return the target in a directory, or under a URL."""
     from .delta_types import DECODED_FOR
@@ -431,7 +437,7 @@ def _open_directory(
         for option in _DELTA_OPTIONS
         if (value := getattr(options, option)) is not None
     }
-    target = kind(name, kept=kept, **arguments)
+    target = kind(name, remembered=remembered, **arguments)
     where = target.place.path
     if where is not None and not where.parent.is_dir():
         raise PgOutputError(
@@ -453,8 +459,10 @@ def _open_own(
     why = f"other targets than {target.name}"
     _check_kind(options, (*_DELTA_OPTIONS, *_DUCKDB_OPTIONS, "soft_deletes"), why)
     wanted = None if tables is None else tuple(sorted(tables))
-    kept = RememberedOptions(None, wanted, options.policies, options.keep, options.change_policies)
-    own_target = OwnTarget(target, kept)
+    remembered = RememberedOptions(
+        None, wanted, options.policies, options.keep, options.change_policies
+    )
+    own_target = OwnTarget(target, remembered)
     if engine is not None:
         engine.check(own_target)
     return OpenedTarget(own_target, target.name, _OWN_DECODED_FOR, target.name, None)

@@ -213,7 +213,7 @@ class Syncing:
         self._target_state = target.open(origin_of(view))
         # `encoding` concerns values from the catalogue, such as defaults of added columns.
         self._decoding: dict[str, Any] = {
-            "policies": target.kept.policies or Policies(), "target": decode_for,
+            "policies": target.remembered.policies or Policies(), "target": decode_for,
             "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
             "encoding": view.metadata.encoding,
         }  # fmt: skip
@@ -283,11 +283,15 @@ class Syncing:
 
     def _change_policies(self) -> None:
         """Change the target's policies to those of this call, and mark concerned tables stale."""
-        kept, policies = self._target.kept, self._target_state.policies
-        if policies is None or kept.policies in (None, policies):
+        remembered, policies = self._target.remembered, self._target_state.policies
+        if policies is None or remembered.policies in (None, policies):
             return
         for relation_id, table_state in self._target_state.tables.items():
-            why = None if table_state.stale is not None else kept.concerned(policies, table_state)
+            why = (
+                None
+                if table_state.stale is not None
+                else remembered.concerned(policies, table_state)
+            )
             if why is not None:
                 self._target_state.tables[relation_id] = table_state._replace(stale=why)
                 name = [table_state.namespace, table_state.name]
@@ -629,7 +633,7 @@ class Syncing:
             if table_state.paused is not None:
                 self._separate.add(relation_id, at_once=True)
         # With other policies, a table may go on at once. If it does not, `_try_apart` warns.
-        if not self._target.kept.changes_policies:
+        if not self._target.remembered.changes_policies:
             self._say_paused()
 
     def _say_paused(self) -> None:

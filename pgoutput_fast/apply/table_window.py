@@ -91,7 +91,7 @@ class TableWindow:
         self.table_state = table_state
         self._writers: list[ChangeWriter] = [target.changes(table_state)]
         self._state: StateWriter | None = None
-        if target.kept.has_state and table_state.stale is None:
+        if target.remembered.has_state and table_state.stale is None:
             self._state = target.state(table_state)
         self._is_new = is_new
         self._first: pa.Schema | None = None  # columns of a new state table
@@ -229,7 +229,7 @@ class TableWindow:
             self._check_same(version)
             evolved = evolve(self.table_state.columns, version, table_in_catalog)
             if evolved.unknown is not None:
-                if self._target.kept.has_state:
+                if self._target.remembered.has_state:
                     self.stop(evolved.unknown)
                 # The change table goes on with the new columns.
                 self.table_state = self.table_state._replace(
@@ -281,7 +281,7 @@ class TableWindow:
 
     def _check_marker(self) -> None:
         """Refuse a column of the server with the name of the column for deleted rows."""
-        marker = self._target.kept.soft_deletes
+        marker = self._target.remembered.soft_deletes
         if marker is None:
             return
         for column in self.table_state.columns:
@@ -374,7 +374,7 @@ class TableWindow:
     ) -> tuple[bool, bool]:
         """Return whether the change table and the state table still lack a snapshot."""
         state = self._state
-        if state is None and self._target.kept.has_state:
+        if state is None and self._target.remembered.has_state:
             state = self._target.state(self.table_state)
         # A snapshot older than the table would remove the changes in between, and nothing reads
         # them again. `check_position` reports such a snapshot.

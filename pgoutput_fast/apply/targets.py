@@ -550,7 +550,7 @@ class Target(Protocol):
     """Maximum number of tables that are written at a time."""
     is_transactional: bool
     """Whether a window is one transaction: after an error, nothing of the window can be written."""
-    kept: RememberedOptions
+    remembered: RememberedOptions
     """The options that the target remembers. Without state tables, nobody calls `state`."""
     troubles: dict[int, PgOutputError]
     """By relation id: why a table can't be written, where that was found outside of a window."""
@@ -611,7 +611,7 @@ class Target(Protocol):
         """Rename both tables to a free name; return the table state."""
 
     def keep(self) -> None:
-        """Store `kept`, outside of a window."""
+        """Store `remembered`, outside of a window."""
 
     def commit(self, stored: TargetState) -> None:
         """Commit the window, and publish the LSN of each table to readers."""

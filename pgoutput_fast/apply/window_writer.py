@@ -407,7 +407,7 @@ class WindowWriter:
         relation_id = relation.relation_id
         table_state = self._target.new_table_state(self._initial_state(relation))
         state = self._states.get(relation_id)
-        if not self._target.kept.has_state or (state is not None and state.snapshots):
+        if not self._target.remembered.has_state or (state is not None and state.snapshots):
             return table_state
         if self._options.uncopied == "error" and self._has_left(relation_id, lsn):
             return table_state._replace(stale=LEFT_UNCOPIED)
@@ -464,7 +464,9 @@ class WindowWriter:
             if is_paused or is_behind:
                 continue  # its next changes have its columns
             is_here = (
-                self._target.kept.has_state and table_state.stale is None and table_state.columns
+                self._target.remembered.has_state
+                and table_state.stale is None
+                and table_state.columns
             )
             # The stream does not show that a column was dropped and created again, so this check
             # does not depend on the last change.

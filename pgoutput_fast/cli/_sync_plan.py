@@ -258,7 +258,7 @@ def _comes(plan: SyncPlan, table: TablePlan, call: SyncCall, target: Target) -> 
     ):
         yield "would get a snapshot"
     else:
-        uncopied = call.options.uncopied if target.kept.has_state else "changes"
+        uncopied = call.options.uncopied if target.remembered.has_state else "changes"
         yield {
             "error": "no snapshot: an error at its first change",
             "empty": "no snapshot: it counts as empty when the capture began",

@@ -126,7 +126,7 @@ class TableOfFiles(TableWindow):
         """
         self._files = []
         self._snapshot_wants = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
-        if self._snapshot_wants != (True, self._target.kept.has_state) or self._has_copied:
+        if self._snapshot_wants != (True, self._target.remembered.has_state) or self._has_copied:
             raise self._partly()
         self._has_copied = True
         _, form, _ = self._layout(schema, self.table_state.columns)
@@ -440,7 +440,7 @@ def checked_target(target: Any) -> DeltaTarget:
             parameter="target",
             hint="Give a directory or a URL for Delta tables",
         )
-    if not target.kept.has_changes:
+    if not target.remembered.has_changes:
         raise PgOutputError(
             "Spark's engine makes state tables from change tables, and this target has no change "
             "tables",
