@@ -90,16 +90,12 @@ class EmbeddedCapture:
 
     def _run(self) -> None:
         from ..replication import capture
-        from ..replication.server_position import end_of_commits
 
         try:
-            until = self._until
-            if until == "now":
-                until = end_of_commits(self._parameters)
             capture(
                 self._parameters, slot=self._slot, publications=self._publications,
-                directory=self._directory, until_lsn=until, stop=self._own, progress=self._note,
-                capture_options=self._options,
+                directory=self._directory, until_lsn=self._until, stop=self._own,
+                progress=self._note, capture_options=self._options,
             )  # fmt: skip
         except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
             self._error = error

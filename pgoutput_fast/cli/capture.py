@@ -16,10 +16,7 @@ from ..connections import ConnectionParameters
 from ..errors import counted
 from ..lsn import format_lsn
 from ..replication import capture
-from ..replication.attempt import unless_stopped
 from ..replication.capture import check_local
-from ..replication.link import first_connection
-from ..replication.server_position import end_of_commits
 from ..watching.figures import Lag
 from ._dsn import dsn_of, publications_option, server_command
 from ._live import LiveView, LogView, status_text
@@ -182,9 +179,6 @@ def _run(source: Slot, options: CaptureOptions, view: NumbersView, service: Serv
     parameters, slot, publications, directory, until = source
     stop, notifier = service.stop, service.notifier
 
-    def ask() -> int:
-        return unless_stopped(lambda: end_of_commits(parameters), lambda _: None, stop.event)
-
     with contextlib.ExitStack() as stack:
         position = PositionWatch(parameters)
         watcher = _CaptureWatcher(view, notifier, position)
@@ -205,10 +199,9 @@ def _run(source: Slot, options: CaptureOptions, view: NumbersView, service: Serv
         notifier.status("connecting")
         position.start()
         stack.callback(position.close)
-        lsn = first_connection(ask, options.retry_for, stop.event) if until == "now" else until
         ended = capture(
             parameters, slot=slot, publications=publications, directory=directory,
-            until_lsn=lsn, stop=stop.event, progress=watcher,
+            until_lsn=until, stop=stop.event, progress=watcher,
             capture_options=options,
         )  # fmt: skip
         watcher.end(ended)

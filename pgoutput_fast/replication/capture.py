@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..capture_options import CaptureOptions
 from ..connections import ConnectionParameters, check_publication_names
@@ -24,6 +24,7 @@ from .link import Link, first_connection
 from .membership import Members, read_members, warn_of_publications
 from .receiver import Receiver
 from .resent import check_resent
+from .server_position import end_of_commits
 from .source import Source, Started
 from .upkeep import Upkeep, order_first
 from .uploader import Uploader
@@ -47,7 +48,7 @@ def capture(
     slot: str,
     publications: Sequence[str],
     directory: str | os.PathLike[str],
-    until_lsn: int | None = None,
+    until_lsn: int | Literal["now"] | None = None,
     progress: Callable[[CaptureProgress], None] | None = None,
     stop: threading.Event | None = None,
     capture_options: CaptureOptions | None = None,
@@ -70,10 +71,10 @@ def capture(
         Names of publications, without quotes.
     directory : path
         The change log. The directory is made if it does not exist.
-    until_lsn : int
-        Capture exactly what was committed before this LSN, then end. Give `pg_current_wal_lsn()`
-        for everything that is committed and on the server's disk now. A transaction counts if its
-        commit record begins before the LSN. A non-transactional message counts if its record ends
+    until_lsn : int or "now"
+        Capture exactly what was committed before this LSN, then end. "now" stands for an LSN that
+        is greater than all present commits. A transaction counts if its commit record begins before
+        the LSN. A non-transactional message counts if its record ends
         at the LSN or before. The slot keeps the rest. Waiting tables get their snapshots before the
         capture ends. If the LSN of a snapshot is later, the capture goes on up to that LSN.
     progress : callable
@@ -127,7 +128,7 @@ def capture(
         order_first(Path(directory), opened)
         return opened
 
-    def begin() -> tuple[Members, CatalogRead | None, CaptureStart]:
+    def begin() -> tuple[Members, CatalogRead | None, int | None, CaptureStart]:
         unless_stopped(lambda: warn_of_publications(parameters, publications), lambda _: None, stop)
         # Read before the slot is made, so that a later change of the publications is noticed.
         members = read_members(parameters, publications) if copies else Members({}, 0)
@@ -135,13 +136,17 @@ def capture(
         if options.schema_history:
             read = lambda: (first_state(parameters, publications, messages=options.messages),)  # noqa: E731
             (types,) = unless_stopped(read, lambda _: None, stop)
-        return members, types, begin_directory(
+        # Not before the catalogue was read, so that this read is one from before the end.
+        end = until_lsn if until_lsn != "now" else unless_stopped(
+            lambda: end_of_commits(parameters), lambda _: None, stop
+        )  # fmt: skip
+        return members, types, end, begin_directory(
             parameters, slot, publications, options, Path(directory),
             open_first=open_first if copies else None, stop=stop,
         )  # fmt: skip
 
     report_others(Path(directory))
-    members, types, capture_start = first_connection(begin, options.retry_for, stop)
+    members, types, end, capture_start = first_connection(begin, options.retry_for, stop)
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(capture_start.writer)
         if capture_start.opened is not None:
@@ -177,7 +182,7 @@ def capture(
         landing = Landing(
             link, writer, upkeep, options.max_memory, options.max_delay, unknown, progress
         )
-        return landing.run(until_lsn, stop)
+        return landing.run(end, stop)
 
 
 def _link(
@@ -253,7 +258,7 @@ def _check_arguments(
     if not isinstance(directory, (str, os.PathLike)):
         raise TypeError(f"directory must be a path, not {type(directory).__name__}")
     check_local(os.fspath(directory))
-    if until_lsn is not None:
+    if until_lsn not in (None, "now"):
         check_lsn("until_lsn", until_lsn)
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable, not {type(progress).__name__}")
