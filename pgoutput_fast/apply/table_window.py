@@ -49,6 +49,13 @@ class _Part(NamedTuple):
     schema: pa.Schema
 
 
+class SnapshotNeeds(NamedTuple):
+    """Which tables still lack a snapshot. Fields: changes, rows (of the state table)."""
+
+    changes: bool
+    rows: bool
+
+
 _Layout = tuple["pa.Schema", BatchConversion, "Version"]
 """A schema of batches, its conversion for the target, and its version of the table."""
 
@@ -103,7 +110,7 @@ class TableWindow:
         self._gathered_rows = 0
         self._parts: list[_Part] = []
         self._last: _Layout | None = None
-        self._snapshot_wants: tuple[bool, bool] | None = None
+        self._snapshot_needs: SnapshotNeeds | None = None
         self._folded = 0  # commit LSN of the last folded change
         self.changes = 0
 
@@ -347,21 +354,22 @@ class TableWindow:
         snapshot: Snapshot,
     ) -> None:
         """Add rows of a snapshot; the first batch begins with a Truncate."""
-        if self._snapshot_wants is None:
+        needs = self._snapshot_needs
+        if needs is None:
             self.take_gathered()
-            self._snapshot_wants = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
-        wants_changes, wants_rows = self._snapshot_wants
-        if not (wants_changes or wants_rows):
+            needs = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
+            self._snapshot_needs = needs
+        if not (needs.changes or needs.rows):
             return
         last = self._last
         if last is None or last[0] is not schema:
             last = self._last = self._layout(schema, self.table_state.columns)
-        if wants_rows:
+        if needs.rows:
             check_copied_keys(batch)
         rows = last[1].batch(batch)
-        if wants_changes:
+        if needs.changes:
             self._append(rows)
-        if wants_rows and self._state is not None:
+        if needs.rows and self._state is not None:
             read = rows.filter(pc.equal(rows.column("op"), "read"))
             if read.num_rows:
                 after = read.column("after")
@@ -371,32 +379,32 @@ class TableWindow:
 
     def _begin_snapshot(
         self, schema: pa.Schema, table_in_catalog: TableInCatalog, snapshot: Snapshot
-    ) -> tuple[bool, bool]:
-        """Return whether the change table and the state table still lack a snapshot."""
+    ) -> SnapshotNeeds:
+        """Begin a snapshot; return which tables still lack it."""
         state = self._state
         if state is None and self._target.remembered.has_state:
             state = self._target.state(self.table_state)
         # A snapshot older than the table would remove the changes in between, and nothing reads
         # them again. `check_position` reports such a snapshot.
-        wants_changes = (
+        needs_changes = (
             snapshot.lsn > self._writers[-1].copy_lsn and snapshot.lsn >= self._writers[-1].lsn
         )
         # A snapshot that the table has already can't repair a table that became stale later.
         is_new = snapshot.lsn > self.table_state.copy_lsn and snapshot.lsn >= self.table_state.lsn
-        wants_rows = state is not None and (
+        needs_rows = state is not None and (
             (snapshot.lsn > state.copy_lsn and snapshot.lsn >= state.lsn)
             or (self.table_state.stale is not None and is_new)
         )
         # A killed process may have loaded the state table without committing the table state.
-        begins = is_new or wants_rows
-        if not (wants_changes or begins):
-            return False, False
+        begins = is_new or needs_rows
+        if not (needs_changes or begins):
+            return SnapshotNeeds(changes=False, rows=False)
         version = stored_version(schema)
         columns = new_columns(version, table_in_catalog) if begins else self.table_state.columns
         self._last = self._layout(schema, columns)
         conversion = self._last[1]
         turns = turns_digits(self.table_state.columns, version)
-        if wants_changes and (turns or not self._writers[-1].fits(conversion.schema)):
+        if needs_changes and (turns or not self._writers[-1].fits(conversion.schema)):
             self._next_version()
         if begins:
             # Reads of the catalogue count from the snapshot on.
@@ -405,9 +413,9 @@ class TableWindow:
             )
             self._check_marker()
             self._state, self._parts, self._is_new = state, [], False
-        if state is not None and wants_rows:
+        if state is not None and needs_rows:
             state.load(pa.schema(list(conversion.schema.field("after").type)))
-        return wants_changes, wants_rows
+        return SnapshotNeeds(needs_changes, needs_rows)
 
     @staticmethod
     def _layout(schema: pa.Schema, columns: Sequence[StoredColumn]) -> _Layout:
@@ -420,16 +428,16 @@ class TableWindow:
 
     def end_snapshot(self, snapshot: Snapshot) -> None:
         """End a snapshot, after its last row."""
-        has_changes, has_rows = self._snapshot_wants or (False, False)
-        self._snapshot_wants = self._last = None
-        if has_changes:
+        needs = self._snapshot_needs or SnapshotNeeds(changes=False, rows=False)
+        self._snapshot_needs = self._last = None
+        if needs.changes:
             # A snapshot counts as its rows, without its Truncate.
             self.changes -= 1
         if snapshot.lsn >= self.table_state.lsn:
             self.table_state = self.table_state._replace(
                 copy_lsn=max(self.table_state.copy_lsn, snapshot.lsn), lsn=snapshot.lsn
             )
-        if has_rows:
+        if needs.rows:
             self._commit_snapshot()
 
     def _commit_snapshot(self) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pgoutput_fast.apply.delta_merge import balanced
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.stored_changes import as_taken
-from pgoutput_fast.apply.table_window import TableWindow
+from pgoutput_fast.apply.table_window import SnapshotNeeds, TableWindow
 from pgoutput_fast.apply.targets import IncompleteError, TableState, UnplannedError
 from pgoutput_fast.apply.window_writer import WindowWriter, run_all
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
@@ -125,8 +125,9 @@ class TableOfFiles(TableWindow):
             The target has the snapshot already, or the window has another one of the table.
         """
         self._files = []
-        self._snapshot_wants = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
-        if self._snapshot_wants != (True, self._target.remembered.has_state) or self._has_copied:
+        self._snapshot_needs = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
+        everything = SnapshotNeeds(changes=True, rows=self._target.remembered.has_state)
+        if self._snapshot_needs != everything or self._has_copied:
             raise self._partly()
         self._has_copied = True
         _, form, _ = self._layout(schema, self.table_state.columns)
