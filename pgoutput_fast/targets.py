@@ -23,12 +23,13 @@ class ChangeTarget(abc.ABC):
     `rename`, and `commit` at the end. If anything fails in between, it calls `rollback`. All calls
     come from the thread that called `sync`.
 
-    **What must be atomic**: all that is written between `begin` and `commit`, and the text that
-    `commit` is given. A sync that is killed at any moment goes on where that text says. So each
-    change is in the tables exactly once, if rows and text stand or fall together.
+    **What must be atomic**: everything written between `begin` and `commit`, and the text that
+    `commit` stores. After a kill, the next sync continues from this text. So each change is in the
+    tables exactly once if one transaction has the rows and the text.
 
-    An exception of a method ends the sync; the next call goes on. A `PgOutputError` of `prepare` or
-    `append` pauses the table instead, and the others go on.
+    An exception of a method ends the sync, and the next call continues. In `prepare` and `append`,
+    a `PgOutputError`, an `OSError` or an error of pyarrow pauses only the table, and other tables
+    continue. A `RetryableError` always ends the sync.
 
     Attributes
     ----------
