@@ -1,7 +1,7 @@
-"""Turn changes into tables.
+"""Turn changes into tables of a target: DuckDB, Delta, Iceberg, Parquet, or a target of your own.
 
-:func:`fold` computes the net changes of a table: one row for each key that the changes touch.
 :func:`sync` keeps tables up to date with a server, and applies each change exactly once.
+:func:`fold` computes the net changes of a table: one row for each key that the changes touch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The command `pgoutput-fast`. A subcommand's module is imported when the subcommand is called.
+"""The command `pgoutput-fast`, with a module for each subcommand.
+
+The command imports a subcommand's module only when you call the subcommand. The options come from
+the classes of options that the functions of this package use.
 
 Exit codes:
 

@@ -1,1 +1,4 @@
-"""The demo: sync follows a server under load, is killed, and its tables are compared with it."""
+"""The demo: sync a private PostgreSQL server under load, kill the sync, and compare all rows.
+
+The command `pgoutput-fast demo` runs it, and writes an HTML report.
+"""

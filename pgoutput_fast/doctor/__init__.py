@@ -1,5 +1,7 @@
 """Examine whether a server is ready for capture, and give the SQL that repairs it.
 
+:func:`examine` checks settings, roles, slots, publications and tables, and returns findings.
+
 >>> from pgoutput_fast.doctor import examine
 >>> report = examine("postgresql:///shop", publications=["shop"], slot="lake")
 >>> for finding in report.findings:

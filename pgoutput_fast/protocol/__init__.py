@@ -1,1 +1,5 @@
-"""The wire format: the table of its messages, rare messages, encoding, headers of CopyData."""
+"""The wire format of pgoutput, as one table that says which fields each message has.
+
+Decoders and encoders follow this table. The package also decodes the rare messages, encodes frames,
+and reads and writes the headers that a walsender puts around frames.
+"""

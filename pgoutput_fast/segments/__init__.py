@@ -2,7 +2,7 @@
 
 A capture writes segments with :class:`SegmentWriter`. Any process can find them with
 :func:`list_segments` and read each one alone with :class:`SegmentReader`.
-docs/explanation/change-log-format.md specifies the files and their directory.
+docs/explanation/change-log-format.md specifies the files.
 """
 
 from __future__ import annotations

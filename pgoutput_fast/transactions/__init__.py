@@ -1,4 +1,8 @@
-"""Make whole transactions, in commit order, from frames of any protocol version; without I/O."""
+"""Make whole transactions, in commit order, from frames of any protocol version.
+
+An :class:`Assembler` stages streamed and prepared transactions until they end, and drops those that
+are rolled back. It does no network I/O; large open transactions go to temporary files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""PostgreSQL's types: the table of known types, and how to find the type of a column."""
+"""PostgreSQL's types: the table of known types, and how to find the type of a column.
+
+A column's type comes from its OID, its Type message, and a :class:`TypeRegistry`. The registry has
+the user-defined types of a database, and functions that users register for types.
+"""
 
 from __future__ import annotations
 

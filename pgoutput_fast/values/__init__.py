@@ -1,9 +1,11 @@
 """Convert the bytes of a value to a Python object, and of a binary value to the server's text.
 
 The table of :mod:`pgoutput_fast.types` names a codec for each type. This package has the functions
-of these codecs. They never return a guess. They raise a ValueError for bytes that are not a value
-of the type. If the policy is "error", they raise :class:`OutOfRange` for a valid value that a
-Python object or a column cannot store. The caller adds the name of the column to the error.
+of these codecs. They never return a guess.
+
+The functions raise a ValueError for bytes that are not a value of the type. If the policy is
+"error", they raise :class:`OutOfRange` for a valid value that a Python object or a column cannot
+store. The caller adds the name of the column to the error.
 
 Binary forms are those of the types' ``*_send`` functions in PostgreSQL's ``src/backend/utils/adt``.
 Texts are those that the server prints with DateStyle ISO, TimeZone UTC, bytea_output hex and

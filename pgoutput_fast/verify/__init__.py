@@ -1,5 +1,8 @@
 """Prove that a target has the same rows as the server's tables.
 
+:func:`verify` compares each table with the server while both change, and returns a report of the
+rows that differ. Targets are change logs and the tables that sync writes.
+
 >>> from pgoutput_fast.verify import verify
 >>> verify(dsn, publications=["shop"], target="segments").exit_code  # doctest: +SKIP
 0
