@@ -111,14 +111,9 @@ class TableInCatalog(NamedTuple):
 def is_rewritten(table: CatalogTable | None, before: CatalogTable | None) -> bool:
     """Whether the server may have rewritten a table's rows between two reads of the catalogue.
 
-    A rewrite changes the table's file node, which first is the table's OID. Partitions that only
-    one read has are ignored.
+    A rewrite changes the table's file node. Partitions that only one read has are ignored.
     """
-    if table is None or not table.file_nodes:
-        return True
-    if all(node in (0, oid) for oid, node in _file_nodes(table).items()):
-        return False  # never; a partitioned table has no file
-    if before is None:
+    if table is None or before is None or not table.file_nodes:
         return True
     now, then = _file_nodes(table), _file_nodes(before)
     return any(now[oid] != then[oid] for oid in now.keys() & then.keys())

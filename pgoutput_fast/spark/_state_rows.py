@@ -135,6 +135,13 @@ class _RowsSoFar:
                 hint="Give all changes of the table, as the reader returned them",
                 table=self._state.table,
             )
+        if not set(self._state.key) <= {*span.columns.values()}:
+            raise PgOutputError(
+                f"{self._state.table}: the key has changed since some of the changes",
+                code="unfit_row",
+                hint="Take a new snapshot of the table",
+                table=self._state.table,
+            )
         changes = _changes(batch, span.columns, self._state)
         if self._folding is None:
             self._folding = Folding(self._state.key)
@@ -191,14 +198,8 @@ class _RowsSoFar:
             self._begin_span()
         schema = self._state.schema
         for rows in self._rows():
-            columns = [rows.column(field.name) for field in schema]
-            yield pa.RecordBatch.from_arrays(
-                [
-                    column if column.type == field.type else column.cast(field.type)
-                    for column, field in zip(columns, schema, strict=True)
-                ],
-                schema=schema,
-            )
+            columns = [_as_type(rows.column(field.name), field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def altered(
@@ -227,6 +228,11 @@ def _altered(rows: pa.RecordBatch, alterations: Iterable[Alteration]) -> pa.Reco
         lambda alteration: alteration.value.take(nothing),
     )
     return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
+
+
+def _as_type(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    # A cast to the same type fails for a variant that is null.
+    return column if column.type == type_ else column.cast(type_)
 
 
 def _is_before(batch: pa.RecordBatch, place: Position) -> Any:
@@ -294,7 +300,7 @@ def _read(rows: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordBatch
     """Return rows as changes of a snapshot that comes before all changes."""
     count, row = rows.num_rows, schema.field("after").type
     after = pa.StructArray.from_arrays(
-        [rows.column(field.name).cast(field.type) for field in row], fields=list(row)
+        [_as_type(rows.column(field.name), field.type) for field in row], fields=list(row)
     )
     columns: dict[str, Any] = {
         "op": ["read"] * count, "commit_lsn": [0] * count,

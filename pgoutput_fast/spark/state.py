@@ -24,6 +24,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from pgoutput_fast.apply.evolution import TableInCatalog, evolve, new_columns
 from pgoutput_fast.apply.versions import ColumnVersion, Version, version_of
+from pgoutput_fast.catalog import CatalogColumn
 from pgoutput_fast.columnar.arrays import column_of
 from pgoutput_fast.columnar.pyarrow_bridge import arrow_array
 from pgoutput_fast.errors import Argument, PgOutputError
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from pgoutput_fast.apply.targets import Alteration, StoredColumn
-    from pgoutput_fast.catalog import CatalogColumn, CatalogTable
+    from pgoutput_fast.catalog import CatalogTable
     from pgoutput_fast.types import ColumnType, TypeRegistry
 
 _CHANGES_OF_A_TASK = 2_000_000
@@ -110,8 +111,9 @@ def current_state(
             hint="Give changes of one table",
         )
     table = _shown(table)
+    published = {column.name for column in table.columns if column.is_published}
     for name in table.key:
-        if name not in row.fieldNames():
+        if name not in published.intersection(row.fieldNames()):
             raise PgOutputError(
                 f"{qualified(table)}: the changes lack the key's column {name!r}",
                 code="unfit_input",
@@ -302,14 +304,14 @@ class _Spans:
         self, summary: _ChangeSummary, table: CatalogTable, before: CatalogTable | None,
         row: T.StructType, settings: Settings,
     ) -> None:  # fmt: skip
-        self._table, self._before = table, before
+        self._table = table
         self._sent = {field.name: field.dataType for field in row.fields}
         self._settings = settings
         self._columns: tuple[StoredColumn, ...] = ()
-        self._types: dict[
-            str, T.DataType | None
-        ] = {}  # of the rows so far, by name in the state table
+        # Of the rows so far, by name in the state table.
+        self._types: dict[str, T.DataType | None] = {}
         self._last: Version | None = None
+        self._key: tuple[str, ...] = ()  # the last key of a Relation
         versions = [(position, _version(text)) for position, text in summary.relations]
         ids = {version.relation_id for _, version in versions}
         if ids and table.relation_id not in ids:
@@ -325,6 +327,8 @@ class _Spans:
         if summary.truncated is not None:  # alterations before that concern no row
             first = [i for i, (position, _) in enumerate(versions) if position <= summary.truncated]
             versions = versions[max(first, default=0) :]
+        own = (version for _, version in versions if version.relation_id == table.relation_id)
+        self._before = before or _as_created(table, next(own, None))
         self.spans = [self._span(position, version) for position, version in versions]
         now = tuple(
             ColumnVersion(column.name, pa.null(), column.type_id, column.type_modifier)
@@ -356,15 +360,20 @@ class _Spans:
         if version.relation_id != self._table.relation_id:
             return StateSpan(position, {}, is_other=True)
         last, self._last = self._last, version
-        table_in_catalog = self._table_in_catalog(is_sent=position is not None)
+        table_in_catalog = self._table_in_catalog(version, is_sent=position is not None)
         alterations: list[Alteration] = []
-        unknown = None
-        if last is not None:
+        unknown = self._other_key(version)
+        if self._before is not None and last is not None:
             evolved = evolve(self._columns, version, table_in_catalog)
-            unknown = evolved.unknown or _other_key(last, version)
+            unknown = evolved.unknown or unknown
             if unknown is None:
                 self._columns, alterations = evolved.columns, evolved.alterations
                 self._types = altered(self._types, alterations, lambda _: None)
+        elif last is not None and last.columns != version.columns:
+            unknown = (
+                "its columns were altered. By their numbers, the table also lost columns, and only "
+                "an earlier catalogue, given as before, says which"
+            )
         if last is None or unknown is not None:
             self._columns, self._types = new_columns(version, table_in_catalog), {}
         columns = {
@@ -383,35 +392,52 @@ class _Spans:
             return StateSpan(position, columns, unknown=f"{_where(position)}, {unknown}")
         return StateSpan(position, columns, tuple(alterations))
 
-    def _table_in_catalog(self, *, is_sent: bool) -> TableInCatalog:
-        """Return what the catalogue says; changes with the newest version are sent, or are not."""
+    def _other_key(self, version: Version) -> str | None:
+        """Return how the key changed with a version; None if it did not.
+
+        Without a key there are only inserts, which go with any later key. With REPLICA IDENTITY
+        FULL, a Relation does not tell the key.
+        """
+        if version.replica_identity in ("f", "n") or not version.key:
+            return None
+        last, self._key = self._key, version.key
+        if not last or set(last) == set(version.key):
+            return None
+        return f"the key changed from ({', '.join(last)}) to ({', '.join(version.key)})"
+
+    def _table_in_catalog(self, version: Version, *, is_sent: bool) -> TableInCatalog:
+        """Return what the catalogue says; `is_sent`: changes with this version were sent."""
         before = self._before
+        columns = {column.name: column for column in version.columns}
 
         def value(name: str, text: str | None) -> pa.Array:
-            column = next(column for column in self._table.columns if column.name == name)
             if is_sent and name not in self._sent:
                 return pa.nulls(1)  # the column was dropped since
-            return self._value(text, column, self._sent[name] if is_sent else None)
+            return self._value(text, columns[name], self._sent[name] if is_sent else None)
 
         return TableInCatalog(
             self._table, before, value, lambda: iter([] if before is None else [before]),
             is_certain=False,
         )  # fmt: skip
 
-    def _type(self, column: CatalogColumn | StoredColumn) -> ColumnType:
-        return column_type(column.type_id, column.type_modifier, registry=self._settings.registry)
+    def _type(self, column: ColumnVersion | StoredColumn) -> ColumnType:
+        return column_type(
+            column.type_id or 0,
+            -1 if column.type_modifier is None else column.type_modifier,
+            registry=self._settings.registry,
+        )
 
-    def _natural(self, column: CatalogColumn | StoredColumn) -> T.DataType:
+    def _natural(self, column: ColumnVersion | StoredColumn) -> T.DataType:
         """Return the type of a column that no change has."""
         return parsed(column.name, column_ddl(self._type(column), self._settings, binary=False))
 
-    def _value(self, text: str | None, column: CatalogColumn, sent: T.DataType | None) -> pa.Array:
+    def _value(self, text: str | None, column: ColumnVersion, sent: T.DataType | None) -> pa.Array:
         """Return the value of older rows in a column, from the catalogue, in an array of length 1.
 
         Parameters
         ----------
         text : str or None
-        column : CatalogColumn
+        column : ColumnVersion
         sent : pyspark.sql.types.DataType or None
             The column's type in the changes; None if no change has the column.
         """
@@ -441,18 +467,31 @@ class _Spans:
         return arrow_array(field, column_of(field, [value]))
 
 
-def _other_key(last: Version, version: Version) -> str | None:
-    """Return how the key changed from one version to the next; None if it did not.
+def _as_created(table: CatalogTable, version: Version | None) -> CatalogTable | None:
+    """Return the table as the server created it; None if it had other columns at its first change.
 
-    Without a key there are only inserts, which go with any later key.
+    The server numbers columns from 1, and never uses a number again. Its first file node is the
+    table's OID.
     """
-    old_key, new_key = (
-        frozenset() if entry.replica_identity in ("f", "n") else frozenset(entry.key)
-        for entry in (last, version)
-    )
-    if not old_key or not new_key or old_key == new_key:
+    if version is None:
         return None
-    return f"the key changed from ({', '.join(last.key)}) to ({', '.join(version.key)})"
+    numbers = {column.name: column.number for column in table.columns}
+    columns = []
+    for number, column in enumerate(version.columns, 1):
+        if numbers.get(column.name, number) != number:
+            return None
+        modifier = -1 if column.type_modifier is None else column.type_modifier
+        columns.append(
+            CatalogColumn(
+                column.name, column.type_id or 0, "", modifier, not_null=False, has_default=False,
+                generated="", has_missing=False, missing=None, number=number,
+            )
+        )  # fmt: skip
+    oids = (table.relation_id, *table.partition_ids)
+    first_nodes = tuple(
+        oid if node else 0 for oid, node in zip(oids, table.file_nodes, strict=False)
+    )
+    return replace(table, columns=tuple(columns), file_nodes=first_nodes)
 
 
 def _where(position: Position | None) -> str:

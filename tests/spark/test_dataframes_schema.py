@@ -261,8 +261,8 @@ def test_values_of_every_kind_are_kept_and_added(spark, tmp_path, key):
     table = CatalogTable(
         1, "public", "t", "r", "d", None, (), key, (),
         tuple(
-            CatalogColumn(name, oid, "", modifier, False, False, "", text is not None, text)
-            for (name, (oid, modifier)), text in added
+            CatalogColumn(name, oid, "", modifier, False, False, "", text is not None, text, number)
+            for number, ((name, (oid, modifier)), text) in enumerate(added, 1)
         ), (1,),
     )  # fmt: skip
     options = {"registry": REGISTRY, "policies": pf.Policies(json="parse")}

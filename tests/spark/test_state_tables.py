@@ -466,13 +466,16 @@ def test_alterations_after_the_last_change(spark):
         ((("id", 1, None), ("v", 2, None), ("late", 3, "7")), ["id", "v", "late"], (1, 2, 7)),
         ((("id", 1, None), ("w", 2, None)), ["id", "w"], (1, 2)),
     ):
-        state = current_state(changes, table(*columns), before=was)
-        assert (state.columns, tuple(state.first())) == (names, expected)
-    # Without the table from before, a renamed column may be a new one. And another column may have
-    # the name of one that was dropped.
+        for before in (was, None):
+            state = current_state(changes, table(*columns), before=before)
+            assert (state.columns, tuple(state.first())) == (names, expected)
+    # Another column has the name of one that was dropped: the catalogue's numbers tell. Without the
+    # table from before, they may also tell that a column was dropped before the first change.
     for now, before in (
-        (table(("id", 1, None), ("w", 2, None)), None),
         (table(("id", 1, None), ("v", 3, "4")), was),
+        (table(("id", 1, None), ("v", 3, None), ("late", 4, "7")), was),
+        (table(("id", 1, None), ("v", 3, None), ("late", 4, "7")), None),
+        (table(("v", 1, None), ("id", 2, None)), None),
     ):
         with expect_error(PySparkException, code="unfit_row", table="s.t"):
             current_state(changes, now, before=before).collect()
@@ -507,7 +510,8 @@ def altered(last):
 def test_what_relations_tell(spark, tmp_path):
     def table(type_):
         columns = (column("id", 23), column("n", type_), column("c", 23, missing="5"))
-        return CatalogTable(1, "s", "t", "r", "d", None, (), ("id",), (), columns, (1,))
+        numbered = tuple(map(lambda known, n: replace(known, number=n), columns, (1, 2, 4)))
+        return CatalogTable(1, "s", "t", "r", "d", None, (), ("id",), (), numbered, (1,))
 
     changes = read_segments(spark, land(tmp_path / "same", altered(INT4)), "s.t")
     found = current_state(changes, table(23))
