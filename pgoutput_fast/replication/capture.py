@@ -132,10 +132,7 @@ def capture(
         unless_stopped(lambda: warn_of_publications(parameters, publications), lambda _: None, stop)
         # Read before the slot is made, so that a later change of the publications is noticed.
         members = read_members(parameters, publications) if copies else Members({}, 0)
-        types = None
-        if options.schema_history:
-            read = lambda: (first_state(parameters, publications, messages=options.messages),)  # noqa: E731
-            (types,) = unless_stopped(read, lambda _: None, stop)
+        types = _first_read(parameters, publications, options, stop)
         # Not before the catalogue was read, so that this read is one from before the end.
         end = until_lsn if until_lsn != "now" else unless_stopped(
             lambda: end_of_commits(parameters), lambda _: None, stop
@@ -183,6 +180,20 @@ def capture(
             link, writer, upkeep, options.max_memory, options.max_delay, unknown, progress
         )
         return landing.run(end, stop)
+
+
+def _first_read(
+    parameters: ConnectionParameters,
+    publications: Sequence[str],
+    options: CaptureOptions,
+    stop: threading.Event | None,
+) -> CatalogRead | None:
+    """Read the catalogue for the schema history; None if the capture keeps no history."""
+    if not options.schema_history:
+        return None
+    read = lambda: (first_state(parameters, publications, messages=options.messages),)  # noqa: E731
+    (types,) = unless_stopped(read, lambda _: None, stop)
+    return types
 
 
 def _link(
