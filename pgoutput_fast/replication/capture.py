@@ -133,10 +133,7 @@ def capture(
         # Read before the slot is made, so that a later change of the publications is noticed.
         members = read_members(parameters, publications) if copies else Members({}, 0)
         types = _first_read(parameters, publications, options, stop)
-        # Not before the catalogue was read, so that this read is one from before the end.
-        end = until_lsn if until_lsn != "now" else unless_stopped(
-            lambda: end_of_commits(parameters), lambda _: None, stop
-        )  # fmt: skip
+        end = _end(until_lsn, parameters, stop)  # after the read, which then counts
         return members, types, end, begin_directory(
             parameters, slot, publications, options, Path(directory),
             open_first=open_first if copies else None, stop=stop,
@@ -180,6 +177,17 @@ def capture(
             link, writer, upkeep, options.max_memory, options.max_delay, unknown, progress
         )
         return landing.run(end, stop)
+
+
+def _end(
+    until_lsn: int | Literal["now"] | None,
+    parameters: ConnectionParameters,
+    stop: threading.Event | None,
+) -> int | None:
+    """Return the LSN at which a capture ends; None if it has no end."""
+    if until_lsn != "now":
+        return until_lsn
+    return unless_stopped(lambda: end_of_commits(parameters), lambda _: None, stop)
 
 
 def _first_read(
