@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import types
 from typing import Any
 
 import psycopg
@@ -287,7 +289,9 @@ def test_a_slot_that_is_moved_on_while_it_is_in_use(
             first.acknowledge(transaction)
             first.close()
 
-        monkeypatch.setattr(walsender.time, "sleep", read_on)
+        # Not the module's own function, by which threads of other tests may sleep.
+        clock = types.SimpleNamespace(**{**vars(time), "sleep": read_on})
+        monkeypatch.setattr(walsender, "time", clock)
         with expect_error(code="changes_missing"):
             connect(shop.dsn, start_lsn=begins, **given)
     monkeypatch.undo()
