@@ -201,6 +201,14 @@ def turns_digits(columns: Sequence[StoredColumn], version: Version) -> bool:
     )
 
 
+def _in_same_order(columns: Sequence[ColumnVersion], others: Sequence[StoredColumn]) -> bool:
+    """Whether the names that both have come in the same order."""
+    names, other_names = ({column.name: None for column in each} for each in (columns, others))
+    return [name for name in names if name in other_names] == [
+        name for name in other_names if name in names
+    ]
+
+
 def _column(column: ColumnVersion, stored: str, numbers: dict[str, int | None]) -> StoredColumn:
     form, number = column.form, numbers.get(column.name)
     return StoredColumn(
@@ -255,13 +263,10 @@ class _Evolution:
         self._number()
         if self._in_catalog.is_ambiguous(self._version):
             return "columns were dropped or renamed, and other columns have their names"
-        names = [column.name for column in self._version.columns]
-        old_names = [column.name for column in self.columns]
         if (
             not self._numbers
             and self._in_catalog.table is not None
-            and [name for name in names if name in old_names]
-            != [name for name in old_names if name in names]
+            and not _in_same_order(self._version.columns, self.columns)
         ):
             return (
                 "its columns changed their order or exchanged their names, and no read of the "
@@ -274,8 +279,9 @@ class _Evolution:
             return unknown
         names_of = {column.stored: column.name for column in self.columns}
         self._rename({stored: name for name, stored in follows.items() if names_of[stored] != name})
+        indexes = {column.name: index for index, column in enumerate(self.columns)}
         for column in self._version.columns:
-            at = next((i for i, old in enumerate(self.columns) if old.name == column.name), None)
+            at = indexes.get(column.name)
             unknown = self._add(column) if at is None else self._keep(at, column)
             if unknown is not None:
                 return unknown

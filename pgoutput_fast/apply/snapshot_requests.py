@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ..changelog.requests import request_copy
 from ..names import qualified
 from ..segments.folders import TABLES
+from .table_plan import LEFT_UNCOPIED
 from .targets import CHANGES_ALONE
-from .window_writer import LEFT_UNCOPIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

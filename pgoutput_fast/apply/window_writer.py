@@ -15,28 +15,21 @@ import pyarrow as pa
 
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.commits import newest_commit
-from ..changelog.known import how_to_copy
 from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
 from ..columnar.decoder import ColumnarDecoder
 from ..errors import Argument, PgOutputError, RetryableError
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
-from .evolution import TableInCatalog, differs, relation_of, replaced
+from .evolution import TableInCatalog, relation_of, replaced
 from .folding import NullKeyError
 from .naming import free_name, renames, stored_table
 from .outcomes import Paused, PausedError, fold_outcomes
 from .row_stores import SpillFile
 from .stored_changes import as_taken
+from .table_plan import TableRules, plan_from_catalog, plan_new_table
 from .table_window import TableWindow
-from .targets import (
-    CHANGES_ALONE,
-    TableError,
-    TableState,
-    Target,
-    TargetError,
-    TargetState,
-)
+from .targets import TableError, TableState, Target, TargetError, TargetState
 from .unpublished import unpublished_tables
 
 if TYPE_CHECKING:
@@ -62,11 +55,6 @@ _CATALOG_WAIT = 0.1  # seconds between two checks
 _TOLD = 0.5  # seconds between two calls of `tell`
 _BY_POLICY = frozenset({"out_of_range", "bad_encoding"})
 """Error codes of refused values that another policy may let pass."""
-LEFT_UNCOPIED = (
-    "it has no snapshot, and was dropped or left the publications before one could be made; its "
-    "changes are kept"
-)
-"""Reason of a stale table that can't get a snapshot any more."""
 
 
 class WindowWriter:
@@ -119,6 +107,7 @@ class WindowWriter:
         refused = None if options.on_error == "stop" else self._pause_refused
         self._reader = ChangeReader(decoding, self._history, options.history, refused=refused)
         self._decoding = self._reader.decoding
+        self._rules = TableRules.of(options, target.remembered, self._decoding["policies"])
         self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
         self._spill_file = SpillFile()
         self.counts: dict[str, int] = {}
@@ -166,7 +155,7 @@ class WindowWriter:
         tables = dict(self._table_states)
         for relation_id, table, _ in news:
             tables[relation_id] = _renamed(tables[relation_id], table, at.lsn)
-        return bool(renames(tables)) or any(action is not None for _, _, action in news)
+        return bool(renames(tables)) or any(action != "rename" for _, _, action in news)
 
     def write_catalog(self, view: View, at: Position) -> TargetState:
         """Let tables without new changes follow the catalogue; return the target state.
@@ -382,10 +371,8 @@ class WindowWriter:
             window = self._open[table_state.relation_id] = self._table_window(
                 self._target,
                 table_state,
+                self._rules,
                 is_new=before is None or not before.version,
-                evolves=self._options.schema_changes == "evolve",
-                stops=self._options.on_error == "pause",
-                makes_null=_makes_null(self._decoding["policies"]),
                 spill_file=self._spill_file,
             )
         return window
@@ -404,27 +391,15 @@ class WindowWriter:
         return TableState(relation_id, relation.namespace, relation.name, name)
 
     def _new(self, relation: Any, lsn: int) -> TableState:
-        relation_id = relation.relation_id
-        table_state = self._target.new_table_state(self._initial_state(relation))
-        state = self._states.get(relation_id)
-        if not self._target.remembered.has_state or (state is not None and state.snapshots):
-            return table_state
-        if self._options.uncopied == "error" and self._has_left(relation_id, lsn):
-            return table_state._replace(stale=LEFT_UNCOPIED)
-        if self._options.uncopied == "error":
-            raise PgOutputError(
-                f"{qualified(relation)} has no snapshot in {self._directory}, so its rows before "
-                "its first change there are unknown",
-                code="no_snapshot", path=str(self._directory),
-                table=qualified(relation),
-                hint=("Capture with ", Argument("snapshot", "initial"),
-                      f", or {how_to_copy(self._directory, [relation_id])}. ",
-                      Argument("uncopied", "empty"), " assumes that it was empty, ",
-                      Argument("uncopied", "changes"), " keeps only its changes"),
-            )  # fmt: skip
-        if self._options.uncopied == "changes":
-            return table_state._replace(stale=CHANGES_ALONE)
-        return table_state
+        """Return the state of a new table whose changes begin at an LSN."""
+        state = self._states.get(relation.relation_id)
+        return plan_new_table(
+            self._target.new_table_state(self._initial_state(relation)),
+            self._rules,
+            self._directory,
+            has_snapshot=state is not None and bool(state.snapshots),
+            has_left=lambda: self._has_left(relation.relation_id, lsn),
+        )
 
     def _has_left(self, relation_id: int, lsn: int) -> bool:
         """Whether a table is dropped or no longer published, so that it can't get a snapshot."""
@@ -442,11 +417,10 @@ class WindowWriter:
         tables_at = self._history.tables_at(lsn, "older")
         return tables_at if tables_at.entry else None
 
-    def _news(self, at: Position) -> Iterator[tuple[int, CatalogTable, str | None]]:
-        """Yield tables whose name or columns in the catalogue no change has shown.
+    def _news(self, at: Position) -> Iterator[tuple[int, CatalogTable, str]]:
+        """Yield the tables that have to follow the catalogue, though no change tells it.
 
-        Yields the relation id, the table, and the action for its state table: "follow", "stop", or
-        None if only the name may differ.
+        Yields the relation id, the table, and the result of `plan_from_catalog`.
         """
         tables_at = self._catalog_at(at.lsn)
         published = {} if tables_at is None else tables_at.catalog.by_id()
@@ -463,18 +437,9 @@ class WindowWriter:
             is_behind = table_state.stale is None and at.of(relation_id) < at.lsn
             if is_paused or is_behind:
                 continue  # its next changes have its columns
-            is_here = (
-                self._target.remembered.has_state
-                and table_state.stale is None
-                and table_state.columns
-            )
-            # The stream does not show that a column was dropped and created again, so this check
-            # does not depend on the last change.
-            if is_here and replaced(table_state.columns, table) is not None:
-                yield relation_id, table, "stop"
-            elif start > table_state.schema_lsn:
-                is_other = is_here and differs(table_state.columns, table)
-                yield relation_id, table, "follow" if is_other else None
+            action = plan_from_catalog(table_state, table, start, self._rules)
+            if action is not None:
+                yield relation_id, table, action
 
     def _follow_catalog(self, view: View, after: Position) -> None:
         """Let tables follow the catalogue if no change has shown their name or columns."""
@@ -483,13 +448,13 @@ class WindowWriter:
             return
         lsn = min(tables_at.start, after.lsn)
         for relation_id, table, action in [*self._news(after)]:
-            if action is not None:
+            if action != "rename":
                 with self._pausing(self._table_state_now(relation_id)):
                     window = self._opened(self._table_state_now(relation_id))
                     if window.is_beyond(after.lsn):
                         continue  # a killed process wrote more: it follows after that
-                    if action == "stop":
-                        window.stop(
+                    if action == "stale":
+                        window.make_stale(
                             f"column {replaced(window.table_state.columns, table)} was dropped or "
                             "renamed, and another column has its name: sync took later changes for "
                             "those of the former column"
@@ -603,11 +568,6 @@ def _other_policies(error: PgOutputError, policies: Policies) -> Hint:
         " and ",
         Argument("change_policies", True),
     )
-
-
-def _makes_null(policies: Policies) -> bool:
-    """Whether a policy makes NULL of some values."""
-    return "null" in (policies.infinity, policies.out_of_range, policies.special_values)
 
 
 def run_all(

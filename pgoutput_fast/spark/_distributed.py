@@ -17,7 +17,7 @@ import pyarrow as pa
 from pgoutput_fast.apply.delta_merge import balanced
 from pgoutput_fast.apply.delta_target import DeltaTarget
 from pgoutput_fast.apply.stored_changes import as_taken
-from pgoutput_fast.apply.table_window import SnapshotNeeds, TableWindow
+from pgoutput_fast.apply.table_window import TableWindow
 from pgoutput_fast.apply.targets import IncompleteError, TableState, UnplannedError
 from pgoutput_fast.apply.window_writer import WindowWriter, run_all
 from pgoutput_fast.columnar.decoder import ColumnarDecoder
@@ -53,15 +53,15 @@ _TABLE_BYTES = 1 << 20
 
 
 class _RunFile(NamedTuple):
-    """A file of changes. Fields: table (its change table), file, form (schema of its changes)."""
+    """A file of changes. Fields: table (its change table), file, schema (of its changes)."""
 
     table: LakeTable
     file: AddedFile
-    form: pa.Schema
+    schema: pa.Schema
 
     def committed(self) -> FoldedFile:
         """Return the file for a fold, after the change table has committed it."""
-        return FoldedFile(self.table.committed(self.file), self.file.size, self.form)
+        return FoldedFile(self.table.committed(self.file), self.file.size, self.schema)
 
 
 class _Section(NamedTuple):
@@ -86,8 +86,10 @@ class TableOfFiles(TableWindow):
 
     _target: DeltaTarget
 
-    def __init__(self, target: DeltaTarget, table_state: TableState, **options: Any) -> None:
-        super().__init__(target, table_state, **options)
+    def __init__(
+        self, target: DeltaTarget, table_state: TableState, *arguments: Any, **options: Any
+    ) -> None:
+        super().__init__(target, table_state, *arguments, **options)
         self._before = table_state
         self._files: list[list[_RunFile]] = []
         self._has_copied = False
@@ -106,13 +108,13 @@ class TableOfFiles(TableWindow):
         state_lsn = layout.first_lsn if self._state is None else self._state.lsn
         if layout.first_lsn < max(self.table_state.lsn, writer.lsn, state_lsn):
             raise self._partly()
-        _, form, _ = self._meet(schema, layout.first_lsn, catalog_at)
+        _, conversion = self._meet(schema, layout.first_lsn, catalog_at)
         folded = None
         if self._state is not None and self._parts:
             self._files += [[] for _ in range(len(self._parts) - len(self._files))]
             folded = self._files[-1]
             self._folded = layout.last_lsn
-        return self._section(schema, form, folded=folded)
+        return self._section(schema, conversion, folded=folded)
 
     def plan_snapshot(
         self, schema: pa.Schema, catalog_at: Callable[[int], TableInCatalog], snapshot: Snapshot
@@ -125,18 +127,17 @@ class TableOfFiles(TableWindow):
             The target has the snapshot already, or the window has another one of the table.
         """
         self._files = []
-        self._snapshot_needs = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
-        everything = SnapshotNeeds(changes=True, rows=self._target.remembered.has_state)
-        if self._snapshot_needs != everything or self._has_copied:
+        plan = self._snapshot = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
+        needs = plan.needs_changes, plan.needs_rows
+        if needs != (True, self._rules.has_state) or self._has_copied:
             raise self._partly()
         self._has_copied = True
-        _, form, _ = self._layout(schema, self.table_state.columns)
-        return self._section(schema, form, state=self._state)
+        return self._section(schema, plan.conversion, state=self._state)
 
     def _section(
         self,
         schema: pa.Schema,
-        form: BatchConversion,
+        conversion: BatchConversion,
         state: Any = None,
         folded: list[_RunFile] | None = None,
     ) -> _Section:
@@ -144,8 +145,8 @@ class TableOfFiles(TableWindow):
         rows = None
         if state is not None:
             rows = Destination(state.table.directory, state.loading, tuple(state.partition_by))
-        columns = changes.add_columns(form.schema)
-        write = TableWrite(schema, form, Destination(changes.table.directory, columns), rows)
+        columns = changes.add_columns(conversion.schema)
+        write = TableWrite(schema, conversion, Destination(changes.table.directory, columns), rows)
         return _Section(write, changes, state, folded)
 
     def _partly(self) -> UnplannedError:
@@ -162,8 +163,8 @@ class TableOfFiles(TableWindow):
         self.changes += run.rows
         self.table_state = self.table_state._replace(commit_time=run.commit_time)
         if section.folded is not None:
-            table, form = section.changes.table, section.write.form.schema
-            section.folded.extend(_RunFile(table, file, form) for file in run.changes)
+            table, schema = section.changes.table, section.write.conversion.schema
+            section.folded.extend(_RunFile(table, file, schema) for file in run.changes)
         if run.state:
             section.state.add_files(run.state)
 
@@ -227,7 +228,7 @@ class TableOfFiles(TableWindow):
         IncompleteError
             `error`, if a table must not become stale.
         """
-        self._stop_by(error)
+        self._make_stale_by(error)
 
 
 class DistributedWindow(WindowWriter):

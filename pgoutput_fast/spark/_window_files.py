@@ -50,7 +50,7 @@ class TableWrite(NamedTuple):
     ----------
     schema : pyarrow.Schema
         The schema of the decoded batches.
-    form : BatchConversion
+    conversion : BatchConversion
         Converts them to the target's batches.
     changes : Destination
     state : Destination or None
@@ -59,7 +59,7 @@ class TableWrite(NamedTuple):
     """
 
     schema: pa.Schema
-    form: BatchConversion
+    conversion: BatchConversion
     changes: Destination
     state: Destination | None
 
@@ -158,7 +158,7 @@ class _FileRuns:
             raise _unplanned(changes.relation)
         if self._state is not None:
             check_copied_keys(batch)
-        rows = self._write.form.batch(batch)
+        rows = self._write.conversion.batch(batch)
         first = rows.column("commit_lsn")[0].as_py() or 0
         self._time = rows.column("commit_time")[-1].cast(pa.int64()).as_py()
         self._rows += rows.num_rows

@@ -1,0 +1,411 @@
+"""Plan a table of a window: what is decided before a row of a layout or a snapshot is written.
+
+The functions take the table state, the schema of decoded batches, and what the catalogue says.
+They return frozen plans, and touch neither a target nor a change log. All policies of a sync that
+depend on the layout of a table, on its snapshots or on the catalogue are here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..changelog.known import how_to_copy
+from ..errors import Argument, PgOutputError
+from ..names import qualified
+from .evolution import differs, evolve, new_columns, replaced, turns_digits
+from .stored_changes import BatchConversion, stored_version
+from .targets import CHANGES_ALONE, IncompleteError, Removed, Renamed, TableState
+from .versions import shown_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from ..catalog import CatalogTable
+    from ..policies import Policies
+    from .evolution import TableInCatalog
+    from .options import SyncOptions
+    from .targets import Alteration, RememberedOptions
+    from .versions import Version
+
+
+LEFT_UNCOPIED = (
+    "it has no snapshot, and was dropped or left the publications before one could be made; its "
+    "changes are kept"
+)
+"""Reason of a stale table that can't get a snapshot any more."""
+
+
+class TableRules(NamedTuple):
+    """The options of a sync that decide what becomes of its tables.
+
+    Attributes
+    ----------
+    evolves : bool
+        Whether state tables follow alterations; if not, an alteration is an error.
+    may_be_stale : bool
+        Whether a table becomes stale when its rows are no longer known; if not, this is an error.
+    uncopied : {"error", "empty", "changes"}
+        See `SyncOptions`.
+    has_state : bool
+        Whether the target has state tables.
+    marker : str or None
+        The column for deleted rows; None if state tables have none.
+    makes_null : bool
+        Whether a policy replaces values by NULL. Then a NULL in a key is the policy's, and a new
+        snapshot would not help.
+    """
+
+    evolves: bool
+    may_be_stale: bool
+    uncopied: str
+    has_state: bool
+    marker: str | None
+    makes_null: bool
+
+    @classmethod
+    def of(
+        cls, options: SyncOptions, remembered: RememberedOptions, policies: Policies
+    ) -> TableRules:
+        """Return the rules of a call with these options, policies and target."""
+        return cls(
+            options.schema_changes == "evolve",
+            options.on_error == "pause",
+            options.uncopied,
+            remembered.has_state,
+            remembered.soft_deletes,
+            "null" in (policies.infinity, policies.out_of_range, policies.special_values),
+        )
+
+    def stale(self, table_state: TableState, reason: str) -> TableState:
+        """Return a table state as stale: the rows of the table are no longer known.
+
+        Raises
+        ------
+        IncompleteError
+            The table must not become stale.
+        """
+        if not self.may_be_stale:
+            raise IncompleteError(
+                f"the rows of {qualified(table_state)} are no longer known: {reason}",
+                table=qualified(table_state),
+                hint=(
+                    "Give ",
+                    Argument("on_error", "pause"),
+                    ": sync then requests a new snapshot",
+                ),
+            )
+        return table_state._replace(stale=reason)
+
+
+# --- new tables ----------------------------------------------------------------------------------
+
+
+def plan_new_table(
+    table_state: TableState,
+    rules: TableRules,
+    directory: Path,
+    *,
+    has_snapshot: bool,
+    has_left: Callable[[], bool],
+) -> TableState:
+    """Return the table state of a table with which the target begins.
+
+    Parameters
+    ----------
+    table_state : TableState
+        With the table's name, and without columns.
+    rules : TableRules
+    directory : pathlib.Path
+        The change log, for an error.
+    has_snapshot : bool
+        Whether the change log has a snapshot of the table.
+    has_left : callable
+        Returns whether the table is dropped or no longer published, so that it can't get a
+        snapshot.
+
+    Raises
+    ------
+    PgOutputError
+        ``no_snapshot``: the table has none, and `rules.uncopied` is "error".
+    """
+    if has_snapshot or not rules.has_state or rules.uncopied == "empty":
+        return table_state
+    if rules.uncopied == "changes":
+        return table_state._replace(stale=CHANGES_ALONE)
+    if has_left():
+        return table_state._replace(stale=LEFT_UNCOPIED)
+    raise PgOutputError(
+        f"{qualified(table_state)} has no snapshot in {directory}, so its rows before its first "
+        "change there are unknown",
+        code="no_snapshot", path=str(directory), table=qualified(table_state),
+        hint=("Capture with ", Argument("snapshot", "initial"),
+              f", or {how_to_copy(directory, [table_state.relation_id])}. ",
+              Argument("uncopied", "empty"), " assumes that it was empty, ",
+              Argument("uncopied", "changes"), " keeps only its changes"),
+    )  # fmt: skip
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+class LayoutPlan(NamedTuple):
+    """How the changes of one layout are written.
+
+    Attributes
+    ----------
+    table_state : TableState
+        With the columns after the alterations; stale if the rows are no longer known.
+    conversion : BatchConversion
+        Converts decoded batches to those of the target.
+    alterations : list of Alteration
+        What the state table needs before the changes are applied.
+    begins_version : bool
+        Whether the change table can't store the changes, so that they need a new version of it.
+    key : tuple of str or None
+        The stored names of the columns that identify a row; empty if the table has no key, None if
+        the key is not known.
+    """
+
+    table_state: TableState
+    conversion: BatchConversion
+    alterations: list[Alteration]
+    begins_version: bool
+    key: tuple[str, ...] | None
+
+    @property
+    def moves_names(self) -> bool:
+        """Whether changes of earlier layouts have other columns under the same names."""
+        return any(isinstance(alteration, (Removed, Renamed)) for alteration in self.alterations)
+
+
+def plan_layout(
+    table_state: TableState,
+    schema: pa.Schema,
+    table_in_catalog: TableInCatalog,
+    rules: TableRules,
+    fits: Callable[[pa.Schema], bool],
+) -> LayoutPlan:
+    """Plan how the next changes of a table are written.
+
+    Parameters
+    ----------
+    table_state : TableState
+        The table state after the changes before.
+    schema : pyarrow.Schema
+        The schema of decoded batches.
+    table_in_catalog : TableInCatalog
+    rules : TableRules
+    fits : callable
+        Whether the change table can store batches with a schema, as `ChangeWriter.fits`.
+
+    Raises
+    ------
+    PgOutputError
+        ``unfit_schema``: the table must not be altered, or has a column with the name of the one
+        for deleted rows.
+    IncompleteError
+        The rows are no longer known, and the table must not become stale.
+    """
+    version = stored_version(schema)
+    turns = turns_digits(table_state.columns, version)
+    alterations: list[Alteration] = []
+    if not table_state.columns:
+        columns = new_columns(version, table_in_catalog)
+    else:
+        if not rules.evolves:
+            _check_same(table_state, version)
+        evolved = evolve(table_state.columns, version, table_in_catalog)
+        columns, alterations = evolved.columns, evolved.alterations
+        if evolved.unknown is not None:
+            if rules.has_state:
+                table_state = rules.stale(table_state, evolved.unknown)
+            columns = new_columns(version, table_in_catalog)  # for the change table
+    table_state = table_state._replace(columns=columns)
+    _check_marker(table_state, rules)
+    conversion = BatchConversion.of(schema, columns)
+    begins_version = turns or not fits(conversion.schema)
+    key = _key(table_state, version, table_in_catalog.table)
+    return LayoutPlan(table_state, conversion, alterations, begins_version, key)
+
+
+def _key(
+    table_state: TableState, version: Version, table: CatalogTable | None
+) -> tuple[str, ...] | None:
+    """Return the stored names of the key's columns; None if the key is not known."""
+    # The Relation has the key of these changes; with FULL, it flags all columns.
+    names = version.key if version.replica_identity not in ("f", "n") else ()
+    if not names:
+        if table is None:
+            return None
+        names = table.key
+    stored_names = {column.name: column.stored for column in table_state.columns}
+    return tuple(stored_names[name] for name in names if name in stored_names)
+
+
+def _check_same(table_state: TableState, version: Version) -> None:
+    """Refuse an alteration, because state tables must not follow it."""
+    before, after = _described(table_state.columns), _described(version.columns)
+    if before != after:
+        raise PgOutputError(
+            f"{version.table} was altered: its columns were {_shown(before)}, and are now "
+            f"{_shown(after)}",
+            code="unfit_schema",
+            parameter="schema_changes",
+            table=version.table,
+            hint=("Give ", Argument("schema_changes", "evolve"), ": its state table follows"),
+        )
+
+
+def _described(columns: Any) -> set[tuple[str, Any, Any]]:
+    return {(column.name, column.type_id, column.type_modifier) for column in columns}
+
+
+def _shown(columns: set[tuple[str, Any, Any]]) -> str:
+    return ", ".join(
+        sorted(f"{name} {shown_type(type_id, modifier)}" for name, type_id, modifier in columns)
+    )
+
+
+def _check_marker(table_state: TableState, rules: TableRules) -> None:
+    """Refuse a column of the server with the name of the column for deleted rows."""
+    if rules.marker is None:
+        return
+    for column in table_state.columns:
+        if column.stored.casefold() == rules.marker.casefold():
+            raise PgOutputError(
+                f"{qualified(table_state)} has its own column {column.name!r}, so sync cannot mark "
+                "deleted rows in a column with this name",
+                code="unfit_schema",
+                parameter="soft_deletes",
+                table=qualified(table_state),
+                hint="Give another name, and a new target",
+            )
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """How far a change table or a state table is, by its own record.
+
+    Fields: lsn (it has all changes that were committed before), copy_lsn (of its newest snapshot).
+    """
+
+    lsn: int
+    copy_lsn: int
+
+    def lacks(self, snapshot_lsn: int) -> bool:
+        """Whether the table lacks a snapshot, and has no change that is newer.
+
+        A snapshot that is older than the table would remove the changes in between, and nothing
+        reads them again. `check_position` reports such a snapshot.
+        """
+        return snapshot_lsn > self.copy_lsn and snapshot_lsn >= self.lsn
+
+
+class SnapshotPlan(NamedTuple):
+    """How the rows of a snapshot are written.
+
+    Attributes
+    ----------
+    table_state : TableState
+        No longer stale, and with the columns of the snapshot, if it `begins` the table.
+    conversion : BatchConversion
+    needs_changes, needs_rows : bool
+        Whether the change table and the state table lack the snapshot.
+    begins : bool
+        Whether the table begins with the snapshot, whatever it was before.
+    begins_version : bool
+        As in `LayoutPlan`.
+    """
+
+    table_state: TableState
+    conversion: BatchConversion
+    needs_changes: bool
+    needs_rows: bool
+    begins: bool
+    begins_version: bool
+
+
+def plan_snapshot(
+    table_state: TableState,
+    snapshot_lsn: int,
+    schema: pa.Schema,
+    table_in_catalog: TableInCatalog,
+    rules: TableRules,
+    fits: Callable[[pa.Schema], bool],
+    changes: Progress,
+    state: Progress | None,
+) -> SnapshotPlan:
+    """Plan how a snapshot of a table is written.
+
+    Parameters
+    ----------
+    table_state, schema, table_in_catalog, rules, fits
+        As in `plan_layout`.
+    snapshot_lsn : int
+    changes : Progress
+        Of the change table.
+    state : Progress or None
+        Of the state table; None if the target has none.
+
+    Raises
+    ------
+    PgOutputError
+        ``unfit_schema``, as in `plan_layout`.
+    """
+    needs_changes = changes.lacks(snapshot_lsn)
+    # A snapshot that the table has already can't repair a table that became stale later.
+    is_new = Progress(table_state.lsn, table_state.copy_lsn).lacks(snapshot_lsn)
+    needs_rows = state is not None and (
+        state.lacks(snapshot_lsn) or (table_state.stale is not None and is_new)
+    )
+    # A killed process may have loaded the state table without committing the table state.
+    begins = is_new or needs_rows
+    version = stored_version(schema)
+    turns = turns_digits(table_state.columns, version)
+    if begins:
+        # Reads of the catalogue count from the snapshot on.
+        table_state = table_state._replace(
+            columns=new_columns(version, table_in_catalog), stale=None, schema_lsn=snapshot_lsn
+        )
+        _check_marker(table_state, rules)
+    conversion = BatchConversion.of(schema, table_state.columns)
+    begins_version = needs_changes and (turns or not fits(conversion.schema))
+    return SnapshotPlan(table_state, conversion, needs_changes, needs_rows, begins, begins_version)
+
+
+# --- the catalogue -------------------------------------------------------------------------------
+
+
+def plan_from_catalog(
+    table_state: TableState, table: CatalogTable, start: int, rules: TableRules
+) -> Literal["stale", "follow", "rename"] | None:
+    """Plan what a table without new changes needs after a read of the catalogue.
+
+    Parameters
+    ----------
+    table_state : TableState
+        The table state after all changes.
+    table : CatalogTable
+        The table in the read.
+    start : int
+        The LSN from which on the read counts.
+    rules : TableRules
+
+    Returns
+    -------
+    "stale": a column was dropped, and another one has its name. "follow": the columns are others.
+    "rename": only the name may be another one. None: nothing.
+    """
+    has_rows = bool(rules.has_state and table_state.stale is None and table_state.columns)
+    # The stream does not show that a column was dropped and created again, so this check does not
+    # depend on the last change.
+    if has_rows and replaced(table_state.columns, table) is not None:
+        return "stale"
+    if start <= table_state.schema_lsn:
+        return None
+    return "follow" if has_rows and differs(table_state.columns, table) else "rename"

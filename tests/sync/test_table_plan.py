@@ -1,0 +1,359 @@
+"""What becomes of a table is planned before a row is written: no target, no change log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.expected_errors import expect_error
+
+from pgoutput_fast import ColumnarDecoder, testing
+from pgoutput_fast.catalog import CatalogColumn, CatalogTable
+
+pa = pytest.importorskip("pyarrow")
+
+from pgoutput_fast.apply.evolution import TableInCatalog  # noqa: E402
+from pgoutput_fast.apply.options import SyncOptions  # noqa: E402
+from pgoutput_fast.apply.table_plan import (  # noqa: E402
+    LEFT_UNCOPIED,
+    LayoutPlan,
+    Progress,
+    TableRules,
+    plan_from_catalog,
+    plan_layout,
+    plan_new_table,
+    plan_snapshot,
+)
+from pgoutput_fast.apply.targets import (  # noqa: E402
+    CHANGES_ALONE,
+    AddedColumn,
+    IncompleteError,
+    RememberedOptions,
+    Removed,
+    Renamed,
+    Retyped,
+    TableState,
+)
+from pgoutput_fast.policies import Policies  # noqa: E402
+
+RULES = TableRules.of(SyncOptions(), RememberedOptions(), Policies())
+STRICT = RULES._replace(may_be_stale=False)
+CHANGES = RULES._replace(has_state=False)
+NEW = TableState(16390, "public", "t", "public.t")
+OLD = {"id": "int4", "note": "text"}
+INT4, INT8, TEXT = 23, 20, 25
+
+
+def schema(columns: dict[str, Any], **options: Any) -> pa.Schema:
+    table = testing.Table("t", columns, 16390, **{"key": ["id"], **options})
+    frames = [table.relation(), testing.insert(table, [None] * len(columns))]
+    (changes,) = ColumnarDecoder().decode(frames)
+    return pa.record_batch(changes).schema
+
+
+def column(number: int, name: str, type_id: int = TEXT, **fields: Any) -> CatalogColumn:
+    nothing = CatalogColumn(name, type_id, "", -1, False, False, "", False, None, number)
+    return dataclasses.replace(nothing, **fields)
+
+
+def catalog(
+    *reads: Sequence[CatalogColumn],
+    key: tuple[str, ...] = ("id",),
+    nodes: Sequence[int] = (),
+    is_certain: bool = True,
+) -> TableInCatalog:
+    """What reads of the catalogue say of the table, the newest first."""
+    tables = [
+        CatalogTable(16390, "public", "t", "r", "d", None, (), key, (), tuple(columns), (node,))
+        for columns, node in zip(reads, nodes or [5] * len(reads), strict=True)
+    ]
+
+    def value(name: str, text: str | None) -> pa.Array:
+        return pa.array([text if name != "n" or text is None else int(text)])
+
+    def earlier() -> Iterator[CatalogTable]:
+        yield from tables[1:]
+
+    newest = [*tables, None, None]
+    return TableInCatalog(newest[0], newest[1], value, earlier, is_certain)
+
+
+ID, NOTE = column(1, "id", INT4), column(2, "note")
+NOTHING = catalog()
+BEFORE = catalog([ID, NOTE])
+
+
+def fits(_: pa.Schema) -> bool:
+    return True
+
+
+def layout(
+    columns: dict[str, Any],
+    now: TableInCatalog,
+    state: TableState | None = None,
+    rules: TableRules = RULES,
+    fits: Callable[[pa.Schema], bool] = fits,
+    **options: Any,
+) -> LayoutPlan:
+    """The plan of a layout, of a table that had the columns of `OLD` by default."""
+    return plan_layout(state or known(), schema(columns, **options), now, rules, fits)
+
+
+def known(columns: dict[str, Any] = OLD, now: TableInCatalog = BEFORE) -> TableState:
+    return plan_layout(NEW, schema(columns), now, RULES, fits).table_state
+
+
+# --- new tables ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uncopied", "has_snapshot", "has_left", "stale"),
+    [
+        ("error", True, False, None),
+        ("error", False, True, LEFT_UNCOPIED),
+        ("empty", False, False, None),
+        ("changes", False, False, CHANGES_ALONE),
+        ("changes", True, False, None),
+    ],
+)
+def test_a_new_table(uncopied: str, has_snapshot: bool, has_left: bool, stale: str | None) -> None:
+    planned = plan_new_table(
+        NEW, RULES._replace(uncopied=uncopied), Path("log"), has_snapshot=has_snapshot,
+        has_left=lambda: has_left,
+    )  # fmt: skip
+    assert planned == NEW._replace(stale=stale)
+
+
+def test_a_new_table_without_a_snapshot() -> None:
+    given: Any = {"has_snapshot": False, "has_left": lambda: False}
+    with expect_error(code="no_snapshot", table="public.t", path="log"):
+        plan_new_table(NEW, RULES, Path("log"), **given)
+    # Changes need no snapshot.
+    assert plan_new_table(NEW, CHANGES, Path("log"), **given) == NEW
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+def test_the_first_layout() -> None:
+    plan = layout(OLD, BEFORE, NEW)
+    assert [tuple(each) for each in plan.table_state.columns] == [
+        ("id", "id", INT4, -1, "int32", 1), ("note", "note", TEXT, -1, "string", 2),
+    ]  # fmt: skip
+    assert (plan.alterations, plan.begins_version, plan.key) == ([], False, ("id",))
+
+
+@pytest.mark.parametrize(
+    ("columns", "now", "stored", "alterations"),
+    [
+        pytest.param(OLD, BEFORE, ["id", "note"], [], id="the same"),
+        pytest.param({"id": "int4"}, catalog([ID], [ID, NOTE]), ["id"], [Removed("note")],
+                     id="removed"),
+        pytest.param(
+            {"id": "int4", "text": "text"}, catalog([ID, column(2, "text")], [ID, NOTE]),
+            ["id", "text"], [Renamed("note", "note~"), Renamed("note~", "text")], id="renamed",
+        ),
+        pytest.param(
+            {"id": "int4", "note": "text"},
+            catalog([ID, column(3, "note", has_missing=True, missing="x")], [ID], [ID, NOTE]),
+            ["id", "note"], [Removed("note"), AddedColumn("note", pa.array(["x"]))],
+            id="removed and added",
+        ),
+        pytest.param(
+            {**OLD, "n": "int4"},
+            catalog([ID, NOTE, column(3, "n", INT4, has_missing=True, missing="7")], [ID, NOTE]),
+            ["id", "note", "n"], [AddedColumn("n", pa.array([7]))], id="added",
+        ),
+        pytest.param(
+            {**OLD, "ID": "text"}, catalog([ID, NOTE, column(3, "ID")], [ID, NOTE]),
+            ["id", "note", "ID_"], [AddedColumn("ID_", pa.array([None], pa.null()))],
+            id="added with a name that differs in case",
+        ),
+    ],
+)  # fmt: skip
+def test_an_altered_table(
+    columns: dict[str, Any], now: TableInCatalog, stored: list[str], alterations: list[Any]
+) -> None:
+    plan = layout(columns, now)
+    assert [each.stored for each in plan.table_state.columns] == stored
+    assert plan.alterations == alterations
+    assert plan.table_state.stale is None
+    moves = any(isinstance(each, (Removed, Renamed)) for each in alterations)
+    assert plan.moves_names is moves
+
+
+def test_a_type_that_gets_wider() -> None:
+    """varchar(10) becomes varchar(20), which has all values of the former."""
+    shorter, longer = {"id": "int4", "note": "varchar(10)"}, {"id": "int4", "note": "varchar(20)"}
+    before = column(2, "note", 1043, type_modifier=14)
+    after = dataclasses.replace(before, type_modifier=24)
+    state = known(shorter, catalog([ID, before]))
+    plan = layout(longer, catalog([ID, after], [ID, before]), state)
+    assert (plan.table_state.columns[1].type_modifier, plan.alterations) == (24, [])
+    # But for a rewrite: then the values may be others.
+    plan = layout(longer, catalog([ID, after], [ID, before], nodes=(6, 5)), state)
+    assert plan.table_state.stale is not None
+
+
+def test_a_column_that_gets_a_wider_type_in_arrow() -> None:
+    precise, any_ = {"id": "int4", "n": "numeric(10,2)"}, {"id": "int4", "n": "numeric(12,2)"}
+    modifier, wider = (10 << 16 | 2) + 4, (12 << 16 | 2) + 4
+    before = column(2, "n", 1700, type_modifier=modifier)
+    after = dataclasses.replace(before, type_modifier=wider)
+    plan = layout(any_, catalog([ID, after], [ID, before]), known(precise, catalog([ID, before])))
+    assert plan.alterations == [Retyped("n", pa.decimal128(12, 2))]
+
+
+UNKNOWN = [
+    pytest.param({"id": "int8", "note": "text"}, BEFORE, id="another type"),
+    pytest.param({**OLD, "n": "int4"}, NOTHING, id="new, and no read says so"),
+    pytest.param({**OLD, "n": "int4"}, catalog([ID, NOTE, column(3, "n", INT4, has_default=True)],
+                                               [ID, NOTE]), id="a default for each row"),
+    pytest.param({**OLD, "n": "int4"}, catalog([ID, NOTE, column(4, "n", INT4)], [ID, NOTE]),
+                 id="a column between that nobody saw"),
+    pytest.param({"note": "text"}, catalog([NOTE], [ID, NOTE]), id="the key was dropped"),
+    pytest.param(OLD, catalog([ID, column(3, "note")], [ID, NOTE], is_certain=False),
+                 id="two reads that differ"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "now"), UNKNOWN)
+def test_rows_that_are_no_longer_known(columns: dict[str, Any], now: TableInCatalog) -> None:
+    options = {} if "id" in columns else {"key": ["note"]}
+    plan = layout(columns, now, **options)
+    assert plan.table_state.stale is not None
+    assert plan.alterations == []
+    # The change table goes on with the new columns.
+    assert [each.name for each in plan.table_state.columns] == [*columns]
+    assert layout(columns, now, rules=CHANGES, **options).table_state.stale is None
+    with expect_error(IncompleteError, code="stale", table="public.t"):
+        layout(columns, now, rules=STRICT, **options)
+
+
+def test_a_table_that_must_not_be_altered() -> None:
+    rules = RULES._replace(evolves=False)
+    assert layout(OLD, BEFORE, rules=rules).alterations == []
+    with expect_error(code="unfit_schema", parameter="schema_changes", table="public.t"):
+        layout({"id": "int4"}, catalog([ID], [ID, NOTE]), rules=rules)
+
+
+@pytest.mark.parametrize("state", [NEW, None], ids=["new", "altered"])
+def test_a_column_with_the_name_of_the_one_for_deleted_rows(state: TableState | None) -> None:
+    now = catalog([ID, NOTE, column(3, "gone")], [ID, NOTE])
+    with expect_error(code="unfit_schema", parameter="soft_deletes", table="public.t"):
+        layout({**OLD, "gone": "text"}, now, state, rules=RULES._replace(marker="GONE"))
+
+
+def test_a_version_of_the_change_table() -> None:
+    asked = []
+
+    def refuses(wanted: pa.Schema) -> bool:
+        asked.append(wanted.field("after").type.field("note").type)
+        return False
+
+    assert layout(OLD, BEFORE, fits=refuses).begins_version
+    assert asked == [pa.string()]
+    # One column can't hold texts and digits of binary format, though both are texts.
+    digits = known()
+    columns = tuple(
+        each._replace(form="string of digits, from binary format") if each.name == "note" else each
+        for each in digits.columns
+    )
+    plan = layout(OLD, BEFORE, digits._replace(columns=columns))
+    assert plan.begins_version
+
+
+@pytest.mark.parametrize(
+    ("options", "now", "key"),
+    [
+        ({}, BEFORE, ("id",)),
+        ({"key": ["note", "id"]}, BEFORE, ("id", "note")),
+        ({"replica_identity": "f", "key": None}, BEFORE, ("id",)),
+        ({"replica_identity": "f", "key": None}, NOTHING, None),
+        ({"replica_identity": "n", "key": None}, catalog([ID, NOTE], key=()), ()),
+    ],
+)
+def test_the_key(options: dict[str, Any], now: TableInCatalog, key: tuple[str, ...] | None) -> None:
+    assert layout(OLD, now, **options).key == key
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "state", "stale", "needs"),
+    [
+        pytest.param((0, 0), (0, 0), (0, 0), None, (True, True, True), id="new"),
+        pytest.param((50, 40), (50, 40), (50, 40), None, (True, True, True), id="a later one"),
+        pytest.param((100, 100), (100, 100), (100, 100), None, (False, False, False), id="again"),
+        pytest.param((200, 40), (200, 40), (200, 40), None, (False, False, False), id="too old"),
+        pytest.param((50, 40), (100, 100), (50, 40), None, (False, True, True),
+                     id="killed after the change table"),
+        pytest.param((50, 40), (50, 40), (100, 100), None, (True, False, True),
+                     id="killed after the state table"),
+        pytest.param((50, 40), (100, 100), (100, 100), "why", (False, True, True),
+                     id="killed, and stale"),
+        pytest.param((100, 100), (100, 100), (100, 100), "why", (False, False, False),
+                     id="stale since, so the same snapshot does not help"),
+        pytest.param((50, 40), (50, 40), None, None, (True, False, True), id="changes alone"),
+    ],
+)  # fmt: skip
+def test_a_snapshot(
+    table: tuple[int, int],
+    changes: tuple[int, int],
+    state: tuple[int, int] | None,
+    stale: str | None,
+    needs: tuple[bool, bool, bool],
+) -> None:
+    lsn, copy_lsn = table
+    before = known()._replace(lsn=lsn, copy_lsn=copy_lsn, stale=stale, schema_lsn=7)
+    plan = plan_snapshot(
+        before, 100, schema({"id": "int8"}), catalog([column(1, "id", INT8)]), RULES, fits,
+        Progress(*changes), None if state is None else Progress(*state),
+    )  # fmt: skip
+    assert (plan.needs_changes, plan.needs_rows, plan.begins) == needs
+    assert not plan.begins_version
+    if plan.begins:
+        assert [each.form for each in plan.table_state.columns] == ["int64"]
+        assert (plan.table_state.stale, plan.table_state.schema_lsn) == (None, 100)
+    else:
+        assert plan.table_state == before
+
+
+def test_a_version_begins_with_a_snapshot_that_does_not_fit() -> None:
+    def plan(changes: Progress) -> bool:
+        return plan_snapshot(
+            known(), 100, schema(OLD), BEFORE, RULES, lambda _: False, changes, None
+        ).begins_version
+
+    assert plan(Progress(0, 0))
+    assert not plan(Progress(100, 100))
+
+
+# --- the catalogue -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "start", "changed", "action"),
+    [
+        ([ID, NOTE], 10, {}, "rename"),
+        ([ID, NOTE], 5, {}, None),
+        ([ID], 10, {}, "follow"),
+        ([ID], 10, {"stale": "why"}, "rename"),
+        ([ID], 5, {}, None),
+        ([ID, column(3, "note")], 5, {}, "stale"),
+        ([ID, column(3, "note")], 10, {"stale": "why"}, "rename"),
+    ],
+)
+def test_a_table_follows_the_catalogue(
+    columns: list[CatalogColumn], start: int, changed: dict[str, Any], action: str | None
+) -> None:
+    state = known()._replace(schema_lsn=5, **changed)
+    table = catalog(columns).table
+    assert table is not None
+    assert plan_from_catalog(state, table, start, RULES) == action
+    if action == "follow":
+        assert plan_from_catalog(state, table, start, CHANGES) == "rename"
