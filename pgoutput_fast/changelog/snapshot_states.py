@@ -176,7 +176,10 @@ class SnapshotStates:
         """
         copies: dict[tuple[int, int], Snapshot] = {}
         try:
-            names = TABLES.names(self._of)
+            # While a folder is listed, the system may miss a file that is new, and one that is
+            # deleted. A capture writes a table's new state before it deletes the old one. So if
+            # the first listing has neither, the second one has the new state.
+            names = {*TABLES.names(self._of), *TABLES.names(self._of)}
         except OSError as error:
             raise PgOutputError(
                 f"can't read {self._directory}: {error.strerror}",
@@ -201,11 +204,26 @@ class SnapshotStates:
     def fields(self, snapshot: Snapshot) -> dict[str, object]:
         """Return the fields in a snapshot's state file.
 
+        If a snapshot is no longer waiting, these are the fields of its new state.
+
         Raises
         ------
         PgOutputError
             The file can't be read, or is malformed.
         """
+        try:
+            return self._fields(snapshot)
+        except PgOutputError:
+            state = self.read().get(snapshot.relation_id)
+            now = [] if state is None else [
+                other for other in state.all_snapshots
+                if other[:2] == snapshot[:2] and other != snapshot
+            ]  # fmt: skip
+            if not now:
+                raise
+            return self._fields(now[0])
+
+    def _fields(self, snapshot: Snapshot) -> dict[str, object]:
         try:
             fields = json.loads(read_json_file(self._directory / snapshot.name))
             checked: dict[str, object] = of_form(fields, dict[str, Any], "fields")

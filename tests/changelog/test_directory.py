@@ -441,3 +441,28 @@ def test_a_directory_that_is_deleted_while_it_is_claimed(
             claim_directory(claimed, "sync", "tables")
     finally:
         os.close(held)
+
+
+def test_a_state_that_is_replaced_while_its_folder_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may list neither the new file nor the old one; both states have the name."""
+    states = SnapshotStates(tmp_path)
+    fields: dict[str, object] = {"table": ["public", "accounts"]}
+    waiting = states.wait(16390, 100, fields, first=True)
+    list_files, snapshots = os.listdir, []
+
+    def listdir(path: Path) -> list[str]:
+        names = list_files(path)
+        if not snapshots:
+            snapshots.append(states.finish(waiting, 200, {**fields, "files": []}))
+            names.remove(waiting.name)
+        return names
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    found = SnapshotStates(tmp_path)
+    assert found.read()[16390].all_snapshots == (*snapshots,)
+    # Who has listed it as waiting reads what there is of it now.
+    assert found.fields(waiting) == {**fields, "files": []}
+    with expect_error(code="io_failed"):
+        found.fields(waiting._replace(relation_id=16391))
