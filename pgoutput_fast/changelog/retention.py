@@ -73,7 +73,8 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
                 count += 1
         if count:
             fsync_path(directory)
-        for (relation_id, generation), paths in snapshot_files(directory).items():
+        files = snapshot_files(directory)
+        for (relation_id, generation), paths in [*files.items()]:
             state = states.get(relation_id)
             if state is None:
                 continue
@@ -91,12 +92,12 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
                 for path in paths[1:]:
                     SNAPSHOTS.delete(directory, path.name)
                 count += len(paths)
-        left = snapshot_files(directory)
+                del files[relation_id, generation]
         snapshot_lsns = {
             snapshot.lsn
             for relation_id, state in states.items()
             for snapshot in state.snapshots
-            if (relation_id, snapshot.generation) in left
+            if (relation_id, snapshot.generation) in files
         }
         return count + forget_before(directory, min({begin, *snapshot_lsns}))
 

@@ -179,7 +179,7 @@ class SnapshotStates:
             # While a folder is listed, the system may miss a file that is new, and one that is
             # deleted. A capture writes a table's new state before it deletes the old one. So if
             # the first listing has neither, the second one has the new state.
-            names = {*TABLES.names(self._of), *TABLES.names(self._of)}
+            names = {*TABLES.listed(self._of), *TABLES.listed(self._of)}
         except OSError as error:
             raise PgOutputError(
                 f"can't read {self._directory}: {error.strerror}",

@@ -44,11 +44,12 @@ def number_of(path: Path) -> tuple[int, int, int] | None:
 def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
     """Return all snapshot files by relation id and generation, in the order of the rows."""
     files: dict[tuple[int, int], list[Path]] = {}
-    path = SNAPSHOTS.path(directory)
-    for name in SNAPSHOTS.names(directory):
-        number = number_of(path / name)
-        if number is not None:
-            files.setdefault(number[:2], []).append(path / name)
+    folder = SNAPSHOTS.path(directory)
+    for name in SNAPSHOTS.listed(directory):
+        match = SNAPSHOTS.match(name)
+        if match:
+            key = int(match[1], 16), int(match[2])
+            files.setdefault(key, []).append(folder / name)
     return files
 
 
