@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
-import itertools
-import json
 import random
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +24,7 @@ from pgoutput_fast.segments.listing import contents
 
 from . import harness
 from .harness import Case, NotMeasured, Results, optional_module
-from .peers import site
+from .slopes import slot_cases
 
 KEYS = {
     "int key": {"id": "int4"},
@@ -222,59 +217,6 @@ def _sync_case(root: Path, tables: int, count: int, *, is_second: bool) -> Case:
 
     which = "sync, second window" if is_second else "sync"
     return Case(f"{which}: {tables} table{'s' * (tables > 1)}/DuckDB", run, lambda: None)
-
-
-@contextlib.contextmanager
-def slot_cases(scale: float) -> Iterator[list[Case]]:
-    """From a slot to change tables and state tables: the CPU of all processes but the server's."""
-    psycopg = optional_module("psycopg")
-    from pgoutput_fast.embedded import EmbeddedServer
-
-    numbers = itertools.count()
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        EmbeddedServer(bindir=site.find_server(), settings=site.SETTINGS) as server,
-    ):
-
-        def sample(name: str, target: str) -> dict[str, float]:
-            place = Path(directory, f"{next(numbers)}")
-            place.mkdir()
-            with psycopg.connect(server.dsn(), autocommit=True) as connection:
-                connection.execute(f"CREATE DATABASE d{place.name}")
-            with psycopg.connect(server.dsn(f"d{place.name}"), autocommit=True) as connection:
-                connection.execute(site.TABLES)
-                connection.execute("CREATE PUBLICATION p FOR ALL TABLES")
-                command = [
-                    *(sys.executable, "-m", "pgoutput_fast", "sync", "--until", "now"),
-                    *("--dsn", server.dsn(f"d{place.name}"), "--slot", f"s{place.name}"),
-                    *("--publication", "p", "--log-format", "json", "--to", target.format(place)),
-                ]
-                _stop_event(command)
-                for statement in site.parts(site.statements(name, scale)):
-                    connection.execute(statement)
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            told = _stop_event(command)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-            assert not told["stale"], told
-            shutil.rmtree(place)
-            return {"cpu": cpu / told["changes"]}
-
-        targets = {"DuckDB": "duckdb:{}/tables.duckdb", "Delta": "{}/lake"}
-        yield [
-            Case(f"slot: {name}/{shown}", functools.partial(sample, name, target), lambda: None)
-            for name in ("narrow", "mixed")
-            for shown, target in targets.items()
-        ]
-
-
-def _stop_event(command: list[str]) -> dict[str, Any]:
-    """Run a sync; the numbers that it tells at its end."""
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    if ended.returncode:
-        raise RuntimeError(f"the sync failed: {ended.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(ended.stderr.splitlines()[-1])
-    return found
 
 
 def run(options: argparse.Namespace, results: Results) -> None:

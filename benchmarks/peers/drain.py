@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pgoutput_fast.embedded import EmbeddedServer
+
 from ..decoders import WrongResult
 from ..harness import Case, NotMeasured, Results, measure
 from .site import Site, Traffic, serving
@@ -193,21 +195,12 @@ def drained(
     missing = [module for module in peer.needs if importlib.util.find_spec(module) is None]
     if missing:
         raise NotMeasured(f"no module {missing[0]}")
-    parameters = dict(
-        part.partition("=")[::2] for part in site.server.dsn("bench", tcp=True).split()
-    )
     server_before = site.cpu()
     with site.slot_of(traffic) as slot:
         environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *filter(None, sys.path)]),
-            "PGPASSWORD": parameters["password"].strip("'"),
+            **environment_of(site.server, "bench"),
             "DRAIN_MODE": peer.mode,
-            "DRAIN_HOST": str(site.server.directory) if transport == "unix" else "127.0.0.1",
             "PGSSLMODE": "require" if transport == "TLS" else "disable",
-            "DRAIN_PORT": str(site.server.port),
-            "DRAIN_USER": "postgres",
-            "DRAIN_DATABASE": "bench",
             "DRAIN_SLOT": slot,
             "DRAIN_PUBLICATION": traffic.name,
             "DRAIN_END_LSN": str(traffic.end_lsn),
@@ -216,9 +209,11 @@ def drained(
             "DRAIN_LIMIT": str(peer.limit),
             "DRAIN_PG_RECVLOGICAL": str(recvlogical(site)),
         }
+        if transport == "unix":
+            environment["DRAIN_HOST"] = str(site.server.directory)
         if peer.command[0] != sys.executable:
             del environment["PYTHONPATH"]
-        answer, used = _answer_of(peer, environment)
+        answer, used = answer_of(peer, environment)
     changes = answer["changes"]
     if not peer.limit and changes != traffic.changes:
         raise NotMeasured(f"it saw {changes:,} changes of {traffic.changes:,}")
@@ -236,6 +231,21 @@ def drained(
     return sample
 
 
+def environment_of(server: EmbeddedServer, database: str) -> dict[str, str]:
+    """The environment in which a peer connects to a database by TCP."""
+    parameters = dict(part.partition("=")[::2] for part in server.dsn(database, tcp=True).split())
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *filter(None, sys.path)]),
+        "PGPASSWORD": parameters["password"].strip("'"),
+        "PGSSLMODE": "disable",
+        "DRAIN_HOST": "127.0.0.1",
+        "DRAIN_PORT": str(server.port),
+        "DRAIN_USER": "postgres",
+        "DRAIN_DATABASE": database,
+    }
+
+
 def recvlogical(site: Site) -> Path | str:
     """The server's own client, of the same version where it is there."""
     for directory in (site.bindir, Path(f"/usr/lib/postgresql/{site.version.split('.')[0]}/bin")):
@@ -244,7 +254,7 @@ def recvlogical(site: Site) -> Path | str:
     return shutil.which("pg_recvlogical") or "pg_recvlogical"
 
 
-def _answer_of(peer: Peer, environment: Mapping[str, str]) -> tuple[dict[str, Any], float]:
+def answer_of(peer: Peer, environment: Mapping[str, str]) -> tuple[dict[str, Any], float]:
     """What a peer prints, and the CPU seconds of it and its helpers."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(
