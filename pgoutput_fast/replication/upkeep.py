@@ -40,7 +40,7 @@ _POLL = 0.05  # seconds between two checks whether the snapshots or the upload a
 _MERGE_INTERVAL = 5.0
 _TIDY_INTERVAL = 10.0
 # Tidying a directory takes at most this part of the time.
-_TIDY_SHARE = 0.005
+_TIDY_SHARE = 0.05
 _WATCH_INTERVAL = 10.0
 _WARNING_INTERVAL = 3600.0  # seconds between two warnings of the same consumer
 _MUCH_UNREAD = 1 << 30  # warn of a consumer that is this many bytes of the log behind
