@@ -1,8 +1,8 @@
-"""Plan a table of a window: what is decided before a row of a layout or a snapshot is written.
+"""Decide what becomes of a table, before its rows are written.
 
 The functions take the table state, the schema of decoded batches, and what the catalogue says.
-They return frozen plans, and touch neither a target nor a change log. All policies of a sync that
-depend on the layout of a table, on its snapshots or on the catalogue are here.
+They return plans, and write nothing. The options of a sync that depend on a table's layout, on its
+snapshots or on the catalogue are applied here.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class TableRules(NamedTuple):
     marker : str or None
         The column for deleted rows; None if state tables have none.
     makes_null : bool
-        Whether a policy replaces values by NULL. Then a NULL in a key is the policy's, and a new
-        snapshot would not help.
+        Whether a policy replaces values by NULL. Then such a policy may have made a NULL in a key,
+        and a new snapshot would have the same NULL.
     """
 
     evolves: bool
@@ -111,7 +111,7 @@ def plan_new_table(
     has_snapshot: bool,
     has_left: Callable[[], bool],
 ) -> TableState:
-    """Return the table state of a table with which the target begins.
+    """Return the first table state of a table that is new in the target.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class LayoutPlan(NamedTuple):
     alterations : list of Alteration
         What the state table needs before the changes are applied.
     begins_version : bool
-        Whether the change table can't store the changes, so that they need a new version of it.
+        Whether the changes go to a new version of the change table, as it can't store them.
     key : tuple of str or None
         The stored names of the columns that identify a row; empty if the table has no key, None if
         the key is not known.
@@ -177,7 +177,7 @@ class LayoutPlan(NamedTuple):
 
     @property
     def moves_names(self) -> bool:
-        """Whether changes of earlier layouts have other columns under the same names."""
+        """Whether a column's name in the target may have meant another column before."""
         return any(isinstance(alteration, (Removed, Renamed)) for alteration in self.alterations)
 
 
@@ -193,7 +193,7 @@ def plan_layout(
     Parameters
     ----------
     table_state : TableState
-        The table state after the changes before.
+        The table state after all earlier changes.
     schema : pyarrow.Schema
         The schema of decoded batches.
     table_in_catalog : TableInCatalog
@@ -291,17 +291,18 @@ def _check_marker(table_state: TableState, rules: TableRules) -> None:
 class Progress(NamedTuple):
     """How far a change table or a state table is, by its own record.
 
-    Fields: lsn (it has all changes that were committed before), copy_lsn (of its newest snapshot).
+    Fields: lsn (it has all changes that were committed before this LSN), copy_lsn (the LSN of its
+    newest snapshot).
     """
 
     lsn: int
     copy_lsn: int
 
     def lacks(self, snapshot_lsn: int) -> bool:
-        """Whether the table lacks a snapshot, and has no change that is newer.
+        """Whether the table needs a snapshot: it has neither the snapshot nor a later change.
 
-        A snapshot that is older than the table would remove the changes in between, and nothing
-        reads them again. `check_position` reports such a snapshot.
+        The rows of an older snapshot would replace those with later changes, and nothing reads
+        these changes again.
         """
         return snapshot_lsn > self.copy_lsn and snapshot_lsn >= self.lsn
 
@@ -312,22 +313,21 @@ class SnapshotPlan(NamedTuple):
     Attributes
     ----------
     table_state : TableState
-        No longer stale, and with the columns of the snapshot, if it `begins` the table.
+        If the table begins with the snapshot, it has the snapshot's columns, and is not stale.
     conversion : BatchConversion
-    needs_changes, needs_rows : bool
-        Whether the change table and the state table lack the snapshot.
     begins : bool
         Whether the table begins with the snapshot, whatever it was before.
     begins_version : bool
         As in `LayoutPlan`.
+    needs_rows : bool
+        Whether the state table needs the snapshot.
     """
 
     table_state: TableState
     conversion: BatchConversion
-    needs_changes: bool
-    needs_rows: bool
     begins: bool
     begins_version: bool
+    needs_rows: bool
 
 
 def plan_snapshot(
@@ -337,18 +337,18 @@ def plan_snapshot(
     table_in_catalog: TableInCatalog,
     rules: TableRules,
     fits: Callable[[pa.Schema], bool],
-    changes: Progress,
     state: Progress | None,
 ) -> SnapshotPlan:
     """Plan how a snapshot of a table is written.
+
+    The plan does not say whether the change table needs the snapshot. That depends on the progress
+    of its version, which may be a new one.
 
     Parameters
     ----------
     table_state, schema, table_in_catalog, rules, fits
         As in `plan_layout`.
     snapshot_lsn : int
-    changes : Progress
-        Of the change table.
     state : Progress or None
         Of the state table; None if the target has none.
 
@@ -357,13 +357,12 @@ def plan_snapshot(
     PgOutputError
         ``unfit_schema``, as in `plan_layout`.
     """
-    needs_changes = changes.lacks(snapshot_lsn)
     # A snapshot that the table has already can't repair a table that became stale later.
     is_new = Progress(table_state.lsn, table_state.copy_lsn).lacks(snapshot_lsn)
     needs_rows = state is not None and (
         state.lacks(snapshot_lsn) or (table_state.stale is not None and is_new)
     )
-    # A killed process may have loaded the state table without committing the table state.
+    # If a process was killed after it had loaded the state table, the table state is still older.
     begins = is_new or needs_rows
     version = stored_version(schema)
     turns = turns_digits(table_state.columns, version)
@@ -374,8 +373,8 @@ def plan_snapshot(
         )
         _check_marker(table_state, rules)
     conversion = BatchConversion.of(schema, table_state.columns)
-    begins_version = needs_changes and (turns or not fits(conversion.schema))
-    return SnapshotPlan(table_state, conversion, needs_changes, needs_rows, begins, begins_version)
+    begins_version = begins and (turns or not fits(conversion.schema))
+    return SnapshotPlan(table_state, conversion, begins, begins_version, needs_rows)
 
 
 # --- the catalogue -------------------------------------------------------------------------------
@@ -384,7 +383,7 @@ def plan_snapshot(
 def plan_from_catalog(
     table_state: TableState, table: CatalogTable, start: int, rules: TableRules
 ) -> Literal["stale", "follow", "rename"] | None:
-    """Plan what a table without new changes needs after a read of the catalogue.
+    """Plan what a table needs if the catalogue was read after its last change.
 
     Parameters
     ----------
@@ -398,8 +397,8 @@ def plan_from_catalog(
 
     Returns
     -------
-    "stale": a column was dropped, and another one has its name. "follow": the columns are others.
-    "rename": only the name may be another one. None: nothing.
+    "stale": a column was dropped, and another one has its name. "follow": the columns differ.
+    "rename": only the table's name may differ. None: nothing.
     """
     has_rows = bool(rules.has_state and table_state.stale is None and table_state.columns)
     # The stream does not show that a column was dropped and created again, so this check does not

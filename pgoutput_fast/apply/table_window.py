@@ -86,7 +86,9 @@ class TableWindow:
         self._rules = rules
         self._spill_file = spill_file
         self.table_state = table_state
-        self._writers: list[ChangeWriter] = [target.changes(table_state)]
+        self._writer: ChangeWriter = target.changes(table_state)
+        # The earlier versions of the change table, each with the table state at its end.
+        self._earlier: list[tuple[ChangeWriter, TableState]] = []
         self._state: StateWriter | None = None
         if rules.has_state and table_state.stale is None:
             self._state = target.state(table_state)
@@ -98,6 +100,7 @@ class TableWindow:
         self._parts: list[_Part] = []
         self._last: _Layout | None = None
         self._snapshot: SnapshotPlan | None = None
+        self._copies_changes = False  # whether the change table needs the snapshot
         self._folded = 0  # commit LSN of the last folded change
         self.changes = 0
 
@@ -171,8 +174,7 @@ class TableWindow:
         if others:
             rows = pa.concat_batches(self._gathered)
         self._gathered, self._gathered_rows = [], 0
-        writer = self._writers[-1]
-        self._append(since(rows, writer.lsn))
+        self._append(since(rows, self._writer.lsn))
         if self._state is not None and self._parts:
             part = since(rows, self._state.lsn)
             if part.num_rows:
@@ -190,7 +192,7 @@ class TableWindow:
 
     def _append(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows:
-            self._writers[-1].append(rows)
+            self._writer.append(rows)
             self.changes += rows.num_rows
             time = rows.column("commit_time")[-1].cast(pa.int64()).as_py()
             self.table_state = self.table_state._replace(commit_time=time)
@@ -200,13 +202,10 @@ class TableWindow:
     ) -> _Layout:
         """Go on with the layout of a transaction that was committed at an LSN."""
         plan = self._planned(schema, catalog_at(lsn))
-        self._go_to(plan.table_state)
-        if plan.begins_version:
-            self._next_version()
+        self._begin_layout(plan, lsn)
         self._last = schema, plan.conversion
         if self._is_new and self._first is None:
             self._first = pa.schema(list(plan.conversion.schema.field("after").type))
-        self._fold_on(plan, lsn)
         return self._last
 
     def follow(self, schema: pa.Schema, table_in_catalog: TableInCatalog) -> None:
@@ -219,14 +218,18 @@ class TableWindow:
         table_in_catalog : TableInCatalog
         """
         self.take_gathered()
-        plan = self._planned(schema, table_in_catalog)
-        self._go_to(plan.table_state)
-        self._fold_on(plan, self._folded + 1)
-        self._last = None  # the next change has these columns, or begins a version for them
+        self._begin_layout(self._planned(schema, table_in_catalog), self._folded + 1)
+        self._last = None
 
     def _planned(self, schema: pa.Schema, table_in_catalog: TableInCatalog) -> LayoutPlan:
-        fits = self._writers[-1].fits
+        fits = self._writer.fits
         return plan_layout(self.table_state, schema, table_in_catalog, self._rules, fits)
+
+    def _begin_layout(self, plan: LayoutPlan, lsn: int) -> None:
+        self._go_to(plan.table_state)
+        if plan.begins_version:
+            self._next_version()
+        self._fold_on(plan, lsn)
 
     def _fold_on(self, plan: LayoutPlan, lsn: int) -> None:
         """Fold the next changes together with those before, if possible."""
@@ -268,7 +271,7 @@ class TableWindow:
         if plan is None:
             self.take_gathered()
             plan = self._snapshot = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
-        if not (plan.needs_changes or plan.needs_rows):
+        if not (self._copies_changes or plan.needs_rows):
             return
         last = self._last
         if last is None or last[0] is not schema:
@@ -277,7 +280,7 @@ class TableWindow:
         if plan.needs_rows:
             check_copied_keys(batch)
         rows = last[1].batch(batch)
-        if plan.needs_changes:
+        if self._copies_changes:
             self._append(rows)
         if plan.needs_rows and self._state is not None:
             read = rows.filter(pc.equal(rows.column("op"), "read"))
@@ -291,17 +294,18 @@ class TableWindow:
         self, schema: pa.Schema, table_in_catalog: TableInCatalog, snapshot: Snapshot
     ) -> SnapshotPlan:
         """Begin a snapshot, and return its plan."""
-        changes, state = self._writers[-1], self._state
+        state = self._state
         if state is None and self._rules.has_state:
             state = self._target.state(self.table_state)
         plan = plan_snapshot(
-            self.table_state, snapshot.lsn, schema, table_in_catalog, self._rules, changes.fits,
-            Progress(changes.lsn, changes.copy_lsn),
-            None if state is None else Progress(state.lsn, state.copy_lsn),
+            self.table_state, snapshot.lsn, schema, table_in_catalog, self._rules,
+            self._writer.fits, None if state is None else Progress(state.lsn, state.copy_lsn),
         )  # fmt: skip
         self.table_state = plan.table_state
         if plan.begins_version:
             self._next_version()
+        progress = Progress(self._writer.lsn, self._writer.copy_lsn)
+        self._copies_changes = progress.lacks(snapshot.lsn)
         self._last = schema, plan.conversion
         if plan.begins:
             self._state, self._parts, self._is_new = state, [], False
@@ -311,14 +315,15 @@ class TableWindow:
 
     def _next_version(self) -> None:
         """Begin a new version of the change table."""
+        self._earlier.append((self._writer, self.table_state))
         self.table_state = self.table_state._replace(version=self.table_state.version + 1)
-        self._writers.append(self._target.changes(self.table_state))
+        self._writer = self._target.changes(self.table_state)
 
     def end_snapshot(self, snapshot: Snapshot) -> None:
         """End a snapshot, after its last row."""
         plan = self._snapshot
         self._snapshot = self._last = None
-        if plan is not None and plan.needs_changes:
+        if plan is not None and self._copies_changes:
             # A snapshot counts as its rows, without its Truncate.
             self.changes -= 1
         if snapshot.lsn >= self.table_state.lsn:
@@ -337,8 +342,8 @@ class TableWindow:
 
     def commit_changes(self, lsn: int) -> None:
         """Commit the change table, after the last change."""
-        for writer in self._writers:
-            writer.commit(self.table_state._replace(lsn=lsn))
+        for writer, table_state in (*self._earlier, (self._writer, self.table_state)):
+            writer.commit(table_state._replace(lsn=lsn))
             self.table_state = self.table_state._replace(gap=writer.gap or self.table_state.gap)
 
     def commit_state(self, lsn: int) -> None:

@@ -381,7 +381,9 @@ class WindowWriter:
         """Return the first table state of a table, with a free name."""
         relation_id = relation.relation_id
         if relation_id in self._table_states:  # its first changes were paused
-            return self._table_states[relation_id]._replace(version=1)
+            return self._table_states[relation_id]._replace(
+                version=1, namespace=relation.namespace, name=relation.name
+            )
         used_names = {table_state.stored.casefold() for table_state in self._table_states.values()}
         used_names.update(window.table_state.stored.casefold() for window in self._open.values())
         used_names.update(

@@ -104,7 +104,7 @@ class TableOfFiles(TableWindow):
         UnplannedError
             The target has some of the changes already.
         """
-        writer: Any = self._writers[-1]
+        writer: Any = self._writer
         state_lsn = layout.first_lsn if self._state is None else self._state.lsn
         if layout.first_lsn < max(self.table_state.lsn, writer.lsn, state_lsn):
             raise self._partly()
@@ -128,7 +128,7 @@ class TableOfFiles(TableWindow):
         """
         self._files = []
         plan = self._snapshot = self._begin_snapshot(schema, catalog_at(snapshot.lsn), snapshot)
-        needs = plan.needs_changes, plan.needs_rows
+        needs = self._copies_changes, plan.needs_rows
         if needs != (True, self._rules.has_state) or self._has_copied:
             raise self._partly()
         self._has_copied = True
@@ -141,7 +141,7 @@ class TableOfFiles(TableWindow):
         state: Any = None,
         folded: list[_RunFile] | None = None,
     ) -> _Section:
-        changes: Any = self._writers[-1]
+        changes: Any = self._writer
         rows = None
         if state is not None:
             rows = Destination(state.table.directory, state.loading, tuple(state.partition_by))

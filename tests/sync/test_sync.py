@@ -611,6 +611,31 @@ def test_a_table_that_is_altered_in_its_first_window(
     assert [[row["after"] for row in part] for part in versions] == [[{"id": 1}], [{"id": 1 << 40}]]
 
 
+@pytest.mark.everyday("duckdb")
+def test_digits_in_a_column_that_had_texts(
+    made: MadeDirectory, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalogue says so before a change does; nothing in a change table tells them apart."""
+    monkeypatch.setattr(window_writer, "_CATALOG_TIMEOUT", 0.2)  # it never comes here
+    texts, money = (
+        testing.Table("prices", {"id": "int4", "v": type_}, 16393, key=["id"])
+        for type_ in ("text", "money")
+    )
+    history = HistoryWriter(made.directory, 0)
+    history.note(catalog_read(1000, texts))
+    made.go_on(binary=True)
+    made.commit(1080, texts.relation(), testing.insert(texts, [b"\0\0\0\1", b"abc"]))
+    sync(made, tables, uncopied="empty")
+    history.note(catalog_read(1150, money))
+    made.commit(1170, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [b"\0\0\0\1", b"a"]))
+    assert [*sync(made, tables, uncopied="empty").stale] == ["public.prices"]
+    row = [b"\0\0\0\2", (1234).to_bytes(8, "big")]
+    made.commit(1300, money.relation(), testing.insert(money, row))
+    sync(made, tables, uncopied="empty")
+    found = [tables.changes("public.prices", version).to_pylist() for version in (1, 2)]
+    assert [[row["after"]["v"] for row in part] for part in found] == [["abc"], ["1234"]]
+
+
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [

@@ -147,41 +147,45 @@ def test_the_first_layout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "now", "stored", "alterations"),
+    ("columns", "now", "stored", "alterations", "moves"),
     [
-        pytest.param(OLD, BEFORE, ["id", "note"], [], id="the same"),
-        pytest.param({"id": "int4"}, catalog([ID], [ID, NOTE]), ["id"], [Removed("note")],
+        pytest.param(OLD, BEFORE, ["id", "note"], [], False, id="the same"),
+        pytest.param({"id": "int4"}, catalog([ID], [ID, NOTE]), ["id"], [Removed("note")], True,
                      id="removed"),
         pytest.param(
             {"id": "int4", "text": "text"}, catalog([ID, column(2, "text")], [ID, NOTE]),
-            ["id", "text"], [Renamed("note", "note~"), Renamed("note~", "text")], id="renamed",
+            ["id", "text"], [Renamed("note", "note~"), Renamed("note~", "text")], True,
+            id="renamed",
         ),
         pytest.param(
             {"id": "int4", "note": "text"},
             catalog([ID, column(3, "note", has_missing=True, missing="x")], [ID], [ID, NOTE]),
             ["id", "note"], [Removed("note"), AddedColumn("note", pa.array(["x"]))],
-            id="removed and added",
+            True, id="removed and added",
         ),
         pytest.param(
             {**OLD, "n": "int4"},
             catalog([ID, NOTE, column(3, "n", INT4, has_missing=True, missing="7")], [ID, NOTE]),
-            ["id", "note", "n"], [AddedColumn("n", pa.array([7]))], id="added",
+            ["id", "note", "n"], [AddedColumn("n", pa.array([7]))], False, id="added",
         ),
         pytest.param(
             {**OLD, "ID": "text"}, catalog([ID, NOTE, column(3, "ID")], [ID, NOTE]),
             ["id", "note", "ID_"], [AddedColumn("ID_", pa.array([None], pa.null()))],
-            id="added with a name that differs in case",
+            False, id="added with a name that differs in case",
         ),
     ],
 )  # fmt: skip
 def test_an_altered_table(
-    columns: dict[str, Any], now: TableInCatalog, stored: list[str], alterations: list[Any]
+    columns: dict[str, Any],
+    now: TableInCatalog,
+    stored: list[str],
+    alterations: list[Any],
+    moves: bool,
 ) -> None:
     plan = layout(columns, now)
     assert [each.stored for each in plan.table_state.columns] == stored
     assert plan.alterations == alterations
     assert plan.table_state.stale is None
-    moves = any(isinstance(each, (Removed, Renamed)) for each in alterations)
     assert plan.moves_names is moves
 
 
@@ -257,13 +261,25 @@ def test_a_version_of_the_change_table() -> None:
     assert layout(OLD, BEFORE, fits=refuses).begins_version
     assert asked == [pa.string()]
     # One column can't hold texts and digits of binary format, though both are texts.
-    digits = known()
-    columns = tuple(
-        each._replace(form="string of digits, from binary format") if each.name == "note" else each
-        for each in digits.columns
-    )
-    plan = layout(OLD, BEFORE, digits._replace(columns=columns))
+    plan = layout(OLD, BEFORE, with_digits())
     assert plan.begins_version
+    assert plan.table_state.stale is not None
+
+
+def with_digits() -> TableState:
+    """The table state of a table that has had digits of binary format in `note`."""
+    columns = [
+        each._replace(form="string of digits, from binary format") if each.name == "note" else each
+        for each in known().columns
+    ]
+    return known()._replace(columns=tuple(columns))
+
+
+def test_columns_have_their_stored_names() -> None:
+    now = catalog([ID, NOTE, column(3, "ID")], [ID, NOTE])
+    plan = layout({**OLD, "ID": "text"}, now, key=["ID"])
+    assert plan.key == ("ID_",)
+    assert plan.conversion.schema.field("after").type.names == ["id", "note", "ID_"]
 
 
 @pytest.mark.parametrize(
@@ -284,53 +300,73 @@ def test_the_key(options: dict[str, Any], now: TableInCatalog, key: tuple[str, .
 
 
 @pytest.mark.parametrize(
-    ("table", "changes", "state", "stale", "needs"),
+    ("lsn", "copy_lsn", "lacks"),
     [
-        pytest.param((0, 0), (0, 0), (0, 0), None, (True, True, True), id="new"),
-        pytest.param((50, 40), (50, 40), (50, 40), None, (True, True, True), id="a later one"),
-        pytest.param((100, 100), (100, 100), (100, 100), None, (False, False, False), id="again"),
-        pytest.param((200, 40), (200, 40), (200, 40), None, (False, False, False), id="too old"),
-        pytest.param((50, 40), (100, 100), (50, 40), None, (False, True, True),
-                     id="killed after the change table"),
-        pytest.param((50, 40), (50, 40), (100, 100), None, (True, False, True),
-                     id="killed after the state table"),
-        pytest.param((50, 40), (100, 100), (100, 100), "why", (False, True, True),
-                     id="killed, and stale"),
-        pytest.param((100, 100), (100, 100), (100, 100), "why", (False, False, False),
+        (0, 0, True), (50, 40, True), (100, 40, True),
+        (101, 40, False), (50, 100, False), (100, 100, False),
+    ],
+)  # fmt: skip
+def test_what_lacks_a_snapshot(lsn: int, copy_lsn: int, lacks: bool) -> None:
+    assert Progress(lsn, copy_lsn).lacks(100) is lacks
+
+
+@pytest.mark.parametrize(
+    ("table", "state", "stale", "needs_rows", "begins"),
+    [
+        pytest.param((0, 0), (0, 0), None, True, True, id="new"),
+        pytest.param((50, 40), (50, 40), None, True, True, id="a later one"),
+        pytest.param((100, 100), (100, 100), None, False, False, id="again"),
+        pytest.param((200, 40), (200, 40), None, False, False, id="too old"),
+        pytest.param((50, 40), (100, 100), None, False, True, id="killed after the state table"),
+        pytest.param((50, 40), (100, 100), "why", True, True, id="killed, and stale"),
+        pytest.param((100, 100), (100, 100), "why", False, False,
                      id="stale since, so the same snapshot does not help"),
-        pytest.param((50, 40), (50, 40), None, None, (True, False, True), id="changes alone"),
+        pytest.param((50, 40), None, None, False, True, id="changes alone"),
     ],
 )  # fmt: skip
 def test_a_snapshot(
     table: tuple[int, int],
-    changes: tuple[int, int],
     state: tuple[int, int] | None,
     stale: str | None,
-    needs: tuple[bool, bool, bool],
+    needs_rows: bool,
+    begins: bool,
 ) -> None:
     lsn, copy_lsn = table
     before = known()._replace(lsn=lsn, copy_lsn=copy_lsn, stale=stale, schema_lsn=7)
     plan = plan_snapshot(
         before, 100, schema({"id": "int8"}), catalog([column(1, "id", INT8)]), RULES, fits,
-        Progress(*changes), None if state is None else Progress(*state),
+        None if state is None else Progress(*state),
     )  # fmt: skip
-    assert (plan.needs_changes, plan.needs_rows, plan.begins) == needs
+    assert (plan.needs_rows, plan.begins) == (needs_rows, begins)
     assert not plan.begins_version
-    if plan.begins:
+    if begins:
         assert [each.form for each in plan.table_state.columns] == ["int64"]
         assert (plan.table_state.stale, plan.table_state.schema_lsn) == (None, 100)
     else:
         assert plan.table_state == before
 
 
-def test_a_version_begins_with_a_snapshot_that_does_not_fit() -> None:
-    def plan(changes: Progress) -> bool:
-        return plan_snapshot(
-            known(), 100, schema(OLD), BEFORE, RULES, lambda _: False, changes, None
-        ).begins_version
+@pytest.mark.parametrize(
+    ("had_digits", "does_fit", "begins_version"),
+    [(False, True, False), (False, False, True), (True, True, True)],
+)
+def test_a_version_begins_with_a_snapshot(
+    had_digits: bool, does_fit: bool, begins_version: bool
+) -> None:
+    before = with_digits() if had_digits else known()
+    plan = plan_snapshot(before, 100, schema(OLD), BEFORE, RULES, lambda _: does_fit, None)
+    assert plan.begins_version is begins_version
+    # A table that has the snapshot goes on with the version that it has.
+    before = before._replace(lsn=100, copy_lsn=100)
+    plan = plan_snapshot(before, 100, schema(OLD), BEFORE, RULES, lambda _: does_fit, None)
+    assert not plan.begins_version
 
-    assert plan(Progress(0, 0))
-    assert not plan(Progress(100, 100))
+
+def test_a_snapshot_with_the_column_for_deleted_rows() -> None:
+    with expect_error(code="unfit_schema", parameter="soft_deletes", table="public.t"):
+        plan_snapshot(
+            NEW, 100, schema(OLD), BEFORE, RULES._replace(marker="Note"), fits, Progress(0, 0)
+        )
 
 
 # --- the catalogue -------------------------------------------------------------------------------
@@ -355,5 +391,7 @@ def test_a_table_follows_the_catalogue(
     table = catalog(columns).table
     assert table is not None
     assert plan_from_catalog(state, table, start, RULES) == action
-    if action == "follow":
-        assert plan_from_catalog(state, table, start, CHANGES) == "rename"
+    if action in ("follow", "stale"):  # for rows
+        without_rows = "rename" if start > state.schema_lsn else None
+        assert plan_from_catalog(state, table, start, CHANGES) == without_rows
+        assert plan_from_catalog(state._replace(columns=()), table, start, RULES) == without_rows
