@@ -220,7 +220,7 @@ class Delivery:
             receiver.acknowledged, self._begin
         ):
             if self._on_idle is None:
-                receiver.acknowledged = lsn
+                receiver.acknowledge(lsn)
             else:
                 self._on_idle(lsn)
 

@@ -249,7 +249,7 @@ class Landing:
     def _acknowledge(self, position: int | None) -> None:
         if position is not None:
             receiver = self._link.receiver
-            receiver.acknowledged = max(receiver.acknowledged, position)
+            receiver.acknowledge(position)
             self._note_commit_time()
             self._prepared.forget(position)
 

@@ -151,8 +151,6 @@ class Receiver:
     ----------
     received : int
         The greatest LSN received.
-    acknowledged : int
-        The greatest acknowledged LSN. Code that sets it must not decrease it.
     safe_lsn : callable or None
     """
 
@@ -164,7 +162,7 @@ class Receiver:
         safe_lsn: Callable[[int], int] | None = None,
     ) -> None:
         self.connection = connection
-        self.received = self.acknowledged = start_lsn
+        self.received = self._acknowledged = start_lsn
         self.safe_lsn = safe_lsn
         self._pgconn = connection.pgconn
         # Only one thread at a time may use libpq's connection. The lock is re-entrant, as a signal
@@ -204,6 +202,15 @@ class Receiver:
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._stop.is_set()
+
+    @property
+    def acknowledged(self) -> int:
+        """The greatest acknowledged LSN."""
+        return self._acknowledged
+
+    def acknowledge(self, lsn: int) -> None:
+        """Acknowledge everything before an LSN. An LSN before the greatest one has no effect."""
+        self._acknowledged = max(self._acknowledged, lsn)
 
     def receive(self, batch: Taken, timeout: float | None) -> bool:
         """Wait for data, and put them into `batch`.

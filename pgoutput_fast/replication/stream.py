@@ -243,7 +243,7 @@ class ReplicationStream:
         if self._on_idle is not None and now - self._idle_reported_at >= _IDLE_INTERVAL:
             self._idle_reported_at = now
             self._on_idle(lsn)
-            self._link.receiver.acknowledged = lsn
+            self._link.receiver.acknowledge(lsn)
 
     def receive(self, timeout: float | None = None) -> Batch | None:
         """Wait for frames, and return those that came.
@@ -329,7 +329,7 @@ class ReplicationStream:
                 hint="Give the transaction, or its `end_lsn`: the server forgets all changes "
                 "before an acknowledged LSN",
             )
-        receiver.acknowledged = max(receiver.acknowledged, lsn)
+        receiver.acknowledge(lsn)
 
     def ask_for_keepalive(self) -> None:
         """Ask the server for a keepalive, which it then sends soon, even if nothing happens."""
