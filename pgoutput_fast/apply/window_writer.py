@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.commits import newest_commit
-from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
 from ..columnar.decoder import ColumnarDecoder
 from ..errors import Argument, PgOutputError, RetryableError
@@ -225,7 +224,7 @@ class WindowWriter:
         """Read all changes of a plan, and give them to their tables."""
         for snapshot, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
             for read in reads:
-                for chunk in chunks(read, view.metadata):
+                for chunk in self._reader.chunks(read, view.metadata):
                     self._take(chunk, snapshot)
                     self._tell()
             self._end_snapshot(snapshot)

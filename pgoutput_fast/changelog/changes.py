@@ -11,12 +11,15 @@ from ..lsn import format_lsn
 from ..protocol.wire import relation_id_of
 from .history import HistoryFollower
 from .ranges import counted, frame_counts, frame_lsns
+from .read_frames import WantedFiles, chunks
 
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
+    from ..segments import SegmentMetadata
     from .history import History, HistoryPolicy
     from .read_frames import Chunk
+    from .read_plan import Read
 
 
 class Refusal(NamedTuple):
@@ -55,6 +58,7 @@ class ChangeReader:
     ----------
     decoding : dict
         The arguments of the decoder, with the registry that follows the history.
+    history : History or None
     follower : HistoryFollower or None
     """
 
@@ -65,14 +69,28 @@ class ChangeReader:
         policy: HistoryPolicy = "newer",
         refused: Callable[[Chunk, list[Refusal]], None] | None = None,
     ) -> None:
+        self.history = history
         self.follower: HistoryFollower | None = None
         if history is not None and decoding.get("registry") is None:
             self.follower = HistoryFollower(history, policy)
             decoding = {**decoding, "registry": self.follower.registry}
         self.decoding = decoding
+        self._wanted = WantedFiles(decoding.get("tables"))
         self._refused = refused
         self._decoder: ColumnarDecoder | None = None
         self._encoding = ""
+
+    def chunks(self, read: Read, metadata: SegmentMetadata) -> Iterator[Chunk]:
+        """Yield the chunks of a read; none if its files have no changes of the wanted tables.
+
+        Parameters
+        ----------
+        read : Read
+        metadata : SegmentMetadata
+            The metadata of another file of the same change log.
+        """
+        if self._wanted.has_any(read):
+            yield from chunks(read, metadata)
 
     def changes(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
         """Yield each batch of changes of a chunk, and its record batch in the range of the read.

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ..columnar.selection import Selection
+from ..encodings import python_encoding
+from ..protocol.messages import decode_rare
 from ..segments.reader import SegmentReader
 from ..segments.structure import tags_of
 from .view import check_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from ..segments import SegmentMetadata
@@ -38,6 +41,37 @@ class Chunk(NamedTuple):
     """The other columns of the file, as a table of pyarrow."""
     is_binary: bool
     """Whether the server sent values in binary format where a type has one."""
+
+
+class WantedFiles:
+    """Says which files have changes of some tables, without reading their row batches.
+
+    Parameters
+    ----------
+    tables : iterable of str or None
+        Patterns of tables; None for all.
+    """
+
+    def __init__(self, tables: Iterable[str] | None) -> None:
+        self._selection = None if tables is None else Selection(tables)
+        self._wants: dict[bytes, bool] = {}  # by Relation frame
+
+    def has_any(self, read: Read) -> bool:
+        """Return whether a file of a read has a change of the tables."""
+        return self._selection is None or any(self._is_wanted(path) for path in read.files)
+
+    def _is_wanted(self, path: Path) -> bool:
+        with SegmentReader(path) as reader:
+            encoding = python_encoding(reader.metadata.encoding)
+            return any(self._is_of_table(span.relation, encoding) for span in reader.index)
+
+    def _is_of_table(self, frame: bytes, encoding: str) -> bool:
+        wants = self._wants.get(frame)
+        if wants is None:
+            relation: Any = decode_rare(frame, in_stream=False, encoding=encoding)
+            wants = self._selection is None or self._selection.wants(relation)
+            self._wants[frame] = wants
+        return wants
 
 
 def chunks(read: Read, metadata: SegmentMetadata) -> Iterator[Chunk]:

@@ -22,7 +22,6 @@ from pgoutput_fast.apply.naming import stored_table
 from pgoutput_fast.apply.stored_changes import BatchConversion, with_a_column
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import HistoryPolicy, history_of
-from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.changelog.remote import refuse_secrets
 from pgoutput_fast.errors import PgOutputError
 from pgoutput_fast.names import shown_table
@@ -188,7 +187,7 @@ def write_changes(
     open_files: dict[tuple[int, pa.Schema], tuple[_ChangeFile, BatchConversion]] = {}
     try:
         for read in reads:
-            for chunk in chunks(read, metadata):
+            for chunk in reader.chunks(read, metadata):
                 for changes, decoded in reader.changes(chunk):
                     batch = with_a_column(decoded)
                     key = changes.relation.relation_id, batch.schema

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from pgoutput_fast._version import __version__
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import HistoryPolicy, history_of
-from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.errors import PgOutputError
 
 from ._json_columns import base64_text, joined, json_column, json_name
@@ -134,7 +133,7 @@ def envelopes(
 
     reader = ChangeReader(decoding, schema_history, history, refused=refuse)
     for read in reads:
-        for chunk in chunks(read, metadata):
+        for chunk in reader.chunks(read, metadata):
             for changes, batch in reader.changes(chunk):
                 waiting = refused.pop(changes.relation.relation_id, [])
                 yield from _in_order([records_of(changes.relation, batch), *waiting])

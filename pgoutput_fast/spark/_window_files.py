@@ -19,7 +19,6 @@ from pgoutput_fast.apply.stored_changes import BatchConversion, as_taken, check_
 from pgoutput_fast.apply.targets import UnplannedError
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import history_of
-from pgoutput_fast.changelog.read_frames import chunks
 from pgoutput_fast.names import qualified
 
 from ._staged_files import downloaded
@@ -270,7 +269,7 @@ def _write(task: WriteTask) -> list[FileRun]:
     try:
         reader = ChangeReader(task.decoding, history_of([task.directory]), task.history)
         for section, read in task.reads:
-            for chunk in chunks(read, task.metadata):
+            for chunk in reader.chunks(read, task.metadata):
                 for changes, decoded in reader.changes(chunk):
                     batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
                     key = section, changes.relation.relation_id

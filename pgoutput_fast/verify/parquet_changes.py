@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 
 from ..changelog.changes import ChangeReader
 from ..changelog.log import ChangeLog
-from ..changelog.read_frames import chunks
 from ..changelog.stored import stored
 from ..errors import PgOutputError
 from ..lsn import format_lsn
@@ -165,7 +164,7 @@ class ChangeFiles:
         with self._refusals():
             while (plan := view.plan(position, _PART_BYTES)) is not None:
                 for read in plan.reads:
-                    for chunk in chunks(read, view.metadata):
+                    for chunk in reader.chunks(read, view.metadata):
                         for changes, batch in reader.changes(chunk):
                             self._take(changes.relation, batch)
                             rows += batch.num_rows
