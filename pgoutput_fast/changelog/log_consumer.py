@@ -7,12 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..columnar.decoder import ColumnarDecoder
-from ..errors import PgOutputError
+from ..errors import PgOutputError, RetryableError
 from ..lsn import format_lsn
 from ..policies import Policies
 from .changes import ChangeReader
 from .consumers import Consumer, claim_consumer
-from .read_frames import chunks
 
 if TYPE_CHECKING:
     import threading
@@ -54,12 +53,29 @@ class NextChanges:
 
         Raises
         ------
+        RetryableError
+            A value is refused, and its type may have been altered since the capture has read the
+            catalogue. Call `next` again after some seconds.
         PgOutputError
             A file can't be read or is damaged, or a value is refused.
         """
-        for read in self._plan.reads:
-            for chunk in chunks(read, self._view.metadata):
-                yield from self._reader.changes(chunk)
+        try:
+            for read in self._plan.reads:
+                for chunk in self._reader.chunks(read, self._view.metadata):
+                    yield from self._reader.changes(chunk)
+        except PgOutputError as error:
+            history = self._reader.history
+            if error.code != "bad_value" or history is None:
+                raise
+            if history.confirmed >= self.position.lsn:
+                raise
+            raise RetryableError(
+                f"{error.message}. Its type may have been altered since the capture has read the "
+                "catalogue",
+                code=error.code,
+                path=error.path,
+                hint="Call `next` again after some seconds",
+            ) from error
 
 
 class LogConsumer:
@@ -110,6 +126,14 @@ class LogConsumer:
             os.close(self._lock)
             self._lock = None
 
+    def _check_open(self) -> None:
+        if self._lock is None:
+            raise PgOutputError(
+                "the consumer is closed, and another process may read under its name",
+                code="unfit_input",
+                hint="Make another consumer",
+            )
+
     @property
     def position(self) -> Position:
         """The consumer's position: it has stored everything before."""
@@ -126,8 +150,10 @@ class LogConsumer:
         Raises
         ------
         PgOutputError
-            The change log can't be read, ends before the position, or lacks changes after it.
+            The change log can't be read, ends before the position, or lacks changes after it. The
+            consumer is closed.
         """
+        self._check_open()
         view, position = self._view(), self._consumer.position
         if position.lsn > view.end:
             raise PgOutputError(
@@ -165,6 +191,15 @@ class LogConsumer:
         Raises
         ------
         PgOutputError
-            The position can't be written, or the consumer was removed meanwhile.
+            The position can't be written, or the consumer was removed meanwhile. The change log
+            ends before the position. The consumer is closed.
         """
+        self._check_open()
+        end = self._view().end
+        if position.lsn > end:
+            raise PgOutputError(
+                f"the change log ends at {format_lsn(end)}, before {format_lsn(position.lsn)}",
+                code="unfit_input",
+                hint="Give the `position` of changes that this consumer has returned",
+            )
         self._consumer.advance(position)

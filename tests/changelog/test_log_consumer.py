@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.changelogs.made_directory import MadeDirectory
+from support.changelogs.made_directory import MadeDirectory, catalog_read
 from support.expected_errors import expect_error
 from support.paths import ROOT
 from support.waiting import wait_until
@@ -23,6 +23,9 @@ import pgoutput_fast as pf
 from pgoutput_fast import testing
 from pgoutput_fast.changelog import ChangeLog, Position
 from pgoutput_fast.changelog.consumers import consumers
+from pgoutput_fast.changelog.schema_history import HistoryWriter
+from pgoutput_fast.errors import PgOutputError, RetryableError
+from pgoutput_fast.segments import SegmentReader
 
 T = testing.Table("t", {"id": "int4", "name": "text"}, relation_id=16384)
 LATE = testing.Table("late", {"id": "int4"}, relation_id=16385)
@@ -122,6 +125,58 @@ def test_another_change_log_is_refused(made: MadeDirectory) -> None:
         Position.from_json('{"position": 5}')
     with expect_error(code="missing_path"):
         ChangeLog(made.directory / "none").consumer("own")
+
+
+def test_a_closed_consumer(made: MadeDirectory) -> None:
+    with ChangeLog(made.directory).consumer("own") as consumer:
+        changes = consumer.next()
+        assert changes is not None
+        beyond = Position(changes.position.lsn + 1_000, {})
+        with expect_error(code="unfit_input"):
+            consumer.advance(beyond)
+    with expect_error(code="unfit_input"):
+        consumer.next()
+    with expect_error(code="unfit_input"):
+        consumer.advance(changes.position)
+
+
+def test_files_without_changes_of_the_tables_are_not_read(
+    made: MadeDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for lsn in range(2000, 3000, 100):
+        made.commit(lsn, testing.update(T, [1, "d"]))
+    reads, batches = [], SegmentReader.__iter__
+    monkeypatch.setattr(
+        SegmentReader, "__iter__", lambda self: reads.append(self.path.name) or batches(self)
+    )
+    with ChangeLog(made.directory).consumer("late", tables=["public.late"]) as consumer:
+        changes = consumer.next()
+        assert changes is not None
+        found = [row for _, batch in changes for row in batch.to_pylist()]
+    assert [row["op"] for row in found] == ["truncate", "read", "read", "insert"]
+    # Two files of the snapshot, and two of thirteen segments; the snapshot lies within one of them.
+    assert len({*reads}) == 4
+    assert len(reads) == 5
+
+
+def test_a_value_whose_type_may_have_been_altered(made: MadeDirectory) -> None:
+    """The capture has not read the catalogue since, so the value may fit soon."""
+    history = HistoryWriter(made.directory, 0)
+    history.note(catalog_read(1500, T))
+    made.commit(2000, testing.insert(T, ["no number", "a"]))
+    with ChangeLog(made.directory).consumer("own") as consumer:
+
+        def read() -> None:
+            changes = consumer.next()
+            assert changes is not None
+            assert [*changes]
+
+        with expect_error(RetryableError, code="bad_value"):
+            read()
+        history.note(catalog_read(3000, T))
+        with pytest.raises(PgOutputError) as caught:
+            read()
+        assert (caught.value.code, caught.type) == ("bad_value", PgOutputError)
 
 
 def test_what_comes_later_is_followed(made: MadeDirectory) -> None:
