@@ -44,12 +44,13 @@ class ChangeTarget(abc.ABC):
     def load(self) -> str | None:
         """Return the text that `commit` stored last; None if there is none.
 
-        It is called before the first `begin`, perhaps more than once.
+        It is called before the first window, and in each window after `begin`. If the text is not
+        the one that this sync stored last, another sync writes the target, and this one ends.
         """
 
     @abc.abstractmethod
     def begin(self) -> None:
-        """Begin a transaction."""
+        """Begin a transaction. If another one is running, wait for its end."""
 
     @abc.abstractmethod
     def prepare(self, table: str, schema: pa.Schema) -> bool:
@@ -71,7 +72,12 @@ class ChangeTarget(abc.ABC):
 
     @abc.abstractmethod
     def append(self, table: str, changes: pa.RecordBatch) -> None:
-        """Write changes behind those that a table has; it was prepared for their schema."""
+        """Write changes behind those that a table has; it was prepared for their schema.
+
+        Store `unchanged` with each row: it lists the columns whose value the server did not send,
+        and which are null in `after`. A snapshot comes as a row with the op "truncate", and then
+        its rows with the op "read".
+        """
 
     @abc.abstractmethod
     def rename(self, table: str, name: str) -> None:

@@ -9,7 +9,7 @@ from ..errors import Argument, PgOutputError
 from ..segments.reader import CommitRecord
 from .duckdb_sql import versioned
 from .progress_rows import progress_fields, table_state_of
-from .targets import TARGET_FORMAT, RememberedOptions, TargetOrigin, TargetState
+from .targets import TARGET_FORMAT, RememberedOptions, TargetError, TargetOrigin, TargetState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ class OwnTarget:
     is_transactional = True
 
     def __init__(self, own: ChangeTarget, remembered: RememberedOptions) -> None:
-        if remembered.keep == "state":
+        if remembered.keep in ("both", "state"):
             raise PgOutputError(
                 f"{own.name} keeps only change tables", code="bad_option", parameter="keep",
                 hint=("Leave out ", Argument("keep")),
@@ -42,12 +42,13 @@ class OwnTarget:
         self.prepared: dict[str, list[pa.Schema]] = {}
         self._origin: TargetOrigin | None = None
         self._stored = TargetState(0, {})
+        self._text: str | None = None  # which the target has
 
     def __repr__(self) -> str:
         return f"OwnTarget({self.own.name!r})"
 
     def claim(self) -> None:
-        """See `Target`. Two syncs would have the same consumer, so the change log refuses one."""
+        """See `Target`. `begin` finds out whether another sync has written."""
 
     def open(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
@@ -57,7 +58,7 @@ class OwnTarget:
     def peek(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
         self._origin = origin
-        text = self.own.load()
+        self._text = text = self.own.load()
         if text is None:
             return TargetState(0, {}, is_new=True)
         progress = json.loads(text)
@@ -90,8 +91,20 @@ class OwnTarget:
         """See `Target`. Only a write can show whether the table can be written again."""
 
     def begin(self) -> None:
-        """See `Target`."""
+        """See `Target`.
+
+        Raises
+        ------
+        TargetError
+            Another sync has written the target since.
+        """
         self.own.begin()
+        if self.own.load() != self._text:
+            raise TargetError(
+                f"another sync writes {self.own.name}",
+                code="in_use",
+                hint="Let only one sync write a target",
+            )
 
     def changes(self, table_state: TableState) -> _OwnChanges:
         """See `Target`."""
@@ -120,13 +133,18 @@ class OwnTarget:
 
     def keep(self) -> None:
         """See `Target`."""
-        self.own.begin()
-        self.own.commit(self._progress(self._stored))
+        self.begin()
+        self._commit(self._stored)
 
     def commit(self, stored: TargetState) -> None:
         """See `Target`."""
-        self.own.commit(self._progress(stored))
+        self._commit(stored)
         self._stored = stored
+
+    def _commit(self, stored: TargetState) -> None:
+        text = self._progress(stored)
+        self.own.commit(text)
+        self._text = text
 
     def _progress(self, stored: TargetState) -> str:
         return json.dumps(

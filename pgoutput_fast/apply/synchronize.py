@@ -364,7 +364,7 @@ def _check_kind(options: TargetOptions, others: Sequence[str], why: str) -> None
 
 def _check_keep(options: TargetOptions, *, is_parquet: bool) -> None:
     """Refuse options that concern change tables or state tables which the target will not have."""
-    if options.keep == "state" and (is_parquet or options.iceberg is not None):
+    if options.keep in ("both", "state") and (is_parquet or options.iceberg is not None):
         raise PgOutputError(
             "Parquet files and Iceberg tables can keep only changes", code="bad_option",
             parameter="keep", hint=("Leave out ", Argument("keep")),

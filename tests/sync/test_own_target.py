@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sqlite3
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -45,7 +46,9 @@ class SqliteTarget(ChangeTarget):
         wanted = {f"after.{one.name}": f"TEXT {one.type}" for one in schema.field("after").type}
         there = self._columns(table)
         if not there:
-            self._store.execute(f"CREATE TABLE {_q(table)} (commit_lsn, seq, op)")
+            self._store.execute(
+                f"CREATE TABLE {_q(table)} (commit_lsn, seq, op, before, unchanged)"
+            )
         if any(there.get(name, type_) != type_ for name, type_ in wanted.items()):
             return False
         for name, type_ in wanted.items():
@@ -56,7 +59,8 @@ class SqliteTarget(ChangeTarget):
     def append(self, table: str, changes: Any) -> None:
         for row in changes.to_pylist():
             after = {f"after.{name}": one for name, one in (row["after"] or {}).items()}
-            values = {**{name: row[name] for name in ("commit_lsn", "seq", "op")}, **after}
+            sides = {name: json.dumps(row[name], default=str) for name in ("before", "unchanged")}
+            values = {**{name: row[name] for name in ("commit_lsn", "seq", "op")}, **sides, **after}
             if values.get("after.note") == "refused":
                 raise PgOutputError("it can't have this", code="unfit_value")
             given = [None if one is None else str(one) for one in values.values()]
@@ -95,6 +99,7 @@ def rows(path: Path, table: str) -> list[dict[str, Any]]:
     return [
         {
             **{name: row[name] for name in ("commit_lsn", "seq", "op")},
+            **{name: json.loads(row[name]) for name in ("before", "unchanged")},
             "after": {name[6:]: row[name] for name in row if name.startswith("after.")},
         }
         for row in made
@@ -148,8 +153,8 @@ def test_what_a_target_of_ones_own_can_not_have(tmp_path: Path) -> None:
         made.commit(1000, OTHER.relation(), testing.insert(OTHER, [1]))
         given: dict[str, Any] = {"segments": made.directory, "until": "now"}
         for option, value in (
-            ("keep", "state"), ("soft_deletes", "gone"), ("partition_by", {"public.t": ["a"]}),
-            ("duckdb_memory", 1 << 30),
+            ("keep", "state"), ("keep", "both"), ("soft_deletes", "gone"),
+            ("partition_by", {"public.t": ["a"]}), ("duckdb_memory", 1 << 30),
         ):  # fmt: skip
             with expect_error(code="bad_option", parameter=option):
                 apply.sync(target=SqliteTarget(path), **{option: value}, **given)
@@ -165,22 +170,59 @@ def test_what_a_target_of_ones_own_can_not_have(tmp_path: Path) -> None:
             apply.sync(segments=made.directory, target=SqliteTarget(path), until="now")
 
 
-@pytest.mark.slow
-@pytest.mark.server
-def test_the_example_for_postgres(database18: Any) -> None:
+def test_two_syncs_of_one_target(tmp_path: Path) -> None:
+    """The second one has another consumer, so the change log does not refuse it."""
+    path = tmp_path / "tables.sqlite"
+
+    class Overtaken(SqliteTarget):
+        """Another sync writes the target after this one has begun."""
+
+        is_overtaken = False
+
+        def load(self) -> str | None:
+            text = super().load()
+            if not self.is_overtaken:
+                self.is_overtaken = True
+                apply.sync(target=SqliteTarget(path), consumer="other", **given)
+            return text
+
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as made:
+        given: dict[str, Any] = {"segments": made.directory, "until": "now"}
+        made.commit(1000, OTHER.relation(), testing.insert(OTHER, [1]))
+        with expect_error(code="in_use"):
+            apply.sync(target=Overtaken(path), **given)
+    assert [row["after"] for row in rows(path, "public.other")] == [{"id": 1}]
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("example", ROOT / "examples/change_target.py")
     assert spec is not None
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    return example
 
+
+def test_names_and_values_of_the_example(example: ModuleType) -> None:
+    names = [f"public.{'a' * 70}{number}" for number in range(2)]
+    assert [len(example.short(name)) for name in names] == [63, 63]
+    assert example.short(names[0]) != example.short(names[1])
+    assert example.short("public.accounts") == "public.accounts"
+    assert example.as_json({"a": float("nan"), "b": 1.5}) == '{"a": "NaN", "b": 1.5}'
+    assert example.as_json(None) is None
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_the_example_for_postgres(database18: Any, example: ModuleType) -> None:
     def read(name: str) -> list[dict[str, Any]]:
         table = f"changes.{_q(name)}"
         ((is_there,),) = database18.execute(f"SELECT to_regclass($n${table}$n$) IS NOT NULL")
         if not is_there:
             return []
-        found = database18.execute(f"SELECT commit_lsn, seq, op, after FROM {table}")
-        names = ("commit_lsn", "seq", "op", "after")
+        names = ("commit_lsn", "seq", "op", "before", "after", "unchanged")
+        found = database18.execute(f"SELECT {', '.join(names)} FROM {table}")
         return [dict(zip(names, row, strict=True)) for row in found]
 
     kills = check_target(
