@@ -2,12 +2,14 @@
 
     python examples/change_target.py CHANGE_LOG DSN
 
-A capture writes the change log. Each change table has the columns commit_lsn, seq, op, before and
-after; the last two are jsonb. The table pgoutput_fast_progress says how far they are.
+A capture writes the change log. Each change table has the columns commit_lsn, seq, op, before,
+after and unchanged; the last three are jsonb. `unchanged` lists the columns whose value the server
+did not send: they are null in `after`. The table pgoutput_fast_progress says how far all are.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import sys
@@ -19,6 +21,23 @@ from psycopg import sql
 
 from pgoutput_fast.apply import sync
 from pgoutput_fast.targets import ChangeTarget
+
+
+def short(name: str) -> str:
+    """Return a name that PostgreSQL does not cut: it takes 63 bytes."""
+    content = name.encode()
+    if len(content) <= 63:
+        return name
+    start = content[:46].decode(errors="ignore")
+    return f"{start}~{hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def as_json(value: Any) -> str | None:
+    """Return a value as JSON. NaN becomes a text, as JSON has no number for it."""
+    if value is None:
+        return None
+    text = json.dumps(value, default=str)
+    return json.dumps(json.loads(text, parse_constant=str))
 
 
 class PostgresTarget(ChangeTarget):
@@ -52,25 +71,25 @@ class PostgresTarget(ChangeTarget):
         del schema
         self._run(
             "CREATE TABLE IF NOT EXISTS {}.{} (commit_lsn numeric, seq bigint, op text, "
-            "before jsonb, after jsonb, PRIMARY KEY (commit_lsn, seq))",
-            self._schema, table,
+            "before jsonb, after jsonb, unchanged jsonb, PRIMARY KEY (commit_lsn, seq))",
+            self._schema, short(table),
         )  # fmt: skip
         return True
 
     def append(self, table: str, changes: Any) -> None:
         """Copy changes into a table."""
-        copy = sql.SQL("COPY {}.{} FROM STDIN").format(*map(sql.Identifier, (self._schema, table)))
-        with self._connection.cursor().copy(copy) as rows:
+        names = map(sql.Identifier, (self._schema, short(table)))
+        with self._connection.cursor().copy(
+            sql.SQL("COPY {}.{} FROM STDIN").format(*names)
+        ) as copy:
             for row in changes.to_pylist():
-                sides = [row["before"], row["after"]]
-                rows.write_row(
-                    [row["commit_lsn"], row["seq"], row["op"],
-                     *(None if one is None else json.dumps(one, default=str) for one in sides)]
-                )  # fmt: skip
+                parts = [row["before"], row["after"], row["unchanged"]]
+                copy.write_row([row["commit_lsn"], row["seq"], row["op"], *map(as_json, parts)])
 
     def rename(self, table: str, name: str) -> None:
         """Rename a table."""
-        self._run("ALTER TABLE IF EXISTS {}.{} RENAME TO {}", self._schema, table, name)
+        names = self._schema, short(table), short(name)
+        self._run("ALTER TABLE IF EXISTS {}.{} RENAME TO {}", *names)
 
     def commit(self, progress: str) -> None:
         """Store the text, and commit."""

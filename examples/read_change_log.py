@@ -24,7 +24,9 @@ def consume(change_log: str, path: str, stop: threading.Event) -> None:
     """Store changes until `stop` is set."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as store:
         store.execute("CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY, text)")
-        store.execute("CREATE TABLE IF NOT EXISTS changes (commit_lsn, seq, relation, op, row)")
+        store.execute(
+            "CREATE TABLE IF NOT EXISTS changes (commit_lsn, seq, relation, op, row, unchanged)"
+        )
         known = store.execute("SELECT text FROM position").fetchone()
         position = None if known is None else Position.from_json(known[0])
         with ChangeLog(change_log).consumer("sqlite", position=position) as consumer:
@@ -36,9 +38,9 @@ def consume(change_log: str, path: str, stop: threading.Event) -> None:
                         for row in batch.to_pylist():
                             values = json.dumps(row["after"] or row["before"], default=str)
                             store.execute(
-                                "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
+                                "INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?)",
                                 (pf.format_lsn(row["commit_lsn"]), row["seq"], name, row["op"],
-                                 values),
+                                 values, json.dumps(row["unchanged"])),
                             )  # fmt: skip
                     store.execute(
                         "INSERT OR REPLACE INTO position VALUES (1, ?)",

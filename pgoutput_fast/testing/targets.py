@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..apply import sync
 from ..apply.naming import stored_table
+from ..changelog.snapshot_states import SnapshotStates
+from ..changelog.snapshots import SnapshotFiles
+from ..objects import UNCHANGED
 from ..segments import SegmentMetadata, SegmentWriter
 from ..targets import ChangeTarget
 from .frames import begin, commit, delete, insert, truncate, update
@@ -35,8 +39,9 @@ def check_target(
 ) -> int:
     """Sync a made-up change log into a target, and kill the sync before each call of the target.
 
-    The change log has inserts, deletes, a truncate, and an update that moves a key. It adds a
-    column, changes a column's type, renames a table, and has unusual names.
+    The change log has inserts, deletes, a truncate, a snapshot, an update that moves a key, and one
+    that leaves a value out. It adds a column, changes a column's type, renames a table, and has
+    unusual names.
 
     Parameters
     ----------
@@ -44,8 +49,8 @@ def check_target(
         Returns the target with a new connection, as another process would make it.
     read : callable
         Returns the rows of a table by its name; no rows if there is no such table. A row has
-        `commit_lsn`, `seq`, `op` and `after`, a mapping of columns to values or None. Values are
-        compared as texts.
+        `commit_lsn`, `seq` and `op`; `before` and `after`, each a mapping of columns to values or
+        None; and `unchanged`, a list of columns or None. Values are compared as texts.
     reset : callable
         Empties the database. No target is connected at that time.
 
@@ -146,9 +151,10 @@ class _Memory(ChangeTarget):
 
     def __init__(self, tables: dict[str, list[dict[str, Any]]]) -> None:
         self._tables = tables
+        self._progress: str | None = None
 
     def load(self) -> str | None:
-        return None
+        return self._progress
 
     def begin(self) -> None:
         pass
@@ -166,7 +172,7 @@ class _Memory(ChangeTarget):
             self._tables[name] = self._tables.pop(table)
 
     def commit(self, progress: str) -> None:
-        pass
+        self._progress = progress
 
     def rollback(self) -> None:
         pass
@@ -193,22 +199,40 @@ def _all(
 ) -> dict[str, list[tuple[Any, ...]]]:
     """Return the changes of each table, in their order."""
     changes = {}
-    for name in (stored_table("public", "customers"), stored_table("Odd Schema", 'My "Ü".1')):
+    for name in (
+        stored_table("public", "customers"),
+        stored_table("Odd Schema", 'My "Ü".1'),
+        stored_table("public", "copied"),
+    ):
         rows = [row for version in _VERSIONS for row in read(name + version)]
         changes[name] = sorted(
             (
                 int(row["commit_lsn"]),
                 int(row["seq"]),
                 str(row["op"]),
-                {
-                    key: str(value)
-                    for key, value in (row["after"] or {}).items()
-                    if value is not None
-                },
+                _texts(row["before"]),
+                _texts(row["after"]),
+                sorted(row["unchanged"] or ()),
             )
             for row in rows
         )
     return changes
+
+
+def _texts(row: Mapping[str, Any] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (row or {}).items() if value is not None}
+
+
+def _copy(directory: Path, table: Table, lsn: int, rows: list[list[Any]]) -> None:
+    """Add a snapshot of a table, as of an LSN."""
+    states = SnapshotStates(directory)
+    fields: dict[str, Any] = {"table": [table.namespace, table.name]}
+    waiting = states.wait(table.relation_id, lsn - 100, fields, first=True)
+    files = SnapshotFiles(directory, waiting, _METADATA, lsn, lsn, [table.relation()])
+    files.begin()
+    frames = [insert(table, row) for row in rows]
+    files.write(1, [(b"".join(frames), [0, *itertools.accumulate(map(len, frames))])])
+    states.finish(waiting, lsn, {**fields, "rows": len(rows), "files": files.finish()})
 
 
 def _write(directory: Path) -> None:
@@ -219,16 +243,18 @@ def _write(directory: Path) -> None:
     customers = Table("customers", columns | {"big": "text"}, 16384, key=["id"])
     odd = Table('My "Ü".1', {"Id": "int8", "a.b": "bool"}, 16385,
                 namespace="Odd Schema", key=["Id"])  # fmt: skip
+    copied = Table("copied", {"id": "int4", "note": "text"}, 16386)
     windows = [
         [accounts.relation(), insert(accounts, [1, "a", None]),
          insert(accounts, [2, "'\"\\ü", "1.50"]), odd.relation(), insert(odd, [1, True])],
         [accounts.relation(), update(accounts, [3, "b", "2.00"], old={"id": 1}),
          delete(accounts, {"id": 2}), odd.relation(), insert(odd, [2, None])],
-        [wider.relation(), insert(wider, [4, "c", "3.00", 1 << 40])],
+        [wider.relation(), insert(wider, [4, "c", "3.00", 1 << 40]),
+         update(wider, [4, UNCHANGED, None, 1])],
         [odd.relation(), truncate([odd]), insert(odd, [1, False])],
         [retyped.relation(), insert(retyped, [5, "d", None, "text"])],
         [customers.relation(), insert(customers, [6, "e", None, None]),
-         delete(customers, {"id": 4})],
+         delete(customers, {"id": 4}), copied.relation(), update(copied, [2, None])],
     ]  # fmt: skip
     with contextlib.closing(SegmentWriter(directory, _METADATA, confirmed_flush_lsn=900)) as writer:
         for number, frames in enumerate(windows, 1):
@@ -238,3 +264,4 @@ def _write(directory: Path) -> None:
                 writer.write(0 if frame[:1] == b"R" else lsn - 5, frame)
             writer.write(lsn + 10, commit(lsn, lsn + 10, lsn))
             writer.flush()
+    _copy(directory, copied, 3500, [[1, "a"], [2, "b"]])
