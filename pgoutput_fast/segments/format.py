@@ -189,8 +189,9 @@ class SegmentMetadata:
             ) from error
         raise PgOutputError(
             f"its format version is {version!r} with checksum {checksum!r}, but this version of "
-            f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'; update pgoutput_fast",
+            f"pgoutput_fast reads {FORMAT_VERSION} with 'crc32'",
             code="not_supported",
+            hint="Use the version of pgoutput_fast that wrote it, or capture into a new directory",
         )
 
     @property
