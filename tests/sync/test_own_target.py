@@ -170,7 +170,7 @@ def test_what_a_target_of_ones_own_can_not_have(tmp_path: Path) -> None:
             apply.sync(segments=made.directory, target=SqliteTarget(path), until="now")
 
 
-def test_two_syncs_of_one_target(tmp_path: Path) -> None:
+def test_a_second_sync_of_a_target_of_ones_own(tmp_path: Path) -> None:
     """The second one has another consumer, so the change log does not refuse it."""
     path = tmp_path / "tables.sqlite"
 
