@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..changelog.requests import request_copy
 from ..names import qualified
 from ..segments.folders import TABLES
-from .table_plan import LEFT_UNCOPIED
+from .table_plan import LEFT_UNCOPIED, UNSELECTED
 from .targets import CHANGES_ALONE
 
 if TYPE_CHECKING:
@@ -65,8 +65,9 @@ class SnapshotRequests:
     def needs(self, table_state: TableState) -> bool:
         """Whether a table needs a snapshot that the capture can make."""
         as_wanted = table_state.stale == CHANGES_ALONE and self._options.uncopied == "changes"
-        # A dropped table, or one that left the publications, can't get a snapshot.
-        needs_none = as_wanted or table_state.stale in (None, LEFT_UNCOPIED, CUT_OFF)
+        # A dropped table, or one that left the publications, can't get a snapshot. Sync would not
+        # read that of a table with an unselected name.
+        needs_none = as_wanted or table_state.stale in (None, LEFT_UNCOPIED, CUT_OFF, UNSELECTED)
         return self._options.on_error == "pause" and not needs_none
 
     def is_over_limit(self, relation_id: int) -> bool:

@@ -7,7 +7,7 @@ snapshots or on the catalogue are applied here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..changelog.known import how_to_copy
 from ..errors import Argument, PgOutputError
@@ -36,6 +36,13 @@ LEFT_UNCOPIED = (
     "changes are kept"
 )
 """Reason of a stale table that can't get a snapshot any more."""
+SKIPPED = (
+    "its snapshot was made under another name, which the patterns of tables do not select, so sync "
+    "did not read it"
+)
+UNSELECTED = "it was renamed, and the patterns of tables do not select its new name"
+"""Reason of a stale table whose changes sync no longer reads."""
+SELECTED_AGAIN = "the patterns of tables did not select its name for a while"
 
 
 class TableRules(NamedTuple):
@@ -109,6 +116,7 @@ def plan_new_table(
     directory: Path,
     *,
     has_snapshot: bool,
+    is_skipped: bool,
     has_left: Callable[[], bool],
 ) -> TableState:
     """Return the first table state of a table that is new in the target.
@@ -122,6 +130,8 @@ def plan_new_table(
         The change log, for an error.
     has_snapshot : bool
         Whether the change log has a snapshot of the table.
+    is_skipped : bool
+        Whether that snapshot came before the first change of the table, and sync did not read it.
     has_left : callable
         Returns whether the table is dropped or no longer published, so that it can't get a
         snapshot.
@@ -130,7 +140,11 @@ def plan_new_table(
     ------
     PgOutputError
         ``no_snapshot``: the table has none, and `rules.uncopied` is "error".
+    IncompleteError
+        The snapshot was skipped, and the table must not become stale.
     """
+    if is_skipped and table_state.stale is None:
+        return rules.stale(table_state, SKIPPED)
     if has_snapshot or not rules.has_state or rules.uncopied == "empty":
         return table_state
     if rules.uncopied == "changes":
@@ -380,10 +394,35 @@ def plan_snapshot(
 # --- the catalogue -------------------------------------------------------------------------------
 
 
+class CatalogPlan(NamedTuple):
+    """What a table needs after a read of the catalogue: its name there, and perhaps more.
+
+    Attributes
+    ----------
+    stale : str or None
+        Why the table becomes stale; else None.
+    follows : bool
+        Whether the state table gets the columns of the catalogue.
+    """
+
+    stale: str | None = None
+    follows: bool = False
+
+    @property
+    def is_name(self) -> bool:
+        """Whether the table needs nothing but its name."""
+        return self.stale is None and not self.follows
+
+
 def plan_from_catalog(
-    table_state: TableState, table: CatalogTable, start: int, rules: TableRules
-) -> Literal["stale", "follow", "rename"] | None:
-    """Plan what a table needs if the catalogue was read after its last change.
+    table_state: TableState,
+    table: CatalogTable,
+    start: int,
+    rules: TableRules,
+    *,
+    is_selected: bool,
+) -> CatalogPlan | None:
+    """Plan what a table needs if the catalogue was read after its last change; None: nothing.
 
     Parameters
     ----------
@@ -394,17 +433,22 @@ def plan_from_catalog(
     start : int
         The LSN from which on the read counts.
     rules : TableRules
-
-    Returns
-    -------
-    "stale": a column was dropped, and another one has its name. "follow": the columns differ.
-    "rename": only the table's name may differ. None: nothing.
+    is_selected : bool
+        Whether the patterns of tables select the table's name in the read.
     """
     has_rows = bool(rules.has_state and table_state.stale is None and table_state.columns)
     # The stream does not show that a column was dropped and created again, so this check does not
     # depend on the last change.
-    if has_rows and replaced(table_state.columns, table) is not None:
-        return "stale"
+    column = replaced(table_state.columns, table) if has_rows else None
+    if column is not None:
+        return CatalogPlan(
+            f"column {column} was dropped or renamed, and another column has its name: sync took "
+            "later changes for those of the former column"
+        )
+    if table_state.stale == UNSELECTED and is_selected:
+        return CatalogPlan(SELECTED_AGAIN)
     if start <= table_state.schema_lsn:
         return None
-    return "follow" if has_rows and differs(table_state.columns, table) else "rename"
+    if table_state.stale is None and not is_selected:
+        return CatalogPlan(UNSELECTED)
+    return CatalogPlan(follows=has_rows and differs(table_state.columns, table))

@@ -17,10 +17,11 @@ from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.commits import newest_commit
 from ..changelog.stored import stored
 from ..columnar.decoder import ColumnarDecoder
+from ..columnar.selection import Selection
 from ..errors import Argument, PgOutputError, RetryableError
 from ..names import qualified
 from ..protocol.encode import encode, encode_fields
-from .evolution import TableInCatalog, relation_of, replaced
+from .evolution import TableInCatalog, relation_of
 from .folding import NullKeyError
 from .naming import free_name, renames, stored_table
 from .outcomes import Paused, PausedError, fold_outcomes
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ..policies import Policies
     from ..segments.reader import CommitRecord
     from .options import SyncOptions
+    from .table_plan import CatalogPlan
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +108,7 @@ class WindowWriter:
         refused = None if options.on_error == "stop" else self._pause_refused
         self._reader = ChangeReader(decoding, self._history, options.history, refused=refused)
         self._decoding = self._reader.decoding
+        self._selection = Selection(options.tables)
         self._rules = TableRules.of(options, target.remembered, self._decoding["policies"])
         self._schemas: dict[int, tuple[Any, pa.Schema]] = {}
         self._spill_file = SpillFile()
@@ -154,7 +157,7 @@ class WindowWriter:
         tables = dict(self._table_states)
         for relation_id, table, _ in news:
             tables[relation_id] = _renamed(tables[relation_id], table, at.lsn)
-        return bool(renames(tables)) or any(action != "rename" for _, _, action in news)
+        return bool(renames(tables)) or any(not plan.is_name for _, _, plan in news)
 
     def write_catalog(self, view: View, at: Position) -> TargetState:
         """Let tables without new changes follow the catalogue; return the target state.
@@ -320,7 +323,7 @@ class WindowWriter:
             if changes.relation.relation_id in self._paused:
                 continue
             lsn = decoded.column("commit_lsn")[0].as_py()
-            table_state = self._table_state_of(changes.relation, lsn)
+            table_state = self._table_state_of(changes.relation, lsn, snapshot)
             with self._pausing(changes.relation):
                 batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
                 schema = self._schema(changes.layout, batch.schema)
@@ -340,18 +343,21 @@ class WindowWriter:
 
     # --- tables ----------------------------------------------------------------------------------
 
-    def _table(self, relation: Any, lsn: int) -> TableWindow:
+    def _table(self, relation: Any, lsn: int, snapshot: Snapshot | None) -> TableWindow:
         """Return the table of a Relation, under the name that it has at an LSN."""
-        return self._table_of(relation, self._table_state_of(relation, lsn), lsn)
+        return self._table_of(relation, self._table_state_of(relation, lsn, snapshot), lsn)
 
-    def _table_state_of(self, relation: Any, lsn: int) -> TableState:
-        """Return the table state, or a new one for a table whose changes begin at an LSN."""
+    def _table_state_of(self, relation: Any, lsn: int, snapshot: Snapshot | None) -> TableState:
+        """Return the table state, or a new one for a table that begins at an LSN.
+
+        A new table begins with a snapshot, or else with a change.
+        """
         relation_id = relation.relation_id
         if relation_id in self._open:
             return self._open[relation_id].table_state
         table_state = self._table_states.get(relation_id)
         return (
-            self._new(relation, lsn)
+            self._new(relation, lsn, snapshot)
             if table_state is None or not table_state.version
             else table_state
         )
@@ -391,14 +397,15 @@ class WindowWriter:
         name = free_name(stored_table(relation.namespace, relation.name), relation_id, used_names)
         return TableState(relation_id, relation.namespace, relation.name, name)
 
-    def _new(self, relation: Any, lsn: int) -> TableState:
-        """Return the state of a new table whose changes begin at an LSN."""
+    def _new(self, relation: Any, lsn: int, snapshot: Snapshot | None) -> TableState:
         state = self._states.get(relation.relation_id)
+        snapshots = () if state is None else state.snapshots
         return plan_new_table(
             self._target.new_table_state(self._initial_state(relation)),
             self._rules,
             self._directory,
-            has_snapshot=state is not None and bool(state.snapshots),
+            has_snapshot=bool(snapshots),
+            is_skipped=snapshot is None and any(other.lsn <= lsn for other in snapshots),
             has_left=lambda: self._has_left(relation.relation_id, lsn),
         )
 
@@ -418,10 +425,10 @@ class WindowWriter:
         tables_at = self._history.tables_at(lsn, "older")
         return tables_at if tables_at.entry else None
 
-    def _news(self, at: Position) -> Iterator[tuple[int, CatalogTable, str]]:
+    def _news(self, at: Position) -> Iterator[tuple[int, CatalogTable, CatalogPlan]]:
         """Yield the tables that have to follow the catalogue, though no change tells it.
 
-        Yields the relation id, the table, and the result of `plan_from_catalog`.
+        Yields the relation id, the table in the catalogue, and its plan.
         """
         tables_at = self._catalog_at(at.lsn)
         published = {} if tables_at is None else tables_at.catalog.by_id()
@@ -438,9 +445,11 @@ class WindowWriter:
             is_behind = table_state.stale is None and at.of(relation_id) < at.lsn
             if is_paused or is_behind:
                 continue  # its next changes have its columns
-            action = plan_from_catalog(table_state, table, start, self._rules)
-            if action is not None:
-                yield relation_id, table, action
+            plan = plan_from_catalog(
+                table_state, table, start, self._rules, is_selected=self._selection.wants(table)
+            )
+            if plan is not None:
+                yield relation_id, table, plan
 
     def _follow_catalog(self, view: View, after: Position) -> None:
         """Let tables follow the catalogue if no change has shown their name or columns."""
@@ -448,18 +457,14 @@ class WindowWriter:
         if tables_at is None:
             return
         lsn = min(tables_at.start, after.lsn)
-        for relation_id, table, action in [*self._news(after)]:
-            if action != "rename":
+        for relation_id, table, plan in [*self._news(after)]:
+            if not plan.is_name:
                 with self._pausing(self._table_state_now(relation_id)):
                     window = self._opened(self._table_state_now(relation_id))
                     if window.is_beyond(after.lsn):
                         continue  # a killed process wrote more: it follows after that
-                    if action == "stale":
-                        window.make_stale(
-                            f"column {replaced(window.table_state.columns, table)} was dropped or "
-                            "renamed, and another column has its name: sync took later changes for "
-                            "those of the former column"
-                        )
+                    if plan.stale is not None:
+                        window.make_stale(plan.stale)
                     else:
                         schema, relation = self._foretold(view, table, after.lsn)
                         window.follow(schema, self._table_in_catalog(relation, tables_at))

@@ -292,7 +292,7 @@ class DistributedWindow(WindowWriter):
                 if decoded is None:
                     continue  # not one of the tables to sync
                 schema, relation = decoded
-                window: Any = self._table(relation, layout.first_lsn)
+                window: Any = self._table(relation, layout.first_lsn, snapshot)
                 catalog_at = functools.partial(self._known, relation)
                 if snapshot is None:
                     plans[number, relation_id] = window.plan_changes(schema, layout, catalog_at)

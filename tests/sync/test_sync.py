@@ -33,6 +33,7 @@ from pgoutput_fast import apply, cli, testing
 from pgoutput_fast.apply import stored_changes, syncing, window_writer
 from pgoutput_fast.apply.duckdb_target import DuckdbTarget
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
+from pgoutput_fast.apply.table_plan import SELECTED_AGAIN, SKIPPED, UNSELECTED
 from pgoutput_fast.apply.targets import RememberedOptions, StoredColumn, TableState
 from pgoutput_fast.apply.unpublished import mistaken
 from pgoutput_fast.changelog import merging
@@ -609,6 +610,42 @@ def test_a_table_that_is_altered_in_its_first_window(
     assert list(found.stale) == ["public.longer"]
     versions = [tables.changes("public.longer", version).to_pylist() for version in (1, 2)]
     assert [[row["after"] for row in part] for part in versions] == [[{"id": 1}], [{"id": 1 << 40}]]
+
+
+@pytest.mark.everyday("duckdb")
+def test_a_table_that_gets_a_selected_name(made: MadeDirectory, tables: Tables) -> None:
+    """Its snapshot has the name before, so sync has not read it."""
+    before = testing.Table("accounts_new", {"id": "int4", "note": "text"}, 16390, key=["id"])
+    made.wait(before, 1000)
+    made.copy(before, 1100, [[1, "a"]])
+    made.commit(1200, before.relation(), testing.insert(before, [2, "b"]))
+    made.commit(1300, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [3, "c"]))
+    given: dict[str, Any] = {"tables": ["public.accounts"], "uncopied": "empty"}
+    assert sync(made, tables, **given).stale == {"public.accounts": SKIPPED}
+    assert [path.name for path in (made.directory / "requests").iterdir()]
+    made.wait(ACCOUNTS, 1310, first=False)
+    made.copy(ACCOUNTS, 1400, [[1, "a"], [2, "b"], [3, "c"]])
+    made.commit(1500, testing.insert(ACCOUNTS, [4, "d"]))
+    assert sync(made, tables, **given).stale == {}
+    assert [row["id"] for row in rows(tables, "public.accounts")] == [1, 2, 3, 4]
+
+
+@pytest.mark.everyday("duckdb")
+def test_a_table_that_loses_its_selected_name(made: MadeDirectory, tables: Tables) -> None:
+    later = testing.Table("accounts_old", {"id": "int4", "note": "text"}, 16390, key=["id"])
+    history = HistoryWriter(made.directory, 0)
+    history.note(catalog_read(1000, ACCOUNTS))
+    made.commit(1100, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [1, "a"]))
+    given: dict[str, Any] = {"tables": ["public.accounts"], "uncopied": "empty"}
+    sync(made, tables, **given)
+    history.note(catalog_read(1200, later))
+    made.commit(1300, later.relation(), testing.insert(later, [2, "b"]))
+    assert [*sync(made, tables, **given).stale.values()] == [UNSELECTED]
+    assert not (made.directory / "requests").exists()
+    history.note(catalog_read(1400, ACCOUNTS))
+    made.commit(1500, ACCOUNTS.relation(), testing.insert(ACCOUNTS, [3, "c"]))
+    assert [*sync(made, tables, **given).stale.values()] == [SELECTED_AGAIN]
+    assert (made.directory / "requests").exists()
 
 
 @pytest.mark.everyday("duckdb")

@@ -19,6 +19,10 @@ from pgoutput_fast.apply.evolution import TableInCatalog  # noqa: E402
 from pgoutput_fast.apply.options import SyncOptions  # noqa: E402
 from pgoutput_fast.apply.table_plan import (  # noqa: E402
     LEFT_UNCOPIED,
+    SELECTED_AGAIN,
+    SKIPPED,
+    UNSELECTED,
+    CatalogPlan,
     LayoutPlan,
     Progress,
     TableRules,
@@ -110,25 +114,29 @@ def known(columns: dict[str, Any] = OLD, now: TableInCatalog = BEFORE) -> TableS
 
 
 @pytest.mark.parametrize(
-    ("uncopied", "has_snapshot", "has_left", "stale"),
+    ("uncopied", "has_snapshot", "is_skipped", "has_left", "stale"),
     [
-        ("error", True, False, None),
-        ("error", False, True, LEFT_UNCOPIED),
-        ("empty", False, False, None),
-        ("changes", False, False, CHANGES_ALONE),
-        ("changes", True, False, None),
+        ("error", True, False, False, None),
+        ("error", True, True, False, SKIPPED),
+        ("empty", True, True, False, SKIPPED),
+        ("error", False, False, True, LEFT_UNCOPIED),
+        ("empty", False, False, False, None),
+        ("changes", False, False, False, CHANGES_ALONE),
+        ("changes", True, False, False, None),
     ],
 )
-def test_a_new_table(uncopied: str, has_snapshot: bool, has_left: bool, stale: str | None) -> None:
+def test_a_new_table(
+    uncopied: str, has_snapshot: bool, is_skipped: bool, has_left: bool, stale: str | None
+) -> None:
     planned = plan_new_table(
         NEW, RULES._replace(uncopied=uncopied), Path("log"), has_snapshot=has_snapshot,
-        has_left=lambda: has_left,
+        is_skipped=is_skipped, has_left=lambda: has_left,
     )  # fmt: skip
     assert planned == NEW._replace(stale=stale)
 
 
 def test_a_new_table_without_a_snapshot() -> None:
-    given: Any = {"has_snapshot": False, "has_left": lambda: False}
+    given: Any = {"has_snapshot": False, "is_skipped": False, "has_left": lambda: False}
     with expect_error(code="no_snapshot", table="public.t", path="log"):
         plan_new_table(NEW, RULES, Path("log"), **given)
     # Changes need no snapshot.
@@ -371,27 +379,63 @@ def test_a_snapshot_with_the_column_for_deleted_rows() -> None:
 
 # --- the catalogue -------------------------------------------------------------------------------
 
+NAME = CatalogPlan()
+FOLLOWS = CatalogPlan(follows=True)
+
 
 @pytest.mark.parametrize(
-    ("columns", "start", "changed", "action"),
+    ("columns", "start", "stale", "plan", "without_rows"),
     [
-        ([ID, NOTE], 10, {}, "rename"),
-        ([ID, NOTE], 5, {}, None),
-        ([ID], 10, {}, "follow"),
-        ([ID], 10, {"stale": "why"}, "rename"),
-        ([ID], 5, {}, None),
-        ([ID, column(3, "note")], 5, {}, "stale"),
-        ([ID, column(3, "note")], 10, {"stale": "why"}, "rename"),
+        ([ID, NOTE], 10, None, NAME, NAME),
+        ([ID, NOTE], 5, None, None, None),
+        ([ID], 10, None, FOLLOWS, NAME),
+        ([ID], 10, "why", NAME, NAME),
+        ([ID], 5, None, None, None),
+        ([ID, column(3, "note")], 5, None, "column note was dropped", None),
+        ([ID, column(3, "note")], 10, "why", NAME, NAME),
     ],
 )
 def test_a_table_follows_the_catalogue(
-    columns: list[CatalogColumn], start: int, changed: dict[str, Any], action: str | None
+    columns: list[CatalogColumn],
+    start: int,
+    stale: str | None,
+    plan: CatalogPlan | str | None,
+    without_rows: CatalogPlan | None,
 ) -> None:
-    state = known()._replace(schema_lsn=5, **changed)
+    state = known()._replace(schema_lsn=5, stale=stale)
     table = catalog(columns).table
     assert table is not None
-    assert plan_from_catalog(state, table, start, RULES) == action
-    if action in ("follow", "stale"):  # for rows
-        without_rows = "rename" if start > state.schema_lsn else None
-        assert plan_from_catalog(state, table, start, CHANGES) == without_rows
-        assert plan_from_catalog(state._replace(columns=()), table, start, RULES) == without_rows
+
+    def planned(state: TableState, rules: TableRules) -> CatalogPlan | None:
+        return plan_from_catalog(state, table, start, rules, is_selected=True)
+
+    found = planned(state, RULES)
+    if isinstance(plan, str):
+        assert found is not None
+        assert found.stale is not None
+        assert found.stale.startswith(plan)
+    else:
+        assert found == plan
+    assert planned(state, CHANGES) == without_rows
+    assert planned(state._replace(columns=()), RULES) == without_rows
+
+
+@pytest.mark.parametrize("rules", [RULES, CHANGES])
+@pytest.mark.parametrize(
+    ("is_selected", "start", "stale", "plan"),
+    [
+        (False, 10, None, CatalogPlan(UNSELECTED)),
+        (False, 5, None, None),  # the last change had a selected name
+        (False, 10, UNSELECTED, NAME),
+        (False, 10, "why", NAME),
+        (True, 10, UNSELECTED, CatalogPlan(SELECTED_AGAIN)),
+        (True, 5, UNSELECTED, CatalogPlan(SELECTED_AGAIN)),
+    ],
+)
+def test_a_table_whose_name_is_not_selected(
+    rules: TableRules, is_selected: bool, start: int, stale: str | None, plan: CatalogPlan | None
+) -> None:
+    state = known()._replace(schema_lsn=5, stale=stale)
+    assert BEFORE.table is not None
+    found = plan_from_catalog(state, BEFORE.table, start, rules, is_selected=is_selected)
+    assert found == plan
