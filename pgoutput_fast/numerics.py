@@ -79,9 +79,12 @@ def read_numerics(rows: Callable[..., list[Any]], oids: Sequence[int]) -> list[N
 
 
 def proposed(numerics: Sequence[Numerics]) -> str | None:
-    """Return the policy that has room for the values of all columns; None if no decimal has."""
+    """Return the policy that has room for the values of all columns.
+
+    None if no decimal has, or if the columns have no values yet.
+    """
     digits, scale = max(table.digits for table in numerics), max(table.scale for table in numerics)
-    if digits + scale > _MOST:
+    if not digits or digits + scale > _MOST:
         return None
     return f"numeric={min(_MOST, max(_LEAST, digits + scale + _ROOM))},{scale}"
 
@@ -89,6 +92,11 @@ def proposed(numerics: Sequence[Numerics]) -> str | None:
 def advice(numerics: Sequence[Numerics]) -> str:
     """Return what to do about such columns."""
     policy = proposed(numerics)
+    if not any(table.digits for table in numerics):
+        return (
+            "give sync --policy numeric=DIGITS,SCALE to get decimals. They have no values yet from "
+            "which the number of digits could be proposed"
+        )
     if policy is None:
         return (
             "their values have more digits than a decimal can hold: cast the text when you read it"

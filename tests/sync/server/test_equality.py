@@ -159,6 +159,8 @@ def test_the_bytes_of_the_server_are_what_is_equal(
         ("(1e37)", "numeric=38,0"),
         ("(1e37), (0.01)", None),
         ("(0.0001)", "numeric=18,4"),
+        ("(NULL)", None),
+        ("(0)", "numeric=18,0"),
     ],
 )
 def test_a_policy_is_proposed_for_numerics_without_precision(
