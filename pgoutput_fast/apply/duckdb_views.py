@@ -97,7 +97,8 @@ def _names(
         used_names.add(name.casefold())
         if name != namespace and name not in schema_names:
             _log.warning(
-                "the views of schema %s are in schema %s of %s, as its own name is taken there",
+                "the views of the server's schema %s are in the schema %s of %s, because DuckDB "
+                "uses the other name itself",
                 namespace, name, catalog,
             )  # fmt: skip
     views: dict[tuple[str, str], str] = {}

@@ -127,7 +127,7 @@ def lines_of(description: dict[str, Any], paint: Paint = plain) -> Iterator[str]
     width = max(map(len, [*names, "table"])) + 2
     if description["tables"]:
         yield ""
-        head = f"{'table':<{width}}{'state':<10}{'copied as of':>18}{'rows':>14}{'held from':>18}"
+        head = f"{'table':<{width}}{'state':<10}{'copied as of':>18}{'rows':>14}{'waits from':>18}"
         yield paint(head, "heading")
     for name, table in zip(names, description["tables"], strict=True):
         rows = "" if table["rows"] is None else f"{table['rows']:,}"
@@ -155,7 +155,7 @@ def lines_of(description: dict[str, Any], paint: Paint = plain) -> Iterator[str]
     )
     if description["consumers"]:
         yield ""
-        yield paint(f"{'consumer':<{width}}{'position':>18}  tables elsewhere", "heading")
+        yield paint(f"{'consumer':<{width}}{'position':>18}  tables at other positions", "heading")
     for consumer in description["consumers"]:
         position = f"{consumer['name']:<{width}}{consumer['position']:>18}"
         yield f"{position}  {tables_elsewhere(consumer)}".rstrip()

@@ -90,7 +90,7 @@ def list_(directory: Path, as_objects: bool) -> int:
     width = max([len(row["name"]) for row in rows] + [len("name")])
     print(
         f"{'name':<{width}}  {'position':>17}  {'bytes behind':>16}  {'moved, s ago':>12}  "
-        "tables elsewhere"
+        "tables at other positions"
     )
     for row in rows:
         line = (

@@ -63,7 +63,7 @@ def test_consumers_have_no_control_characters(run: Run) -> None:
 
 def test_added_listed_and_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     header = "name  " + "position".rjust(17) + "bytes behind".rjust(18) + "moved, s ago".rjust(14)
-    header += "  tables elsewhere"
+    header += "  tables at other positions"
     assert run("list") == header + "\n"
     assert run("list", "--json") == ""
     assert run("add", "warehouse") == "warehouse begins at 0/32\n"
