@@ -33,7 +33,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix test-delta-spark test-kafka chaos chaos-spark live month steady test-wheel test-pythons test-sparks test-corpus coverage sanitize lint format docs docs-links bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix test-delta-spark test-kafka chaos chaos-spark live month steady test-wheel wheels test-pythons test-sparks test-corpus coverage sanitize lint format docs docs-links bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> Spark -> Delta tables, killed, proved equal'
@@ -47,6 +47,7 @@ help:
 	@echo 'make month                   a directory over a month, by a clock that runs faster'
 	@echo 'make steady                  memory of readers over 10 minutes of pgbench'
 	@echo 'make test-wheel              build the wheel and test it as cibuildwheel will'
+	@echo 'make wheels                  a manylinux wheel for each Python here, tested, in dist/'
 	@echo 'make test-pythons            make test with each Python 3.10 to 3.14 that is found'
 	@echo 'make test-sparks             the tests of Spark with its other versions'
 	@echo 'make test-delta-spark        the tests with the connector of Delta for Spark, which Maven fetches'
@@ -227,6 +228,11 @@ sanitize: $(VENV)/.dependencies
 # As cibuildwheel will do it: with its test command and test sources, in an otherwise empty environment.
 test-wheel: $(VENV)/.dependencies
 	@$(python) tools/test_wheel.py
+
+# For each Python that is found, into dist/, in manylinux's oldest form.
+wheels: $(VENV)/.environment
+	@$(install) --group build --group wheels
+	@$(python) tools/make_wheels.py dist
 
 # In a copy of the checkout: its extensions trace lines, and the plugin of Cython looks for the C files
 # beside the sources. What tests start by itself imports from the copy too. Python is asked for the older

@@ -313,7 +313,8 @@ def test_what_is_in_the_repository() -> None:
     ).stdout
     paths = [Path(name) for name in listed.split("\0") if name and ROOT.joinpath(name).exists()]
     assert {path.parts[0] for path in paths} == {
-        *(".ci", ".github", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
+        *(".ci", ".dockerignore", ".github", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md"),
+        *("Dockerfile", "LICENSE"),
         *("MANIFEST.in", "Makefile", "README.md", "SECURITY.md", "benchmarks", "docs", "examples"),
         *("pgoutput_fast", "pyproject.toml", "pyspark_pgoutput", "setup.py", "tests", "tools"),
     }
