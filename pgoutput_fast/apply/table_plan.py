@@ -1,4 +1,4 @@
-"""Decide what becomes of a table, before its rows are written.
+"""Plan the columns, the version and the state of a table, before its rows are written.
 
 The functions take the table state, the schema of decoded batches, and what the catalogue says.
 They return plans, and write nothing. The options of a sync that depend on a table's layout, on its
@@ -46,7 +46,7 @@ SELECTED_AGAIN = "the patterns of tables did not select its name for a while"
 
 
 class TableRules(NamedTuple):
-    """The options of a sync that decide what becomes of its tables.
+    """The options of a sync on which the plans of its tables depend.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What becomes of a table is planned before a row is written: no target, no change log."""
+"""The plans of a table, with every option of a sync; without a target and a change log."""
 
 from __future__ import annotations
 
