@@ -1,7 +1,7 @@
 """The outcome of a window for each table, and its effect on the target state.
 
-A window commits a table, pauses it, or finds it stale. Only `fold_outcomes` applies outcomes to the
-target state, so the meaning of an outcome is decided in one place.
+A sync commits a table, pauses it, finds it stale, or finds that changes are missing. Only
+`fold_outcomes` applies outcomes to the target state, so their meaning is decided in one place.
 """
 
 from __future__ import annotations
@@ -54,7 +54,21 @@ class Stale(NamedTuple):
     gap: Gap | None = None
 
 
-Outcome = Committed | Paused | Stale
+class ChangesMissing(NamedTuple):
+    """A change table lacks changes that the change log no longer has.
+
+    Attributes
+    ----------
+    table_state : TableState
+        The table state before.
+    gap : Gap
+    """
+
+    table_state: TableState
+    gap: Gap
+
+
+Outcome = Committed | Paused | Stale | ChangesMissing
 
 
 class PausedError(PgOutputError):
@@ -97,13 +111,15 @@ def fold_outcomes(
             before = table_states.get(table_state.relation_id, table_state)
             since = now if before.paused is None else before.paused.since
             table_state = before._replace(paused=Pause(str(outcome.error), since))
-        elif isinstance(outcome, Stale):
-            gaps = table_state.gaps if outcome.gap is None else (*table_state.gaps, outcome.gap)
-            lsn = table_state.lsn if outcome.gap is None else max(table_state.lsn, outcome.gap.end)
-            table_state = table_state._replace(
-                stale=outcome.reason, paused=None, gaps=gaps, lsn=lsn
-            )
-        else:
+        elif isinstance(outcome, Committed):
             table_state = table_state._replace(paused=None)
+        else:
+            if outcome.gap is not None:
+                table_state = table_state._replace(
+                    gaps=(*table_state.gaps, outcome.gap),
+                    lsn=max(table_state.lsn, outcome.gap.end),
+                )
+            if isinstance(outcome, Stale):
+                table_state = table_state._replace(stale=outcome.reason, paused=None)
         table_states[table_state.relation_id] = table_state
     return table_states

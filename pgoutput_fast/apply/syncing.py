@@ -23,7 +23,7 @@ from ..policies import Policies
 from ..segments.listing import contents
 from .continuity import check_position, origin_of, snapshot_name
 from .options import WINDOW_BYTES
-from .outcomes import Committed, Paused, PausedError, fold_outcomes
+from .outcomes import ChangesMissing, Committed, Paused, PausedError, Stale, fold_outcomes
 from .pauses import PauseLimit, SeparateTables
 from .snapshot_requests import CUT_OFF, SnapshotRequests
 from .targets import (
@@ -217,6 +217,7 @@ class Syncing:
             "tables": options.tables, "on_error": "raise", "max_bytes": 16 << 20,
             "encoding": view.metadata.encoding,
         }  # fmt: skip
+        self._is_unstored = False  # whether an outcome was folded since the last commit
         self._has_consumer = consumer in {entry.name for entry in consumers(log.directory)}
         if not self._target_state.lsn and self._has_consumer:
             self._begin_anew(consumer)
@@ -224,11 +225,9 @@ class Syncing:
         cut_off = check_position(
             log, name, self._target_state, self._consumer.position, options.uncopied
         )
-        for relation_id in cut_off:
-            table_state = self._target_state.tables[relation_id]
-            self._target_state.tables[relation_id] = table_state._replace(stale=CUT_OFF)
+        tables = self._target_state.tables
+        self._fold(Stale(tables[relation_id], CUT_OFF) for relation_id in cut_off)
         self._separate = SeparateTables(PauseLimit(options.pause_bytes, options.pause_time))
-        self._is_unstored = False  # whether a table was paused since the last commit
         self._pass_gaps()
         self._note_gaps()
         self._said: set[tuple[int, str]] = set()
@@ -271,8 +270,8 @@ class Syncing:
         is_copied = self._requests.is_copied
         lost = {key: table_state for key, table_state in self._target_state.tables.items()
                 if (table_state.stale or "").startswith(LOST) and not is_copied(key)}  # fmt: skip
-        for relation_id in unpublished_tables(self._log.history(), list(lost)):
-            self._target_state.tables[relation_id] = lost.pop(relation_id)._replace(stale=None)
+        left = unpublished_tables(self._log.history(), list(lost))
+        self._fold(Committed(lost.pop(relation_id)._replace(stale=None)) for relation_id in left)
         if lost and self._options.on_error == "stop":
             table_state = next(iter(lost.values()))
             raise IncompleteError(
@@ -293,12 +292,11 @@ class Syncing:
                 else remembered.concerned(policies, table_state)
             )
             if why is not None:
-                self._target_state.tables[relation_id] = table_state._replace(stale=why)
+                self._fold([Stale(table_state, why)])
                 name = [table_state.namespace, table_state.name]
                 request_copy(self._directory, relation_id, name, f"the sync to {self._name}: {why}")
         # Commit the stale tables first: a crash in between must not forget that they are stale.
-        with window(self._target):
-            self._target.commit(self._target_state)
+        self._store()
         self._target.keep()
 
     def _wait(self) -> None:
@@ -352,9 +350,7 @@ class Syncing:
             at = position.of(relation_id)
             if table_state.stale is not None or table_state.lsn >= at:
                 continue
-            gaps = (*table_state.gaps, Gap(table_state.lsn, at))
-            self._target_state.tables[relation_id] = table_state._replace(lsn=at, gaps=gaps)
-            self._is_unstored = True
+            self._fold([ChangesMissing(table_state, Gap(table_state.lsn, at))])
             _log.warning(
                 "the change table of %s lacks the changes from %s to %s, because %s no longer has "
                 "them",
@@ -569,8 +565,8 @@ class Syncing:
     def _fold(self, outcomes: Iterable[Outcome]) -> None:
         """Apply outcomes to the target state; the next commit stores it."""
         tables = fold_outcomes(self._target_state.tables, outcomes, time.time())
+        self._is_unstored |= tables != self._target_state.tables
         self._target_state = self._target_state._replace(tables=tables)
-        self._is_unstored = True
 
     def _store(self) -> None:
         """Commit the target state without changes."""
@@ -747,12 +743,11 @@ class Syncing:
             )
         tables = self._target_state.tables
         gone = unpublished_tables(self._log.history(), list(tables))
-        self._target_state = TargetState(
-            self._target_state.lsn,
-            {
-                key: table_state._replace(stale=CUT_OFF if key in gone else OTHER_HISTORY)
-                for key, table_state in tables.items()
-            },
+        # Without `newest`: from here on, the target follows the history of the change log.
+        self._target_state = TargetState(self._target_state.lsn, tables)
+        self._fold(
+            Stale(table_state, CUT_OFF if relation_id in gone else OTHER_HISTORY)
+            for relation_id, table_state in tables.items()
         )
         self._say_stale()
 
