@@ -565,19 +565,21 @@ class ConnectionParameters:
 def _unknown_parameter(said: str, dsn: str, libpq_names: Collection[str]) -> str:
     """Return text about an unknown parameter that libpq's message names, and a suggestion.
 
-    Return no text unless the name resembles a known one and comes before any password. A password
-    that was not quoted or escaped may have a part that looks like a name.
+    Return no text if the name comes after a password, or may be part of one that was not quoted or
+    escaped.
     """
     match = re.search(r'"([a-z_]+)"', said)
     if match is None:
         return ""
     before, parameter, _ = dsn.rpartition(f"{match[1]}=")
-    close = difflib.get_close_matches(match[1], libpq_names, 1)
-    behind_secret = any(secret in before for secret in _SECRETS)
+    # Another driver's string may have any word for a password, and has semicolons.
+    behind_secret = any(secret in before for secret in (*_SECRETS, ";"))
     in_secret = "://" in before and "@" in dsn.partition("?")[2]
-    if not close or not parameter or behind_secret or in_secret:
+    if not parameter or behind_secret or in_secret:
         return ""
-    return f": libpq has no parameter {match[1]!r}, did you mean {close[0]!r}?"
+    close = difflib.get_close_matches(match[1], libpq_names, 1)
+    suggestion = f", did you mean {close[0]!r}?" if close else ""
+    return f": libpq has no parameter {match[1]!r}{suggestion}"
 
 
 def _check_shown(dsn: str, parameters: Mapping[str, object], keywords: Collection[str]) -> None:

@@ -21,6 +21,10 @@ from pgoutput_fast.errors import PgOutputError
         ("host=a passwort=s3cret", ["passwort", "password"]),
         ("postgresql://h/d?sslmod=off", ["sslmod", "sslmode"]),
         ("postgresql://u:s3cret@h/d?prot=5", ["prot", "port"]),
+        # It resembles no parameter.
+        ("foo=s3cret", ["foo"]),
+        ("host=a foo=s3cret password=s3cret", ["foo"]),
+        ("postgresql://u:s3cret@h/d?foo=s3cret", ["foo"]),
     ],
 )
 def test_a_parameter_that_is_unknown_is_named(dsn: str, names: list[str]) -> None:
@@ -41,8 +45,7 @@ def test_a_parameter_that_is_unknown_is_named(dsn: str, names: list[str]) -> Non
         "oauth_client_secret=x hots=1",
         "postgresql://u:x/hots?hots=1@h/d",
         "postgresql://u:x/y?hots=1&a=b@h/d",
-        # It resembles no parameter.
-        "hotsxyz=1",
+        "host=a;pwd=x hots=1",
         "c2VjcmV0hots==",
         "host=a hots",
         "hots",
