@@ -355,8 +355,10 @@ class _Round:
         """Copy the tables; return the errors of tables whose COPY the server broke off."""
         for relation_id, why in self._opened.lost.items():
             _log.warning(
-                "the table with relation id %d gets its snapshot later: %s", relation_id, why
-            )
+                "can't copy the table with relation id %d as of %s: %s. If the table is still "
+                "published, it gets a later snapshot",
+                relation_id, format_lsn(self._opened.lsn), why,
+            )  # fmt: skip
         for files in self._files.values():
             files.begin()
         self._tell()
