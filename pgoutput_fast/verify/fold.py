@@ -117,7 +117,9 @@ class FoldedRows:
             self._run("COMMIT")
 
     def _name(self, row: Sequence[str]) -> str:
-        parts = [row[i] for i in self._key] if self._key else row
+        if not self._key:
+            return md5("".join(row))  # `incomplete` says if unknown values remain
+        parts = [row[i] for i in self._key]
         if _UNKNOWN_PART in parts:
             raise HistoryError("a change lacks the key of its row")
         return md5("".join(parts))

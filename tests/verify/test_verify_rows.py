@@ -103,6 +103,18 @@ def test_the_rows_of_a_multiset(store: FoldedRowStore) -> None:
     assert held(rows)["8,z,"] == -1
 
 
+def test_unknown_values_of_a_multiset(store: FoldedRowStore) -> None:
+    """Older changes have no values for a column that was added while another one was dropped."""
+    rows = FoldedRows(store, "t", [])
+    rows.apply([insert("1", SENT_NOT), insert("2", SENT_NOT), delete("1", SENT_NOT, kind="O")])
+    assert rows.incomplete() == (1, ["2", SENT_NOT])
+    rows.apply([delete("2", "x", kind="O")])  # it may be another row
+    assert rows.incomplete() == (1, ["2", SENT_NOT])
+    rows.apply([KeyChange("truncate", None, (), ()), insert("3", "x")])
+    assert rows.incomplete() is None
+    assert held(rows) == {"3,x,": 1}
+
+
 @pytest.mark.parametrize("change", [
     KeyChange("delete", "K", row("1", None), row("1", None)),
     KeyChange("update", None, row("1", "x"), row(None, None)),
