@@ -800,9 +800,9 @@ class Syncing:
             if table_state.stale is not None and (relation_id, table_state.stale) not in self._said:
                 self._said.add((relation_id, table_state.stale))
                 is_new = True
-                _log.warning(
-                    "%s is not kept up to date: %s", qualified(table_state), table_state.stale
-                )
+                # The name in the target: a new table may have the name of a dropped one.
+                name = self._target.shown(table_state.stored)
+                _log.warning("%s is not kept up to date: %s", name, table_state.stale)
         self._requests.ask(self._target_state.tables, at_once=is_new)
 
     def _say_gaps(self) -> None:

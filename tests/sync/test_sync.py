@@ -793,7 +793,7 @@ def test_a_table_that_was_made_again_has_not_left(
 
 @pytest.mark.slow
 def test_a_stale_table_that_was_made_again_is_not_stale(
-    made: MadeDirectory, tables: Tables
+    made: MadeDirectory, tables: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:
     again = testing.Table("accounts", {"id": "int4", "note": "text"}, 16391, key=["id"])
     history = HistoryWriter(made.directory, None)
@@ -807,6 +807,11 @@ def test_a_stale_table_that_was_made_again_is_not_stale(
         found.append(sync(made, tables))
     assert [[*one.stale] for one in found] == [["public.accounts"], []]
     assert found[1].left == ("public.accounts~16390",)
+    caplog.clear()
+    sync(made, tables)
+    named = {record.args[0] for record in caplog.records if isinstance(record.args, tuple)
+             and "not kept up to date" in record.msg}  # fmt: skip
+    assert named == {"public.accounts~16390"}
 
 
 @pytest.mark.slow
