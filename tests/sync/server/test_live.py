@@ -318,6 +318,18 @@ def test_a_table_that_was_rewritten_before_another_one_was_altered(synced: Synce
     assert synced.compare("t", "id, v, n, d, c, e") == 50
 
 
+@pytest.mark.everyday("duckdb")
+def test_snapshots_that_only_a_later_call_takes(synced: Synced) -> None:
+    """The capture requests them while the sync begins, which must not come first."""
+    synced.sync(snapshot="never")
+    synced.database.execute("INSERT INTO bag VALUES (7)", "UPDATE t SET n = 9 WHERE id = 3")
+    with expect_error(code="no_snapshot"):
+        synced.sync(snapshot="never")
+    assert synced.sync().stale == {}
+    synced.compare("t", "id, v, n, d")
+    synced.compare("bag", "a, b")
+
+
 @pytest.mark.everyday("delta")
 def test_a_table_that_is_dropped_and_made_again(synced: Synced) -> None:
     synced.sync()
