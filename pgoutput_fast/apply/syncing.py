@@ -20,6 +20,7 @@ from ..errors import Argument, PgOutputError, RetryableError
 from ..lsn import format_lsn
 from ..names import qualified
 from ..policies import Policies
+from ..segments.folders import BEGIN_NAME
 from ..segments.listing import contents
 from .continuity import check_position, origin_of, snapshot_name
 from .options import WINDOW_BYTES
@@ -218,9 +219,9 @@ class Syncing:
             "encoding": view.metadata.encoding,
         }  # fmt: skip
         self._is_unstored = False  # whether an outcome was folded since the last commit
-        self._has_consumer = consumer in {entry.name for entry in consumers(log.directory)}
-        if not self._target_state.lsn and self._has_consumer:
-            self._begin_anew(consumer)
+        positions = {entry.name: entry.position for entry in consumers(log.directory)}
+        if not self._target_state.lsn and consumer in positions:
+            self._begin_anew(consumer, positions[consumer])
         self._consumer = Consumer(log.directory, consumer)
         cut_off = check_position(
             log, name, self._target_state, self._consumer.position, options.uncopied
@@ -358,10 +359,12 @@ class Syncing:
                 self._directory,
             )  # fmt: skip
 
-    def _begin_anew(self, consumer: str) -> None:
+    def _begin_anew(self, consumer: str, position: Position) -> None:
         """Let a new target begin with the newest snapshots, though the consumer exists already."""
         remove_consumer(self._directory, consumer)
-        if self._target_state.is_new:
+        # The consumer of a sync that was killed before its first commit is still at the begin.
+        has_moved = (self._directory / BEGIN_NAME).exists() or position.lsn > self._log.view().begin
+        if self._target_state.is_new and has_moved:
             _log.warning(
                 "%s is a new target, but a sync has read %s for it before. If you did not delete "
                 "the earlier target, check whether its disk is mounted",

@@ -106,7 +106,7 @@ def rows(path: Path, table: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_target_that_has_columns(tmp_path: Path) -> None:
+def test_a_target_that_has_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "tables.sqlite"
     kills = check_target(
         lambda: SqliteTarget(path),
@@ -114,6 +114,7 @@ def test_a_target_that_has_columns(tmp_path: Path) -> None:
         lambda: path.unlink(missing_ok=True),
     )
     assert kills > 25
+    assert caplog.messages == []
 
 
 def test_a_target_whose_rows_and_text_do_not_stand_together_is_found(tmp_path: Path) -> None:
