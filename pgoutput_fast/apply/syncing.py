@@ -16,7 +16,7 @@ from ..changelog.log import ChangeLog
 from ..changelog.read_plan import Position
 from ..changelog.requests import request_copy
 from ..changelog.schema_history import HistoryEntry, entries
-from ..errors import Argument, PgOutputError, RetryableError
+from ..errors import Argument, PgOutputError, RetryableError, counted
 from ..lsn import format_lsn
 from ..names import qualified
 from ..policies import Policies
@@ -136,6 +136,13 @@ class SyncProgress(NamedTuple):
     asked: tuple[str, ...] = ()
     paused: dict[str, str] = {}  # noqa: RUF012 - never changed
     over_limit: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        # In one line, as there may be a thousand tables.
+        return (
+            f"<SyncProgress at {format_lsn(self.lsn)}: {counted(len(self.table_states), 'table')}, "
+            f"{len(self.paused)} paused, {len(self.stale)} stale>"
+        )
 
 
 class Engine(Protocol):

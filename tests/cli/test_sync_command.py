@@ -843,6 +843,12 @@ def having(*tables: TableState) -> apply.SyncProgress:
     return apply.SyncProgress(0, None, 0, 0, 0.0, {}, {}, table_states=tables, names=names)
 
 
+def test_the_progress_of_many_tables_is_shown_in_one_line() -> None:
+    tables = [TableState(number, "public", f"t{number}", "public.t") for number in range(1000)]
+    progress = having(*tables)._replace(lsn=0x16, stale={"a": "why"}, paused={"b": "", "c": ""})
+    assert repr(progress) == "<SyncProgress at 0/16: 1,000 tables, 2 paused, 1 stale>"
+
+
 def test_what_happens_to_tables() -> None:
     column = StoredColumn("a", "a", 23, -1, "int32", number=1)
     old = TableState(1, "public", "t", "public.t", lsn=5, columns=(column,))
