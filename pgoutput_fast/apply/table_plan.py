@@ -295,7 +295,8 @@ def _check_marker(table_state: TableState, rules: TableRules) -> None:
                 code="unfit_schema",
                 parameter="soft_deletes",
                 table=qualified(table_state),
-                hint="Give another name, and a new target",
+                hint="Rename the column on the server, then request a new snapshot with "
+                "pgoutput-fast snapshot. Or give another name, and a new target",
             )
 
 

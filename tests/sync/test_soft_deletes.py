@@ -235,6 +235,26 @@ def test_a_column_of_the_servers_where_rows_are_marked(made: MadeDirectory, tabl
             sync(made, tables, soft_deletes="RowId")
 
 
+@pytest.mark.everyday("duckdb")
+def test_a_column_of_the_servers_that_is_renamed(made: MadeDirectory, tables: Tables) -> None:
+    """A new snapshot ends the pause, as the error says."""
+    made.wait(THINGS, 1000)
+    made.copy(THINGS, 1100, [[1, "a"]])
+    made.commit(1200, THINGS.relation(), testing.insert(THINGS, [2, "b"]))
+    assert [*sync(made, tables, soft_deletes="NOTE").paused] == ["public.things"]
+    renamed = testing.Table("things", {"id": "int4", "other": "text"}, 16390, key=["id"])
+    made.wait(renamed, 1250, first=False)
+    made.copy(renamed, 1300, [[1, "a"], [2, "b"]])
+    made.commit(1400, renamed.relation(), testing.insert(renamed, [3, "c"]))
+    sync(made, tables, soft_deletes="NOTE")
+    ended = sync(made, tables, soft_deletes="NOTE")
+    assert (ended.paused, ended.stale) == ({}, {})
+    found = tables.state("public.things").to_pylist()
+    assert sorted((row["id"], row["other"], row["NOTE"]) for row in found) == [
+        (1, "a", None), (2, "b", None), (3, "c", None),
+    ]  # fmt: skip
+
+
 def test_options_of_delta_tables_are_the_commands(made: MadeDirectory, tmp_path: Path) -> None:
     import deltalake
 
