@@ -443,8 +443,8 @@ def plan_from_catalog(
     column = replaced(table_state.columns, table) if has_rows else None
     if column is not None:
         return CatalogPlan(
-            f"column {column} was dropped or renamed, and another column has its name: sync took "
-            "later changes for those of the former column"
+            f"column {column} was dropped or renamed, and another column has its name: sync may "
+            "have taken later changes for those of the former column"
         )
     if table_state.stale == UNSELECTED and is_selected:
         return CatalogPlan(SELECTED_AGAIN)
