@@ -512,12 +512,12 @@ class History:
 
 
 def _snapshot(
-    states: Mapping[int, TableSnapshots], relation_id: int, generation: int
+    states: Mapping[int, TableSnapshots], relation_id: int, number: int
 ) -> Snapshot | None:
     """Return a complete snapshot by its number; None if it is not complete."""
     state = states.get(relation_id)
     snapshots = () if state is None else state.snapshots
-    return next((snapshot for snapshot in snapshots if snapshot.generation == generation), None)
+    return next((snapshot for snapshot in snapshots if snapshot.number == number), None)
 
 
 def _named(entry: CatalogType | None) -> str:

@@ -74,13 +74,11 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
         if count:
             fsync_path(directory)
         files = snapshot_files(directory)
-        for (relation_id, generation), paths in [*files.items()]:
+        for (relation_id, number), paths in [*files.items()]:
             state = states.get(relation_id)
             if state is None:
                 continue
-            snapshots = [
-                snapshot for snapshot in state.snapshots if snapshot.generation == generation
-            ]
+            snapshots = [snapshot for snapshot in state.snapshots if snapshot.number == number]
             if not snapshots or any(
                 position.of(relation_id) <= snapshots[0].lsn - 1 for position in positions
             ):
@@ -92,12 +90,12 @@ def retain(directory: Path, keep: Keep, store_position: Callable[[], None]) -> i
                 for path in paths[1:]:
                     SNAPSHOTS.delete(directory, path.name)
                 count += len(paths)
-                del files[relation_id, generation]
+                del files[relation_id, number]
         snapshot_lsns = {
             snapshot.lsn
             for relation_id, state in states.items()
             for snapshot in state.snapshots
-            if (relation_id, snapshot.generation) in files
+            if (relation_id, snapshot.number) in files
         }
         return count + forget_before(directory, min({begin, *snapshot_lsns}))
 

@@ -38,7 +38,7 @@ class Snapshot(NamedTuple):
     Attributes
     ----------
     relation_id : int
-    generation : int
+    number : int
         The number of the snapshot: 1 for the first one of the table, then 2, …
     first : bool
         Whether the table was not in the change log before this snapshot. Then changes of the table
@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
     """
 
     relation_id: int
-    generation: int
+    number: int
     first: bool
     state: _State
     lsn: int
@@ -62,9 +62,7 @@ class Snapshot(NamedTuple):
     def name(self) -> str:
         """The name of the state file."""
         kind = "first" if self.first else "again"
-        return (
-            f"{self.relation_id:08X}-{self.generation:05d}-{kind}-{self.state}-{self.lsn:016X}.json"
-        )
+        return f"{self.relation_id:08X}-{self.number:05d}-{kind}-{self.state}-{self.lsn:016X}.json"
 
     @classmethod
     def named(cls, name: str) -> Snapshot | None:
@@ -276,8 +274,8 @@ class SnapshotStates:
             As in `Snapshot`.
         """
         state = self.states.get(relation_id)
-        generation = state.all_snapshots[-1].generation + 1 if state else 1
-        return self._write(Snapshot(relation_id, generation, first, "waiting", lsn), fields)
+        number = state.all_snapshots[-1].number + 1 if state else 1
+        return self._write(Snapshot(relation_id, number, first, "waiting", lsn), fields)
 
     def finish(self, snapshot: Snapshot, lsn: int, fields: dict[str, object]) -> Snapshot:
         """Store that a snapshot is complete. Its files must be durable already.
@@ -330,8 +328,8 @@ class SnapshotStates:
             The fields of the state file.
         """
         state = self.states.get(relation_id)
-        generation = state.all_snapshots[-1].generation + 1 if state else 1
-        return self._write(Snapshot(relation_id, generation, state is None, "gone", lsn), fields)
+        number = state.all_snapshots[-1].number + 1 if state else 1
+        return self._write(Snapshot(relation_id, number, state is None, "gone", lsn), fields)
 
     def forget(self, relation_ids: Collection[int]) -> None:
         """Delete the state files of tables, the newest state of each table last.

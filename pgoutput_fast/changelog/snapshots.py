@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from .snapshot_states import Snapshot, TableSnapshots
 
 
-def snapshot_path(directory: Path, snapshot: Snapshot, number: int) -> Path:
+def snapshot_path(directory: Path, snapshot: Snapshot, file_number: int) -> Path:
     """Return the path of a snapshot's file: 0 has the Truncate, each other one a range of rows."""
-    name = f"{snapshot.relation_id:08X}-{snapshot.generation:05d}-{number:08d}.arrow"
+    name = f"{snapshot.relation_id:08X}-{snapshot.number:05d}-{file_number:08d}.arrow"
     return directory / SNAPSHOTS.name / name
 
 
 def number_of(path: Path) -> tuple[int, int, int] | None:
-    """Parse a snapshot file's name: relation id, generation, number; None for another name."""
+    """Parse a snapshot file's name: relation id, snapshot's number, file's number; else None."""
     match = SNAPSHOTS.match(path.name)
     return match and (int(match[1], 16), int(match[2]), int(match[3]))
 
 
 def snapshot_files(directory: Path) -> dict[tuple[int, int], list[Path]]:
-    """Return all snapshot files by relation id and generation, in the order of the rows."""
+    """Return all files by relation id and snapshot number, in the order of the rows."""
     files: dict[tuple[int, int], list[Path]] = {}
     folder = SNAPSHOTS.path(directory)
     for name in SNAPSHOTS.listed(directory):
@@ -62,7 +62,7 @@ def delete_unfinished(directory: Path, states: Mapping[int, TableSnapshots]) -> 
         A file can't be deleted.
     """
     unfinished = {
-        (key, snapshot.generation)
+        (key, snapshot.number)
         for key, state in states.items()
         for snapshot in state.all_snapshots
         if snapshot.state == "waiting"

@@ -253,7 +253,7 @@ class Upload:
                 continue
             if snapshot.state == "snapshot" and self._remote.size(name) is None:
                 files = files or snapshots.snapshot_files(self._directory)
-                paths = files.get((snapshot.relation_id, snapshot.generation), [])
+                paths = files.get((snapshot.relation_id, snapshot.number), [])
                 for path in paths:
                     if stop.is_set():
                         return False
@@ -429,7 +429,7 @@ def _names_to_read(remote: Remote, target: Path, end: int) -> Iterator[str]:
                 continue
             snapshot = snapshot_states.Snapshot.named(name.rpartition("/")[2])
             if snapshot is not None and snapshot.state == "snapshot":
-                whole.add((snapshot.relation_id, snapshot.generation))
+                whole.add((snapshot.relation_id, snapshot.number))
             # A snapshot without its state file is still being uploaded: leave it out.
             number = snapshots.number_of(Path(name))
             if number is None or number[:2] in whole:

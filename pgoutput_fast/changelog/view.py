@@ -54,8 +54,8 @@ class View(NamedTuple):
     states : mapping of int to TableSnapshots
         The snapshots of each table, by relation id.
     files : mapping of (int, int) to list of pathlib.Path
-        The files of complete snapshots, by relation id and generation. Snapshots that are being
-        deleted are left out.
+        The files of complete snapshots, by relation id and snapshot number. Snapshots that
+        are being deleted are left out.
     layouts_reader : LayoutsReader
         Lists the tables with changes in each segment.
     relation_id : int or None
@@ -295,7 +295,7 @@ class View(NamedTuple):
     # --- snapshots
 
     def _has_files(self, snapshot: Snapshot) -> bool:
-        return (snapshot.relation_id, snapshot.generation) in self.files
+        return (snapshot.relation_id, snapshot.number) in self.files
 
     def snapshot_paths(self, snapshot: Snapshot) -> list[Path]:
         """Return the files of a snapshot in the order of its rows.
@@ -305,7 +305,7 @@ class View(NamedTuple):
         PgOutputError
             A file is missing, or the snapshot's state file can't be read.
         """
-        paths = self.files[snapshot.relation_id, snapshot.generation]
+        paths = self.files[snapshot.relation_id, snapshot.number]
         directory = paths[0].parent.parent
         fields: Any = SnapshotStates(directory).fields(snapshot)
         expected = [snapshot_path(directory, snapshot, i) for i in range(1 + len(fields["files"]))]
@@ -349,7 +349,7 @@ def find_snapshots(directory: Path) -> SnapshotsFound:
         ) from error
     # Retention deletes the file with the Truncate first: without it, a snapshot is being deleted.
     begins = {
-        (snapshot.relation_id, snapshot.generation): snapshot_path(directory, snapshot, 0)
+        (snapshot.relation_id, snapshot.number): snapshot_path(directory, snapshot, 0)
         for state in states.values()
         for snapshot in state.snapshots
     }

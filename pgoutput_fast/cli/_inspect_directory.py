@@ -33,7 +33,7 @@ def files_of(view: View) -> list[Path]:
     copies = [
         (snapshot.lsn, view.snapshot_paths(snapshot))
         for snapshot in waiting
-        if (snapshot.relation_id, snapshot.generation) in view.files
+        if (snapshot.relation_id, snapshot.number) in view.files
     ]
     files: list[Path] = []
     for segment in view.segments:

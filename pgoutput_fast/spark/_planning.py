@@ -84,9 +84,7 @@ class Planned:
         state = self._view.states.get(relation_id)
         snapshot = state.snapshots[-1] if state is not None and state.snapshots else None
         paths = (
-            self._view.files.get((relation_id, snapshot.generation))
-            if snapshot is not None
-            else None
+            self._view.files.get((relation_id, snapshot.number)) if snapshot is not None else None
         )
         if snapshot is None or not paths:
             return newest

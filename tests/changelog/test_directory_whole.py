@@ -45,8 +45,8 @@ def made(tmp_path: Path) -> Iterator[MadeDirectory]:
         yield found
 
 
-def snapshot(directory: Path, number: int, generation: int = 1) -> Path:
-    return directory / "snapshots" / f"00004006-{generation:05d}-{number:08d}.arrow"
+def snapshot(directory: Path, file_number: int, snapshot_number: int = 1) -> Path:
+    return directory / "snapshots" / f"00004006-{snapshot_number:05d}-{file_number:08d}.arrow"
 
 
 def mark(directory: Path) -> Path:

@@ -158,7 +158,7 @@ class Uploaded:
         files = snapshot_files(self._directory)
         for relation_id, state in SnapshotStates(self._directory).read().items():
             for copy in state.snapshots:  # of a copy that is not whole, files are written again
-                paths += files.get((relation_id, copy.generation), ())
+                paths += files.get((relation_id, copy.number), ())
         for path in paths:
             name = str(path.relative_to(self._directory))
             if name not in self._digests:
@@ -207,7 +207,7 @@ class Uploaded:
                 if copy.state == "snapshot":
                     names = {
                         f"snapshots/{path.name}"
-                        for path in files.get((copy.relation_id, copy.generation), ())
+                        for path in files.get((copy.relation_id, copy.number), ())
                     }
                     assert names <= objects.keys()
         return there, len(objects)
