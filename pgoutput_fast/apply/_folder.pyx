@@ -140,12 +140,12 @@ cdef class Fold:
     ----------
     truncated : bool
         Whether the changes have truncated the table.
-    misfit : int
+    fault : int
         `FITS`; or `OCCUPIED` or `VACANT`, for the change that :meth:`add` returned.
     """
 
     cdef readonly bint truncated
-    cdef readonly int misfit
+    cdef readonly int fault
     cdef Py_ssize_t width
     cdef bint integers
     cdef uint64_t seed
@@ -241,7 +241,7 @@ cdef class Fold:
                 i = -1
         if fault == NO_MEMORY:
             raise MemoryError
-        self.misfit = fault
+        self.fault = fault
         return i
 
     def truncate(self):

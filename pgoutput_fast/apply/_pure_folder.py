@@ -65,13 +65,13 @@ class Fold:
     ----------
     truncated : bool
         Whether the changes have truncated the table.
-    misfit : int
+    fault : int
         `FITS`; or `OCCUPIED` or `VACANT`, for the change that :meth:`add` returned.
     """
 
     def __init__(self, width: int, integers: bool) -> None:
         self.truncated = False
-        self.misfit = FITS
+        self.fault = FITS
         self._width, self._integers = width, integers
         self._places: dict[Key, _RowPlace] = {}
 
@@ -147,13 +147,13 @@ class Fold:
         return [data[at[i] : at[i + 1]] for i in range(len(at) - 1)]
 
     def _there(self, key: Key) -> _FoldedRow | None:
-        """Return the row with a key; if there is none, set `misfit` and return None."""
+        """Return the row with a key; if there is none, set `fault` and return None."""
         place = self._places.get(key)
         if place is None and not self.truncated:
             place = self._places[key] = _RowPlace(held=True)
             place.row = _FoldedRow(key)
         if place is None or place.row is None:
-            self.misfit = VACANT
+            self.fault = VACANT
             return None
         return place.row
 
@@ -171,7 +171,7 @@ class Fold:
         if place is None:
             place = self._places[key] = _RowPlace(held=False)
         if place.row is not None:
-            self.misfit = OCCUPIED
+            self.fault = OCCUPIED
             return False
         place.row, place.last = row, number
         return True

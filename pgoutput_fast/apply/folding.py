@@ -549,7 +549,7 @@ class _Keyed:
         ]
 
     def _refuse(self, changes: _NetChangeColumns, row: int, at: list[int]) -> NoReturn:
-        occupied = self._folder.misfit == OCCUPIED
+        occupied = self._folder.fault == OCCUPIED
         moved = not occupied and changes.steps[row] == UPDATE and changes.brings_old()[row]
         columns = changes.before if moved else changes.after
         values = ", ".join(repr(columns[i][row].as_py()) for i in at)
