@@ -70,7 +70,7 @@ cdef struct Place:
     uint32_t hash
     int32_t tenant  # UNKNOWN: no row has the key now
     int32_t last  # the last change of the key
-    bint held  # whether the table had a row with the key before the first change
+    bint is_in_table  # whether the table had a row with the key before the first change
 
 
 cdef struct Tenant:
@@ -406,7 +406,7 @@ cdef class Fold:
         return size == key.size and (size == 0 or memcmp(at + sizeof(size), key.at, size) == 0)
 
     # Return -1 without memory.
-    cdef int64_t new_place(self, Key key, uint64_t hash, bint held) noexcept nogil:
+    cdef int64_t new_place(self, Key key, uint64_t hash, bint is_in_table) noexcept nogil:
         cdef Place *place
         cdef int64_t number = self.places.count
         if <uint64_t> number * 2 > self.table_mask and (
@@ -418,7 +418,8 @@ cdef class Fold:
         ):
             return -1
         place = <Place *> self.places.at + number
-        place.hash, place.held, place.tenant, place.last = hash, held, UNKNOWN, UNKNOWN
+        place.hash, place.is_in_table = hash, is_in_table
+        place.tenant, place.last = UNKNOWN, UNKNOWN
         place.key = key.number
         if not self.integers:
             place.key = self.bytes.count
@@ -513,7 +514,7 @@ cdef class Fold:
                 count += 1
                 mixed_count += (<Tenant *> self.tenants.at)[place.tenant].mixed
             else:
-                count += place.held
+                count += place.is_in_table
         flags = np.empty((2, count), np.uint8)
         arrays = np.empty((3, count), np.int32)
         source_array = np.empty((mixed_count, self.width), np.int32)
@@ -523,9 +524,9 @@ cdef class Fold:
         cdef Py_ssize_t n = 0, vector = 0
         for i in range(<Py_ssize_t> self.places.count):
             place = <Place *> self.places.at + i
-            if place.tenant == UNKNOWN and not place.held:
+            if place.tenant == UNKNOWN and not place.is_in_table:
                 continue
-            flags_at[0, n], flags_at[1, n] = place.held, place.tenant != UNKNOWN
+            flags_at[0, n], flags_at[1, n] = place.is_in_table, place.tenant != UNKNOWN
             at[0, n], at[1, n], at[2, n] = place.last, UNKNOWN, UNKNOWN
             if place.tenant != UNKNOWN:
                 tenant = <Tenant *> self.tenants.at + place.tenant

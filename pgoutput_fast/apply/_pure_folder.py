@@ -41,12 +41,16 @@ class _FoldedRow:
 
 
 class _RowPlace:
-    """A key. Fields: held (the table had a row), row (the present row), last (the last change)."""
+    """A key.
 
-    __slots__ = ("held", "last", "row")
+    Fields: is_in_table (the table had a row with the key before the first change), row (the row
+    that has the key now), last (the last change of the key).
+    """
 
-    def __init__(self, held: bool) -> None:
-        self.held = held
+    __slots__ = ("is_in_table", "last", "row")
+
+    def __init__(self, is_in_table: bool) -> None:
+        self.is_in_table = is_in_table
         self.row: _FoldedRow | None = None
         self.last = UNKNOWN
 
@@ -150,7 +154,7 @@ class Fold:
         """Return the row with a key; if there is none, set `fault` and return None."""
         place = self._places.get(key)
         if place is None and not self.truncated:
-            place = self._places[key] = _RowPlace(held=True)
+            place = self._places[key] = _RowPlace(is_in_table=True)
             place.row = _FoldedRow(key)
         if place is None or place.row is None:
             self.fault = VACANT
@@ -169,7 +173,7 @@ class Fold:
     def _arrive(self, key: Key, row: _FoldedRow, number: int) -> bool:
         place = self._places.get(key)
         if place is None:
-            place = self._places[key] = _RowPlace(held=False)
+            place = self._places[key] = _RowPlace(is_in_table=False)
         if place.row is not None:
             self.fault = OCCUPIED
             return False
@@ -203,7 +207,7 @@ class Fold:
         for key, place in self._places.items():
             row = place.row
             if row is None:
-                if place.held:
+                if place.is_in_table:
                     rows.append((True, False, place.last, -1, UNKNOWN))
                 continue
             vector = -1
@@ -211,7 +215,7 @@ class Fold:
                 vector = len(sources)
                 sources.append(row.sources)
             origin = UNKNOWN if row.home == key else row.origin
-            rows.append((place.held, True, place.last, vector, origin))
+            rows.append((place.is_in_table, True, place.last, vector, origin))
         columns = np.array(rows, np.int32).reshape(-1, 5).T.copy()
         return Followed(
             columns[0].astype(bool),
