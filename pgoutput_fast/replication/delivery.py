@@ -16,7 +16,7 @@ from ..transactions import Assembler, Transaction
 from ..transactions.runs import Run
 from ..transactions.transaction import TransactionGroup
 from .link import Link
-from .receiver import PackedTaken
+from .receiver import ReceivedRun
 from .waiter import IDLE_POLL
 
 _Arrival = TypeVar("_Arrival", Transaction, Transaction | TransactionGroup)
@@ -226,7 +226,7 @@ class Delivery:
 
     def _take(self, timeout: float, until: Until) -> bool:
         """Receive frames and assemble them, or reconnect after a loss; False if nothing came."""
-        batch = PackedTaken()
+        batch = ReceivedRun()
         try:
             if self._link.lost is not None:
                 raise self._link.lost

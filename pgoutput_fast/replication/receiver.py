@@ -68,7 +68,7 @@ _LEAST_SILENCE = 10.0  # seconds; the default silence_timeout is at least this l
 _CLOSE_TIMEOUT = 2.0  # seconds for the server to end the stream
 
 
-class Taken:
+class ReceivedFrames:
     """The frames that one call of `receive` has received so far, as one tuple for each frame."""
 
     __slots__ = ("asked", "came", "frames", "keepalive", "since", "size")
@@ -104,8 +104,8 @@ class Taken:
         return copy_data
 
 
-class PackedTaken(Taken):
-    """The same as `Taken`, with all frames in one buffer."""
+class ReceivedRun(ReceivedFrames):
+    """The same as `ReceivedFrames`, with all frames in one buffer."""
 
     __slots__ = ("data", "ends", "lsns")
 
@@ -182,7 +182,7 @@ class Receiver:
         self._asked = 0.0
         self._process = os.getpid()
         self._waiter = Waiter(self._pgconn)
-        self._batch: Taken | None = None
+        self._batch: ReceivedFrames | None = None
         # Why the server leaves out changes, and how many frames of this receive() came before that.
         self._skips: tuple[PgOutputError, int] | None = None
         if connection.left_out is not None:
@@ -212,12 +212,12 @@ class Receiver:
         """Acknowledge everything before an LSN. An LSN before the greatest one has no effect."""
         self._acknowledged = max(self._acknowledged, lsn)
 
-    def receive(self, batch: Taken, timeout: float | None) -> bool:
+    def receive(self, batch: ReceivedFrames, timeout: float | None) -> bool:
         """Wait for data, and put them into `batch`.
 
         Parameters
         ----------
-        batch : Taken
+        batch : ReceivedFrames
             A new object, which this call fills.
         timeout : float or None
             Seconds to wait at most; None waits without end.
@@ -289,7 +289,7 @@ class Receiver:
                 self._waiter.close()
                 self.connection.close()
 
-    def _receive(self, batch: Taken, deadline: float | None) -> bool:
+    def _receive(self, batch: ReceivedFrames, deadline: float | None) -> bool:
         """Receive until a batch is ready, the deadline has passed, or the stream has ended."""
         waited, self._batch = False, batch
         try:
@@ -320,7 +320,7 @@ class Receiver:
             raise self._error from None
         return False
 
-    def _take(self, batch: Taken, *, drain: bool) -> int:
+    def _take(self, batch: ReceivedFrames, *, drain: bool) -> int:
         """Add the data that libpq has received; with `drain`, all that the socket has.
 
         Returns
@@ -361,7 +361,7 @@ class Receiver:
             self._skips = error, 0 if self._batch is None else len(self._batch)
 
     def _is_time(
-        self, batch: Taken, deadline: float | None, *, is_full: bool, waited: bool
+        self, batch: ReceivedFrames, deadline: float | None, *, is_full: bool, waited: bool
     ) -> bool:
         """Return whether to go back to the consumer now, even without data."""
         now = time.monotonic()

@@ -11,7 +11,7 @@ from ..errors import PgOutputError
 from ..lsn import check_lsn, format_lsn
 from ..options import seconds
 from .link import Link
-from .receiver import Taken
+from .receiver import ReceivedFrames
 from .walsender import ReplicationConnection
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ class ReplicationStream:
             frames = list(self._left_over)
             self._left_over.clear()
             return Batch(frames, None)
-        batch = Taken()
+        batch = ReceivedFrames()
         if not self._link.receiver.receive(batch, timeout):
             return None
         self._gave_frames = self._gave_frames or bool(batch.frames)

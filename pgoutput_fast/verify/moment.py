@@ -22,7 +22,7 @@ from ..objects import UNCHANGED
 from ..publications import Publications, read_attributes, row_filters
 from ..replication import ReplicationConnection
 from ..replication.negotiation import negotiate
-from ..replication.receiver import Receiver, Taken
+from ..replication.receiver import ReceivedFrames, Receiver
 from ..replication.server_position import check_target
 from ..replication.snapshot import open_snapshot
 from ..types import ColumnType, TypeRegistry, column_type
@@ -297,7 +297,7 @@ class Moment:
         deadline = time.monotonic() + timeout
         reached = 0
         while True:
-            received = Taken()
+            received = ReceivedFrames()
             receiver.receive(received, 1.0)
             for _, _, _, frame in received.frames:
                 message = decoder.decode(frame)

@@ -124,10 +124,10 @@ def test_notifications_in_a_stream(talk: Any) -> None:
     one = streamed(talk(b"START", answer))
     count = 0
     for _ in range(20):
-        taken = receiver.Taken()
-        assert one.receive(taken, 0.3)
-        count += len(taken)
-        if not taken:
+        received = receiver.ReceivedFrames()
+        assert one.receive(received, 0.3)
+        count += len(received)
+        if not received:
             break
     assert count == 10
     assert kept(one.connection.pgconn) < FEW
@@ -142,8 +142,8 @@ def test_notices_are_logged_a_few_a_minute(
     frame = copied(testing.xlog_data(b"frame", 1, 1, 1))
     for at_first in (True, False):
         one = streamed(talk(b"START", COPY_BOTH + 5000 * notice(b"so \x1b[31m") + frame))
-        assert one.receive(taken := receiver.Taken(), 10)
-        assert len(taken) == 1
+        assert one.receive(received := receiver.ReceivedFrames(), 10)
+        assert len(received) == 1
         one.close()
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == 20 if at_first else len(said) < 50
