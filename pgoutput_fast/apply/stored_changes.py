@@ -158,8 +158,12 @@ def _joined_rows(columns: Sequence[pa.StructArray]) -> pa.StructArray:
     )
 
 
-def as_taken(changes: ChangeBatch, decoded: pa.RecordBatch, *, is_binary: bool) -> pa.RecordBatch:
-    """Return changes with at least one column, and with the columns of digits in the metadata.
+def target_batch(
+    changes: ChangeBatch, decoded: pa.RecordBatch, *, is_binary: bool
+) -> pa.RecordBatch:
+    """Return changes as a target gets them.
+
+    They have at least one column, and the metadata names the columns of digits.
 
     Parameters
     ----------

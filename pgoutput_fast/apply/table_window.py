@@ -68,7 +68,7 @@ class TableWindow:
     Attributes
     ----------
     table_state : TableState
-        The table state after what was taken so far.
+        The table state after the changes so far.
     changes : int
         The number of written changes.
     """

@@ -26,7 +26,7 @@ from .folding import NullKeyError
 from .naming import free_name, renames, stored_table
 from .outcomes import Paused, PausedError, fold_outcomes
 from .row_stores import SpillFile
-from .stored_changes import as_taken
+from .stored_changes import target_batch
 from .table_plan import TableRules, plan_from_catalog, plan_new_table
 from .table_window import TableWindow
 from .targets import TableError, TableState, Target, TargetError, TargetState
@@ -325,7 +325,7 @@ class WindowWriter:
             lsn = decoded.column("commit_lsn")[0].as_py()
             table_state = self._table_state_of(changes.relation, lsn, snapshot)
             with self._pausing(changes.relation):
-                batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
+                batch = target_batch(changes, decoded, is_binary=chunk.is_binary)
                 schema = self._schema(changes.layout, batch.schema)
                 window = self._table_of(changes.relation, table_state, lsn)
                 catalog_at = functools.partial(self._known, changes.relation)
@@ -490,7 +490,7 @@ class WindowWriter:
             encode_fields("I", relation_id=table.relation_id, new=nothing),
         ]
         (changes,) = decoder.decode(frames)
-        batch = as_taken(changes, pa.record_batch(changes), is_binary=view.metadata.is_binary)
+        batch = target_batch(changes, pa.record_batch(changes), is_binary=view.metadata.is_binary)
         return batch.schema, changes.relation
 
     def _settle_names(self) -> None:

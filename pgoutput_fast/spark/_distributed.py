@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pgoutput_fast.apply.delta_merge import balanced
 from pgoutput_fast.apply.delta_target import DeltaTarget
-from pgoutput_fast.apply.stored_changes import as_taken
+from pgoutput_fast.apply.stored_changes import target_batch
 from pgoutput_fast.apply.table_window import TableWindow
 from pgoutput_fast.apply.targets import IncompleteError, TableState, UnplannedError
 from pgoutput_fast.apply.window_writer import WindowWriter, run_all
@@ -310,7 +310,7 @@ class DistributedWindow(WindowWriter):
         row = encode_fields("I", relation_id=relation.relation_id, new=nothing)
         decoder = ColumnarDecoder(**{**self._decoding, "encoding": layout.encoding})
         for changes in decoder.decode([*layout.types, layout.relation, row]):
-            batch = as_taken(changes, pa.record_batch(changes), is_binary=layout.is_binary)
+            batch = target_batch(changes, pa.record_batch(changes), is_binary=layout.is_binary)
             return batch.schema, changes.relation
         return None
 

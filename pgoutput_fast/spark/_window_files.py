@@ -15,7 +15,7 @@ from pgoutput_fast.apply.delta_files import DeltaFileWriter, Written
 from pgoutput_fast.apply.delta_place import DeltaPlace
 from pgoutput_fast.apply.delta_table import LakeTable
 from pgoutput_fast.apply.delta_types import conformed
-from pgoutput_fast.apply.stored_changes import BatchConversion, as_taken, check_copied_keys
+from pgoutput_fast.apply.stored_changes import BatchConversion, check_copied_keys, target_batch
 from pgoutput_fast.apply.targets import UnplannedError
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import history_of
@@ -271,7 +271,7 @@ def _write(task: WriteTask) -> list[FileRun]:
         for section, read in task.reads:
             for chunk in reader.chunks(read, task.metadata):
                 for changes, decoded in reader.changes(chunk):
-                    batch = as_taken(changes, decoded, is_binary=chunk.is_binary)
+                    batch = target_batch(changes, decoded, is_binary=chunk.is_binary)
                     key = section, changes.relation.relation_id
                     if key not in written:
                         if key not in task.tables:
