@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 from support.postgres.snapshot_values import check_values
-from support.postgres.snapshots import SCHEMA, SINCE, announced, by_name, peek, rows, taken
+from support.postgres.snapshots import (
+    SCHEMA,
+    SINCE,
+    announced,
+    by_name,
+    frames_by_table,
+    peek,
+    rows,
+)
 
 from pgoutput_fast.replication.snapshot import open_snapshot
 
@@ -57,7 +65,7 @@ def test_a_snapshot_has_what_a_stream_has_brought(
     frames = peek(published, slot, ",".join(publications), binary=binary)
     streamed, relations = by_name(frames), announced(frames)
     with open_snapshot(published.dsn, publications, binary=binary) as snapshot:
-        found = taken(snapshot)
+        found = frames_by_table(snapshot)
         tables = {table.name: table for table in snapshot.tables}
         assert snapshot.lost == {}
     assert {name for name, inserts in found.items() if inserts} == set(streamed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from support.expected_errors import check_fields, expect_error
-from support.postgres.snapshots import rows, taken
+from support.postgres.snapshots import frames_by_table, rows
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
@@ -48,7 +48,9 @@ def made_slot(database: Any) -> Iterator[slots.CreatedSlot]:
 def values(snapshot: ServerSnapshot) -> dict[str, list[tuple[Any, ...]]]:
     """The rows of each table."""
     announced = {table.name: table.announced for table in snapshot.tables}
-    return {name: rows(announced[name], frames) for name, frames in taken(snapshot).items()}
+    return {
+        name: rows(announced[name], frames) for name, frames in frames_by_table(snapshot).items()
+    }
 
 
 def many(database: Any, name: str = "many", count: int = 3000) -> None:
@@ -157,7 +159,7 @@ def test_only_the_tables_that_are_asked_for(database18: Any) -> None:
         assert snapshot.lost == {oids["two"]: "it is not published, or not selected"}
     with open_snapshot(database18.dsn, ["p"], relation_ids=[]) as snapshot:
         assert (snapshot.tables, snapshot.lost) == ((), {})
-        assert taken(snapshot) == {}
+        assert frames_by_table(snapshot) == {}
 
 
 @contextlib.contextmanager
@@ -327,7 +329,7 @@ def test_what_is_cut_on_its_way_is_noticed(
         open_snapshot(database18.dsn, ["p"]) as snapshot,
         expect_error(code="incomplete", table="public.many"),
     ):
-        taken(snapshot)
+        frames_by_table(snapshot)
 
 
 def test_too_many_rows_for_one_range(database18: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +340,7 @@ def test_too_many_rows_for_one_range(database18: Any, monkeypatch: pytest.Monkey
         open_snapshot(database18.dsn, ["p"]) as snapshot,
         expect_error(code="out_of_memory", table="public.many"),
     ):
-        taken(snapshot)
+        frames_by_table(snapshot)
 
 
 def test_a_name_that_is_no_text(database18: Any) -> None:

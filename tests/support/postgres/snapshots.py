@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pgoutput_fast.replication.snapshot import ServerSnapshot
 
-__all__ = ["SCHEMA", "SINCE", "announced", "by_name", "peek", "rows", "taken"]
+__all__ = ["SCHEMA", "SINCE", "announced", "by_name", "frames_by_table", "peek", "rows"]
 
 SCHEMA = (
     'CREATE SCHEMA "Odd ""schema"',
@@ -100,7 +100,7 @@ def rows(announced: Iterable[bytes], frames: Iterable[bytes]) -> list[tuple[Any,
     return sorted(found, key=repr)
 
 
-def taken(snapshot: ServerSnapshot) -> dict[str, list[bytes]]:
+def frames_by_table(snapshot: ServerSnapshot) -> dict[str, list[bytes]]:
     """The Insert frames of each table, by name; those without rows too."""
     found: dict[str, list[bytes]] = {}
     ended: list[str] = []
