@@ -146,7 +146,7 @@ class ReadRanges(NamedTuple):
         return max((commit_range.end for commit_range in commit_ranges), default=self.rest.end)
 
 
-def next_reading(position: Position, states: Mapping[int, TableSnapshots], end: int) -> ReadRanges:
+def next_ranges(position: Position, states: Mapping[int, TableSnapshots], end: int) -> ReadRanges:
     """Return the ranges to read from a position up to the end of the change log.
 
     Parameters
@@ -189,50 +189,50 @@ def next_reading(position: Position, states: Mapping[int, TableSnapshots], end: 
 
 
 def restricted(
-    reading: ReadRanges, position: Position, paused: Collection[int], table: int | None
+    read_ranges: ReadRanges, position: Position, paused: Collection[int], table: int | None
 ) -> ReadRanges:
-    """Leave paused tables out of a reading, or all tables but one. They keep their positions.
+    """Leave out paused tables, or all tables but one. They keep their positions.
 
     Parameters
     ----------
-    reading : ReadRanges
-        The result of `next_reading` for the position.
+    read_ranges : ReadRanges
+        The result of `next_ranges` for the position.
     position : Position
     paused : collection of int
         Relation ids of tables to leave out.
     table : int or None
         The relation id of the only table to read.
     """
-    rest, after = reading.rest, reading.after
+    rest, after = read_ranges.rest, read_ranges.after
     left_out = set(paused)
     if table is not None:
-        left_out |= reading.tables.keys() - {table}
-        commit_range = reading.of(table)
+        left_out |= read_ranges.tables.keys() - {table}
+        commit_range = read_ranges.of(table)
         rest = CommitRange(position.lsn, position.lsn)
-        reading = reading._replace(tables={**reading.tables, table: commit_range})
+        read_ranges = read_ranges._replace(tables={**read_ranges.tables, table: commit_range})
         after = Position(position.lsn, {**position.tables, table: commit_range.end})
     starts = {relation_id: position.of(relation_id) for relation_id in left_out}
     empty = {relation_id: CommitRange(at, at) for relation_id, at in starts.items()}
     after = Position(after.lsn, {**after.tables, **starts})
-    return ReadRanges(rest, {**reading.tables, **empty}, after)
+    return ReadRanges(rest, {**read_ranges.tables, **empty}, after)
 
 
-def clipped(reading: ReadRanges, until: Position) -> ReadRanges:
-    """Cut the ranges of a reading off at the position at which an earlier reading ended.
+def clipped(read_ranges: ReadRanges, until: Position) -> ReadRanges:
+    """Cut ranges off at the position at which an earlier plan ended.
 
     Parameters
     ----------
-    reading : ReadRanges
-        The result of `next_reading` with the end ``until.lsn``.
+    read_ranges : ReadRanges
+        The result of `next_ranges` with the end ``until.lsn``.
     until : Position
     """
     tables = {}
-    for relation_id in reading.tables.keys() | until.tables.keys():
-        commit_range = reading.of(relation_id)
+    for relation_id in read_ranges.tables.keys() | until.tables.keys():
+        commit_range = read_ranges.of(relation_id)
         end = max(commit_range.start, min(commit_range.end, until.of(relation_id)))
         inside = tuple(snapshot for snapshot in commit_range.snapshots if snapshot.lsn - 1 < end)
         tables[relation_id] = commit_range._replace(end=end, snapshots=inside)
-    return ReadRanges(reading.rest, tables, until)
+    return ReadRanges(read_ranges.rest, tables, until)
 
 
 def first_position(states: Mapping[int, TableSnapshots], begin: int) -> Position:
@@ -368,11 +368,11 @@ class ReadPlan(NamedTuple):
 
 
 def ordered_reads(
-    reading: ReadRanges,
+    read_ranges: ReadRanges,
     segments: Iterable[Sequence[Segment]],
     files: Callable[[Snapshot], Sequence[Path]],
 ) -> Iterator[list[Read]]:
-    """Yield the reads of a reading in an order that keeps each table's changes in order.
+    """Yield the reads of ranges in an order that keeps each table's changes in order.
 
     If a table's snapshot lies within a segment, the segment is read twice. The first read takes the
     other tables, and the table's changes before the snapshot. Then come the snapshot and a second
@@ -383,22 +383,22 @@ def ordered_reads(
 
     Parameters
     ----------
-    reading : ReadRanges
+    read_ranges : ReadRanges
     segments : iterable of sequences of Segment
-        The segments that the reading needs, each with all of its parts.
+        The segments with any of the ranges, each with all of its parts.
     files : callable
         Returns the files of a snapshot.
     """
     waiting = sorted(
         (
             snapshot
-            for commit_range in reading.tables.values()
+            for commit_range in read_ranges.tables.values()
             for snapshot in commit_range.snapshots
         ),
         key=lambda snapshot: snapshot.lsn,
     )
     whole = {
-        relation_id: commit_range.window for relation_id, commit_range in reading.tables.items()
+        relation_id: commit_range.window for relation_id, commit_range in read_ranges.tables.items()
     }
 
     def snapshot_reads(snapshot: Snapshot) -> list[Read]:
@@ -421,7 +421,7 @@ def ordered_reads(
             else (first, min(last, ends.get(oid, last)))
             for oid, (first, last) in whole.items()
         }
-        yield [Read(paths, 0, None, ranges, reading.rest.window)]
+        yield [Read(paths, 0, None, ranges, read_ranges.rest.window)]
         for index, snapshot in enumerate(inside):
             later = [
                 other.lsn
@@ -437,23 +437,23 @@ def ordered_reads(
 
 
 def cut(
-    reading: ReadRanges, position: Position, end: int, snapshots: Collection[Snapshot]
+    read_ranges: ReadRanges, position: Position, end: int, snapshots: Collection[Snapshot]
 ) -> Position:
-    """Return the position of a reader that has read only the first reads of a reading.
+    """Return the position of a reader that has read only the first reads of ranges.
 
     Parameters
     ----------
-    reading : ReadRanges
-        The result of `next_reading` for the position.
+    read_ranges : ReadRanges
+        The result of `next_ranges` for the position.
     position : Position
     end : int
         The end LSN of the last segment that was read; 0 if none was.
     snapshots : collection of Snapshot
         The snapshots that were read.
     """
-    lsn = max(position.lsn, min(end, reading.rest.end))
+    lsn = max(position.lsn, min(end, read_ranges.rest.end))
     tables = {}
-    for relation_id, commit_range in reading.tables.items():
+    for relation_id, commit_range in read_ranges.tables.items():
         read_lsns = [snapshot.lsn for snapshot in commit_range.snapshots if snapshot in snapshots]
         unread_lsns = [
             snapshot.lsn - 1 for snapshot in commit_range.snapshots if snapshot not in snapshots

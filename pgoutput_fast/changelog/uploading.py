@@ -34,7 +34,7 @@ from ..segments.listing import Contents, asked_since, contents, listed, stored_m
 from ..segments.reader import SegmentReader
 from . import snapshot_states, snapshots
 from .consumers import Consumer, consumers
-from .read_plan import next_reading
+from .read_plan import next_ranges
 from .remote import Remote, parse_place
 from .snapshot_states import SnapshotStates, TableSnapshots
 
@@ -218,7 +218,7 @@ class Upload:
         # Find deleted files before listing: this round then uploads the files that replace them.
         obsolete_names = self._gone() if self._mirrors else set()
         listing = contents(self._directory)
-        states = self._tables.read()  # after the end was read: see `next_reading`
+        states = self._tables.read()  # after the end was read: see `next_ranges`
         try:
             if not self._copy_tables(states, stop):
                 return True
@@ -227,7 +227,7 @@ class Upload:
         except FileNotFoundError:
             return True  # a file was merged or deleted since the listing
         self._tell(listing, end)
-        after = next_reading(self._consumer.position, states, end).after
+        after = next_ranges(self._consumer.position, states, end).after
         now = time.monotonic()
         if after != self._consumer.position or now - self._advanced >= _REWRITE_INTERVAL:
             self._consumer.advance(after)

@@ -23,7 +23,7 @@ from .read_plan import (
     cut,
     first_position,
     lacking,
-    next_reading,
+    next_ranges,
     ordered_reads,
     restricted,
 )
@@ -194,17 +194,17 @@ class View(NamedTuple):
                 hint=("Read with a ", Argument("consumer"), ": the change log keeps what it needs"),
             )
         self._check_whole(position, "changes that the reader lacks")
-        reading = self._readable(self._reading(position, until))
-        reading = restricted(reading, position, paused, table)
+        read_ranges = self._readable(self._ranges(position, until))
+        read_ranges = restricted(read_ranges, position, paused, table)
         only = self.relation_id if table is None else table
         reads: list[Read] = []
         snapshots: list[Snapshot] = []
         size = reached = 0
         is_passed = False  # whether the position moves past a segment without changes of `only`
-        after = reading.after
-        for group in ordered_reads(reading, self._needed(reading), self.snapshot_paths):
+        after = read_ranges.after
+        for group in ordered_reads(read_ranges, self._needed(read_ranges), self.snapshot_paths):
             if max_bytes is not None and size >= max_bytes:
-                after = cut(reading, position, reached, snapshots)
+                after = cut(read_ranges, position, reached, snapshots)
                 break
             for read in group:
                 if read.snapshot is None:
@@ -228,28 +228,28 @@ class View(NamedTuple):
         Its tables then have what they had to read before the LSN, with snapshots. Give it to `plan`
         as `until`.
         """
-        reading = self._readable(self._reading(position, None))
+        read_ranges = self._readable(self._ranges(position, None))
         snapshots = [
             snapshot
-            for commit_range in reading.tables.values()
+            for commit_range in read_ranges.tables.values()
             for snapshot in commit_range.snapshots
             if snapshot.lsn - 1 < lsn
         ]
-        return cut(reading, position, lsn, snapshots)
+        return cut(read_ranges, position, lsn, snapshots)
 
     def _has_changes(self, read: Read, relation_id: int) -> bool:
         return any(relation_id in self.layouts_reader.relation_ids(path) for path in read.files)
 
-    def _reading(self, position: Position, until: Position | None) -> ReadRanges:
+    def _ranges(self, position: Position, until: Position | None) -> ReadRanges:
         if until is None:
-            return next_reading(position, self.states, self.end)
+            return next_ranges(position, self.states, self.end)
         # Leave out snapshots that came after the earlier plan: they would hold back changes that
         # it read.
         view = self.before(max([until.lsn, *until.tables.values()]))
-        return clipped(next_reading(position, view.states, min(self.end, until.lsn)), until)
+        return clipped(next_ranges(position, view.states, min(self.end, until.lsn)), until)
 
-    def _readable(self, reading: ReadRanges) -> ReadRanges:
-        """Leave deleted snapshots out of a reading, with the changes before the next snapshot.
+    def _readable(self, read_ranges: ReadRanges) -> ReadRanges:
+        """Leave out deleted snapshots, with the changes before the next snapshot.
 
         A newer snapshot of the table makes them superfluous. Reading then starts at the first
         snapshot after the last deleted one.
@@ -259,8 +259,8 @@ class View(NamedTuple):
         PgOutputError
             A snapshot is deleted, and the table has no newer one.
         """
-        tables = dict(reading.tables)
-        for relation_id, commit_range in reading.tables.items():
+        tables = dict(read_ranges.tables)
+        for relation_id, commit_range in read_ranges.tables.items():
             deleted = [
                 snapshot.lsn for snapshot in commit_range.snapshots if not self._has_files(snapshot)
             ]
@@ -277,15 +277,15 @@ class View(NamedTuple):
                 tables[relation_id] = commit_range._replace(start=commit_range.end, snapshots=())
             else:
                 raise _deleted(relation_id, self.where)
-        return reading._replace(tables=tables)
+        return read_ranges._replace(tables=tables)
 
-    def _needed(self, reading: ReadRanges) -> Iterator[list[Segment]]:
-        """Yield the segments of a reading, each with all of its parts."""
-        end = max(reading.rest.end, reading.end)
+    def _needed(self, read_ranges: ReadRanges) -> Iterator[list[Segment]]:
+        """Yield the segments with any of the ranges, each with all of its parts."""
+        end = max(read_ranges.rest.end, read_ranges.end)
         needed = (
             segment
             for segment in self.segments
-            if segment.end_lsn > reading.start and segment.start_lsn < end
+            if segment.end_lsn > read_ranges.start and segment.start_lsn < end
         )
         for _, parts in itertools.groupby(
             needed, lambda segment: (segment.start_lsn, segment.end_lsn)
@@ -390,7 +390,7 @@ def view_of(
 def _view_of_directory(directory: Path, find: Callable[[Path], SnapshotsFound]) -> View:
     while True:
         listing = contents(directory)
-        snapshots = find(directory)  # after the end was read: see `next_reading`
+        snapshots = find(directory)  # after the end was read: see `next_ranges`
         metadata = _newest_metadata(directory, listing)
         if metadata is not None:
             return View(str(directory), metadata, listing, *snapshots, LayoutsReader(directory))

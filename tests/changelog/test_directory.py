@@ -32,7 +32,7 @@ from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.changelog.merging import FAN, delete_covered, mergeable, merges
-from pgoutput_fast.changelog.read_plan import Position, first_position, next_reading
+from pgoutput_fast.changelog.read_plan import Position, first_position, next_ranges
 from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
 from pgoutput_fast.changelog.retention import Keep, forget_dropped, retain
 from pgoutput_fast.changelog.snapshot_states import Snapshot, SnapshotStates, TableSnapshots
@@ -389,8 +389,8 @@ def test_what_a_table_had_that_left_while_it_waited_does_not_count(tmp_path: Pat
     tables.leave(1, 700, {})
 
     def windows(start: int, end: int) -> tuple[tuple[int, int], int]:
-        reading = next_reading(Position(start, {}), tables.read(), end)
-        return reading.of(1).window, reading.after.of(1)
+        read_ranges = next_ranges(Position(start, {}), tables.read(), end)
+        return read_ranges.of(1).window, read_ranges.after.of(1)
 
     assert windows(99, 600) == ((100, 500), 500)
     assert windows(500, 900) == ((0, 0), 900)
@@ -398,8 +398,8 @@ def test_what_a_table_had_that_left_while_it_waited_does_not_count(tmp_path: Pat
     assert windows(500, 840) == ((850, 500), 500)  # held until the copy can be read with it
     assert windows(500, 900) == ((850, 900), 900)
     assert windows(99, 900) == ((100, 500), 500)
-    reading = next_reading(Position(500, {}), tables.read(), 900)
-    assert [copy.lsn for copy in reading.of(1).snapshots] == [850]
+    read_ranges = next_ranges(Position(500, {}), tables.read(), 900)
+    assert [copy.lsn for copy in read_ranges.of(1).snapshots] == [850]
 
 
 def test_where_a_new_consumer_begins_with_a_table_that_waits() -> None:
