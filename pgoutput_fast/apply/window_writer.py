@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..catalog import CatalogTable
     from ..changelog.history import TablesAt
     from ..changelog.log import ChangeLog
-    from ..changelog.read_frames import Chunk
+    from ..changelog.read_frames import FrameRun
     from ..changelog.read_plan import Position, ReadPlan
     from ..changelog.snapshot_states import Snapshot
     from ..changelog.view import View
@@ -227,8 +227,8 @@ class WindowWriter:
         """Read all changes of a plan, and give them to their tables."""
         for snapshot, reads in itertools.groupby(plan.reads, lambda read: read.snapshot):
             for read in reads:
-                for chunk in self._reader.chunks(read, view.metadata):
-                    self._take(chunk, snapshot)
+                for frame_run in self._reader.frame_runs(read, view.metadata):
+                    self._take(frame_run, snapshot)
                     self._tell()
             self._end_snapshot(snapshot)
 
@@ -265,7 +265,7 @@ class WindowWriter:
             if self._target.is_transactional:
                 raise PausedError(self._paused.values()) from error
 
-    def _pause_refused(self, _: Chunk, refusals: list[Refusal]) -> None:
+    def _pause_refused(self, _: FrameRun, refusals: list[Refusal]) -> None:
         """Pause the tables with refused values."""
         for refusal in refusals:
             self._pause(refusal.relation, refusal.error)
@@ -318,14 +318,14 @@ class WindowWriter:
             window.commit_state(end)
         self.seconds[qualified(window.table_state)] = time.perf_counter() - begin
 
-    def _take(self, chunk: Chunk, snapshot: Snapshot | None) -> None:
-        for changes, decoded in self._reader.changes(chunk):
+    def _take(self, frame_run: FrameRun, snapshot: Snapshot | None) -> None:
+        for changes, decoded in self._reader.changes(frame_run):
             if changes.relation.relation_id in self._paused:
                 continue
             lsn = decoded.column("commit_lsn")[0].as_py()
             table_state = self._table_state_of(changes.relation, lsn, snapshot)
             with self._pausing(changes.relation):
-                batch = target_batch(changes, decoded, is_binary=chunk.is_binary)
+                batch = target_batch(changes, decoded, is_binary=frame_run.is_binary)
                 schema = self._schema(changes.layout, batch.schema)
                 window = self._table_of(changes.relation, table_state, lsn)
                 catalog_at = functools.partial(self._known, changes.relation)

@@ -11,14 +11,14 @@ from ..lsn import format_lsn
 from ..protocol.wire import relation_id_of
 from .history import HistoryFollower
 from .ranges import counted, frame_counts, frame_lsns
-from .read_frames import WantedFiles, chunks
+from .read_frames import WantedFiles, frame_runs
 
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
     from ..segments import SegmentMetadata
     from .history import History, HistoryPolicy
-    from .read_frames import Chunk
+    from .read_frames import FrameRun
     from .read_plan import Read
 
 
@@ -39,7 +39,7 @@ class Refusal(NamedTuple):
 
 
 class ChangeReader:
-    """Decodes chunks of frames in order.
+    """Decodes runs of frames in order.
 
     Parameters
     ----------
@@ -50,9 +50,9 @@ class ChangeReader:
     policy : {"newer", "older", "error"}
         Which definition of an altered type to use where the history leaves it open.
     refused : callable, optional
-        Called with the chunk (or a part of it) and the refusals, instead of raising an error for a
-        refused value. The decoder continues after the refused frames. The call comes before the
-        batch with the later rows of the same tables is yielded.
+        Called with the run of frames (or a part of it) and the refusals, instead of raising an
+        error for a refused value. The decoder continues after the refused frames. The call comes
+        before the batch with the later rows of the same tables is yielded.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class ChangeReader:
         decoding: dict[str, Any],
         history: History | None = None,
         policy: HistoryPolicy = "newer",
-        refused: Callable[[Chunk, list[Refusal]], None] | None = None,
+        refused: Callable[[FrameRun, list[Refusal]], None] | None = None,
     ) -> None:
         self.history = history
         self.follower: HistoryFollower | None = None
@@ -80,8 +80,8 @@ class ChangeReader:
         self._decoder: ColumnarDecoder | None = None
         self._encoding = ""
 
-    def chunks(self, read: Read, metadata: SegmentMetadata) -> Iterator[Chunk]:
-        """Yield the chunks of a read; none if its files have no changes of the wanted tables.
+    def frame_runs(self, read: Read, metadata: SegmentMetadata) -> Iterator[FrameRun]:
+        """Yield the runs of a read; none if its files have no changes of the wanted tables.
 
         Parameters
         ----------
@@ -90,10 +90,10 @@ class ChangeReader:
             The metadata of another file of the same change log.
         """
         if self._wanted.has_any(read):
-            yield from chunks(read, metadata)
+            yield from frame_runs(read, metadata)
 
-    def changes(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
-        """Yield each batch of changes of a chunk, and its record batch in the range of the read.
+    def changes(self, frame_run: FrameRun) -> Iterator[tuple[ChangeBatch, Any]]:
+        """Yield each batch of changes of a run, and its record batch in the range of the read.
 
         Raises
         ------
@@ -103,17 +103,17 @@ class ChangeReader:
         """
         try:
             if self.follower is None:
-                yield from self._part(chunk)
+                yield from self._part(frame_run)
                 return
-            commit_lsns = chunk.beside.column("commit_lsn")
+            commit_lsns = frame_run.beside.column("commit_lsn")
             parts = self.follower.parts(
-                chunk.frames, chunk.lsns, commit_lsns, chunk.path, chunk.encoding
+                frame_run.frames, frame_run.lsns, commit_lsns, frame_run.path, frame_run.encoding
             )
             for begin, end in parts:
-                part = chunk._replace(
-                    frames=chunk.frames.slice(begin, end - begin),
-                    lsns=chunk.lsns[begin:end],
-                    beside=chunk.beside.slice(begin, end - begin),
+                part = frame_run._replace(
+                    frames=frame_run.frames.slice(begin, end - begin),
+                    lsns=frame_run.lsns[begin:end],
+                    beside=frame_run.beside.slice(begin, end - begin),
                 )
                 try:
                     yield from self._part(part)
@@ -122,42 +122,42 @@ class ChangeReader:
                         error.frame += begin
                     raise
         except DecodeError as error:
-            raise _located(error, chunk) from error
+            raise _located(error, frame_run) from error
 
-    def _part(self, chunk: Chunk) -> Iterator[tuple[ChangeBatch, Any]]:
+    def _part(self, frame_run: FrameRun) -> Iterator[tuple[ChangeBatch, Any]]:
         """Yield the batches of frames that have one state of the types."""
-        decoder = self._decoder_for(chunk)
+        decoder = self._decoder_for(frame_run)
         reported = 0
-        for changes in decoder.decode(chunk.frames, lsns=frame_lsns(chunk)):
+        for changes in decoder.decode(frame_run.frames, lsns=frame_lsns(frame_run)):
             if self._refused is not None:
-                reported = self._report(decoder, chunk, reported)
-            batch = counted(changes, chunk)
+                reported = self._report(decoder, frame_run, reported)
+            batch = counted(changes, frame_run)
             if not len(batch):
                 continue
             if self.follower is not None:
                 try:
-                    self.follower.check_batch(changes.layout, batch, chunk.path)
+                    self.follower.check_batch(changes.layout, batch, frame_run.path)
                 except PgOutputError as error:
                     if self._refused is None:
                         raise
-                    self._refused(chunk, [Refusal(changes.relation, error, None)])
+                    self._refused(frame_run, [Refusal(changes.relation, error, None)])
                     continue
             yield changes, batch
-        self._report(decoder, chunk, reported)
+        self._report(decoder, frame_run, reported)
 
-    def _report(self, decoder: ColumnarDecoder, chunk: Chunk, first: int) -> int:
+    def _report(self, decoder: ColumnarDecoder, frame_run: FrameRun, first: int) -> int:
         """Raise the decoder's new errors, or report them as refusals; return the number of errors.
 
         Errors outside the range of the read are left out. `first` is the index of the first new
         error.
         """
         errors = decoder.errors[first:]
-        refusals = [self._refusal(bad, chunk) for bad in errors if frame_counts(chunk, bad)]
+        refusals = [self._refusal(bad, frame_run) for bad in errors if frame_counts(frame_run, bad)]
         if self._refused is not None and refusals:
-            self._refused(chunk, refusals)
+            self._refused(frame_run, refusals)
         return first + len(errors)
 
-    def _refusal(self, bad: BadFrame, chunk: Chunk) -> Refusal:
+    def _refusal(self, bad: BadFrame, frame_run: FrameRun) -> Refusal:
         """Return the refusal for a frame with a refused value; raise any other error."""
         bad.error.frame = bad.frame
         relation = None if bad.plan is None else bad.plan.relation
@@ -165,28 +165,28 @@ class ChangeReader:
             if self.follower is not None and bad.data[:1] in (b"I", b"U", b"D"):
                 relation_id = relation_id_of(bad.data, in_stream=False)
                 if relation_id is not None:
-                    self.follower.check(relation_id, chunk.path)
+                    self.follower.check(relation_id, frame_run.path)
         except PgOutputError as error:
             if self._refused is None or relation is None:
                 raise
             return Refusal(relation, error, bad)
         if self._refused is None or relation is None or bad.error.code not in VALUE_CODES:
             raise bad.error
-        return Refusal(relation, _located(bad.error, chunk), bad)
+        return Refusal(relation, _located(bad.error, frame_run), bad)
 
-    def _decoder_for(self, chunk: Chunk) -> ColumnarDecoder:
-        """Return the decoder for a chunk; make a new one if the encoding has changed."""
-        if self._decoder is None or self._encoding != chunk.encoding:
+    def _decoder_for(self, frame_run: FrameRun) -> ColumnarDecoder:
+        """Return the decoder for a run; make a new one if the encoding has changed."""
+        if self._decoder is None or self._encoding != frame_run.encoding:
             # Collect errors: those of frames outside the range of the read must not be raised.
-            arguments = {**self.decoding, "on_error": "collect", "encoding": chunk.encoding}
-            self._decoder, self._encoding = ColumnarDecoder(**arguments), chunk.encoding
+            arguments = {**self.decoding, "on_error": "collect", "encoding": frame_run.encoding}
+            self._decoder, self._encoding = ColumnarDecoder(**arguments), frame_run.encoding
         return self._decoder
 
 
-def _located(error: DecodeError, chunk: Chunk) -> PgOutputError:
+def _located(error: DecodeError, frame_run: FrameRun) -> PgOutputError:
     """Return the error with the path and the LSN of its frame in the text."""
     lsn = ""
-    if chunk.lsns is not None and error.frame is not None:
-        lsn = f", LSN {format_lsn(int(chunk.lsns[error.frame]))}"
-    text = f"{chunk.path}{lsn}: {error.message}"
-    return PgOutputError(text, hint=error.hint).locate(error, error.frame, str(chunk.path))
+    if frame_run.lsns is not None and error.frame is not None:
+        lsn = f", LSN {format_lsn(int(frame_run.lsns[error.frame]))}"
+    text = f"{frame_run.path}{lsn}: {error.message}"
+    return PgOutputError(text, hint=error.hint).locate(error, error.frame, str(frame_run.path))

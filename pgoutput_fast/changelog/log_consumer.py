@@ -61,8 +61,8 @@ class NextChanges:
         """
         try:
             for read in self._plan.reads:
-                for chunk in self._reader.chunks(read, self._view.metadata):
-                    yield from self._reader.changes(chunk)
+                for frame_run in self._reader.frame_runs(read, self._view.metadata):
+                    yield from self._reader.changes(frame_run)
         except PgOutputError as error:
             history = self._reader.history
             if error.code != "bad_value" or history is None:

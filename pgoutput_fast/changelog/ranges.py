@@ -13,14 +13,14 @@ from ..segments.structure import ANNOUNCEMENTS
 if TYPE_CHECKING:
     from ..columnar._pure_batch import ChangeBatch
     from ..columnar.decoder import BadFrame
-    from .read_frames import Chunk
+    from .read_frames import FrameRun
 
 
-def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
+def counted(changes: ChangeBatch, frame_run: FrameRun) -> Any:
     """Return the changes in the commit range of the read, as a record batch of pyarrow."""
-    read = chunk.read
+    read = frame_run.read
     if read.snapshot is not None:
-        return _read(changes, chunk)
+        return _read(changes, frame_run)
     batch = pa.record_batch(changes)
     start, end = read.range_of(changes.relation.relation_id)
     lsns = batch.column("commit_lsn")
@@ -31,22 +31,22 @@ def counted(changes: ChangeBatch, chunk: Chunk) -> Any:
     return batch.filter(_within(lsns, start, end))
 
 
-def frame_lsns(chunk: Chunk) -> Any:
+def frame_lsns(frame_run: FrameRun) -> Any:
     """Return the LSN of each frame for the decoder, as an array.
 
     For rows of a snapshot, it is `seq` instead. So each row keeps its own `seq`, even if the
     decoder refuses other rows; `_read` moves the value to the column `seq`.
     """
-    if chunk.read.snapshot is None:
-        return chunk.lsns
-    return chunk.beside.column("seq").fill_null(0).cast(pa.uint64()).to_numpy()
+    if frame_run.read.snapshot is None:
+        return frame_run.lsns
+    return frame_run.beside.column("seq").fill_null(0).cast(pa.uint64()).to_numpy()
 
 
-def _read(changes: ChangeBatch, chunk: Chunk) -> Any:
+def _read(changes: ChangeBatch, frame_run: FrameRun) -> Any:
     """Return the rows of a snapshot with the operation "read", and with `seq` from the LSNs."""
     # Take the values of the last frame: Type and Relation frames have none.
     commit_lsn, commit_time = (
-        chunk.beside.column(name)[-1].as_py() for name in ("commit_lsn", "commit_time")
+        frame_run.beside.column(name)[-1].as_py() for name in ("commit_lsn", "commit_time")
     )
     batch = pa.record_batch(changes.as_read(commit_lsn, commit_time, 0))
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -63,30 +63,30 @@ def _within(lsns: Any, start: int, end: int) -> Any:
     )
 
 
-def _event_counts(chunk: Chunk, bad: BadFrame) -> bool:
+def _event_counts(frame_run: FrameRun, bad: BadFrame) -> bool:
     """Return whether a refused frame that is no row lies in the range of the read."""
-    read = chunk.read
+    read = frame_run.read
     if read.again:
         return False
     start, end = read.others
-    commit_lsn: int | None = chunk.beside.column("commit_lsn")[bad.frame].as_py()
+    commit_lsn: int | None = frame_run.beside.column("commit_lsn")[bad.frame].as_py()
     if commit_lsn is not None:
         return start <= commit_lsn < end
     # A message outside of a transaction has the LSN at which its record ends.
     is_announcement = bool(bad.data) and bad.data[0] in ANNOUNCEMENTS
-    return is_announcement or start < int(chunk.lsns[bad.frame]) <= end
+    return is_announcement or start < int(frame_run.lsns[bad.frame]) <= end
 
 
-def frame_counts(chunk: Chunk, bad: BadFrame) -> bool:
+def frame_counts(frame_run: FrameRun, bad: BadFrame) -> bool:
     """Return whether a refused frame lies in the range of the read, so that its error counts."""
-    read = chunk.read
+    read = frame_run.read
     if read.snapshot is not None:
         return True
     relation_id = None
     if bad.data[:1] in (b"I", b"U", b"D") and len(bad.data) >= 5:
         relation_id = relation_id_of(bad.data, False)
     if relation_id is None:
-        return _event_counts(chunk, bad)
+        return _event_counts(frame_run, bad)
     start, end = read.range_of(relation_id)
-    commit: int | None = chunk.beside.column("commit_lsn")[bad.frame].as_py()
+    commit: int | None = frame_run.beside.column("commit_lsn")[bad.frame].as_py()
     return commit is None or start <= commit < end

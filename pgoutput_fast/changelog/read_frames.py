@@ -1,4 +1,4 @@
-"""Load the frames of reads in chunks of a size to decode at once."""
+"""Load the frames of reads in runs of a size to decode at once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .read_plan import Read
 
 # Bytes to decode at once. The rows of each table become a batch of their own, so with many tables
-# smaller chunks would make batches of few rows.
-_CHUNK_BYTES = 16 << 20
-# The same for files of snapshots. They have one table each, so smaller chunks suffice.
-_SNAPSHOT_CHUNK_BYTES = 1 << 20
+# smaller runs would make batches of few rows.
+_RUN_BYTES = 16 << 20
+# The same for files of snapshots. They have one table each, so smaller runs suffice.
+_SNAPSHOT_RUN_BYTES = 1 << 20
 
 
-class Chunk(NamedTuple):
-    """A chunk of frames to decode at once."""
+class FrameRun(NamedTuple):
+    """A run of frames to decode at once."""
 
     path: Path
     encoding: str
@@ -74,8 +74,8 @@ class WantedFiles:
         return wants
 
 
-def chunks(read: Read, metadata: SegmentMetadata) -> Iterator[Chunk]:
-    """Yield the frames of a read as one stream, in chunks.
+def frame_runs(read: Read, metadata: SegmentMetadata) -> Iterator[FrameRun]:
+    """Yield the frames of a read as one stream, in runs.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def chunks(read: Read, metadata: SegmentMetadata) -> Iterator[Chunk]:
     PgOutputError
         A file can't be read, is damaged, or comes from another slot.
     """
-    enough = _CHUNK_BYTES if read.snapshot is None else _SNAPSHOT_CHUNK_BYTES
+    enough = _RUN_BYTES if read.snapshot is None else _SNAPSHOT_RUN_BYTES
     for number, path in enumerate(read.files):
         with SegmentReader(path) as reader:
             check_file(reader, metadata)
@@ -102,15 +102,15 @@ def chunks(read: Read, metadata: SegmentMetadata) -> Iterator[Chunk]:
                 pending.append(batch)
                 size += batch.column("data").nbytes
                 if size >= enough:
-                    yield _chunk(path, reader.metadata, pending, read)
+                    yield _frame_run(path, reader.metadata, pending, read)
                     pending, size = [], 0
             if pending:
-                yield _chunk(path, reader.metadata, pending, read)
+                yield _frame_run(path, reader.metadata, pending, read)
 
 
-def _chunk(path: Path, metadata: SegmentMetadata, batches: list[Any], read: Read) -> Chunk:
+def _frame_run(path: Path, metadata: SegmentMetadata, batches: list[Any], read: Read) -> FrameRun:
     table = pa.Table.from_batches(batches)
-    return Chunk(
+    return FrameRun(
         path, metadata.encoding, table.column("data"), table.column("lsn").to_numpy(), read,
         table.drop(["data"]), metadata.is_binary,
     )  # fmt: skip

@@ -187,8 +187,8 @@ def write_changes(
     open_files: dict[tuple[int, pa.Schema], tuple[_ChangeFile, BatchConversion]] = {}
     try:
         for read in reads:
-            for chunk in reader.chunks(read, metadata):
-                for changes, decoded in reader.changes(chunk):
+            for frame_run in reader.frame_runs(read, metadata):
+                for changes, decoded in reader.changes(frame_run):
                     batch = with_a_column(decoded)
                     key = changes.relation.relation_id, batch.schema
                     if key not in open_files:

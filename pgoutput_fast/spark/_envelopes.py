@@ -28,7 +28,7 @@ from ._refused_rows import ERRORS_TYPE, refused_rows
 if TYPE_CHECKING:
     from pgoutput_fast.changelog.changes import Refusal
     from pgoutput_fast.changelog.history import History
-    from pgoutput_fast.changelog.read_frames import Chunk
+    from pgoutput_fast.changelog.read_frames import FrameRun
     from pgoutput_fast.changelog.read_plan import Read
     from pgoutput_fast.policies import Policies
     from pgoutput_fast.segments import SegmentMetadata
@@ -124,17 +124,17 @@ def envelopes(
         key = _primary_key(schema_history, relation, batch)
         return records(batch, metadata.database, style, key, errors)
 
-    def refuse(chunk: Chunk, refusals: list[Refusal]) -> None:
+    def refuse(frame_run: FrameRun, refusals: list[Refusal]) -> None:
         for first in range(0, len(refusals), _REFUSED_ROWS):
             some = refusals[first : first + _REFUSED_ROWS]
-            for relation, batch, errors in refused_rows(chunk, some, reader.decoding, explain):
+            for relation, batch, errors in refused_rows(frame_run, some, reader.decoding, explain):
                 waiting = refused.setdefault(relation.relation_id, [])
                 waiting.append(records_of(relation, batch, errors))
 
     reader = ChangeReader(decoding, schema_history, history, refused=refuse)
     for read in reads:
-        for chunk in reader.chunks(read, metadata):
-            for changes, batch in reader.changes(chunk):
+        for frame_run in reader.frame_runs(read, metadata):
+            for changes, batch in reader.changes(frame_run):
                 waiting = refused.pop(changes.relation.relation_id, [])
                 yield from _in_order([records_of(changes.relation, batch), *waiting])
             for waiting in refused.values():

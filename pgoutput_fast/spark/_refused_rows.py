@@ -23,7 +23,7 @@ from pgoutput_fast.columnar.selection import Selection
 
 if TYPE_CHECKING:
     from pgoutput_fast.changelog.changes import Refusal
-    from pgoutput_fast.changelog.read_frames import Chunk
+    from pgoutput_fast.changelog.read_frames import FrameRun
     from pgoutput_fast.decoding.plan import RelationPlan
     from pgoutput_fast.errors import DecodeError
 
@@ -59,7 +59,7 @@ class _RefusedRow(NamedTuple):
 
     data: bytes
     frame: int
-    """The index of the row's frame in the chunk."""
+    """The index of the row's frame in the run."""
     plan: RelationPlan
     forms: Mapping[str, str]
     """The columns to decode as text or as bytes instead of by their type."""
@@ -84,7 +84,7 @@ def _raw(frame: bytes, offset: int) -> bytes:
 
 
 def refused_rows(
-    chunk: Chunk,
+    frame_run: FrameRun,
     refusals: Sequence[Refusal],
     decoding: Mapping[str, Any],
     explain: Callable[[str], str],
@@ -93,9 +93,9 @@ def refused_rows(
 
     Parameters
     ----------
-    chunk : Chunk
+    frame_run : FrameRun
     refusals : sequence of Refusal
-        The refused frames of the chunk.
+        The refused frames of the run.
     decoding : dict
         Arguments of the ColumnarDecoder that refused the frames.
     explain : callable
@@ -121,7 +121,7 @@ def refused_rows(
             groups.setdefault(key, []).append(row)
         rows = []
         for group in groups.values():
-            decoder = _decoder(group[0], chunk, decoding)
+            decoder = _decoder(group[0], frame_run, decoding)
             frames = [group[0].plan.relation.frame, *(row.data for row in group)]
             # The column lsn gets the index of each row in the group.
             for changes in decoder.decode(frames, lsns=np.array([0, *range(len(group))])):
@@ -130,14 +130,14 @@ def refused_rows(
                 for row_error in itertools.chain.from_iterable(row.errors for row in batch_rows):
                     row_error["message"] = explain(row_error["message"])
                 errors = [row.errors for row in batch_rows]
-                yield RefusedRows(changes.relation, _placed(batch, chunk, batch_rows), errors)
+                yield RefusedRows(changes.relation, _placed(batch, frame_run, batch_rows), errors)
             for bad in decoder.errors:
                 if bad.error.column is None:
                     raise bad.error
                 rows.append(group[bad.frame - 1].without(bad.error))
 
 
-def _decoder(row: _RefusedRow, chunk: Chunk, decoding: Mapping[str, Any]) -> ColumnarDecoder:
+def _decoder(row: _RefusedRow, frame_run: FrameRun, decoding: Mapping[str, Any]) -> ColumnarDecoder:
     """Return a decoder for rows with the same refused columns as this row."""
     plan = row.plan
     natural = layout_of(plan, "spark", Selection())
@@ -152,21 +152,27 @@ def _decoder(row: _RefusedRow, chunk: Chunk, decoding: Mapping[str, Any]) -> Col
         columns.append(field)
     layout = Layout(plan, tuple(columns), natural.head, natural.metadata)
     arguments = {name: value for name, value in decoding.items() if name != "tables"}
-    arguments |= {"on_error": "collect", "encoding": chunk.encoding, "layouts": lambda _: layout}
+    arguments |= {
+        "on_error": "collect",
+        "encoding": frame_run.encoding,
+        "layouts": lambda _: layout,
+    }
     return ColumnarDecoder(**arguments)
 
 
-def _placed(batch: pa.RecordBatch, chunk: Chunk, rows: Sequence[_RefusedRow]) -> pa.RecordBatch:
+def _placed(
+    batch: pa.RecordBatch, frame_run: FrameRun, rows: Sequence[_RefusedRow]
+) -> pa.RecordBatch:
     """Return changes with the values of the columns beside their frames filled in."""
     at = pa.array([row.frame for row in rows])
     beside = {
-        name: chunk.beside.column(name).take(at).combine_chunks()
+        name: frame_run.beside.column(name).take(at).combine_chunks()
         for name in ("commit_lsn", "commit_time", "xid", "seq")
     }
     beside["commit_time"] = pc.add(beside["commit_time"], EPOCH_SHIFT)
-    beside["lsn"] = pa.array(chunk.lsns).take(at)
+    beside["lsn"] = pa.array(frame_run.lsns).take(at)
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if chunk.read.snapshot is not None:
+    if frame_run.read.snapshot is not None:
         beside["lsn"] = beside["commit_lsn"]
         columns["op"] = pa.array(["read"] * len(batch), pa.string())
     for name, values in beside.items():

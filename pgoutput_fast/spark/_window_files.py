@@ -269,9 +269,9 @@ def _write(task: WriteTask) -> list[FileRun]:
     try:
         reader = ChangeReader(task.decoding, history_of([task.directory]), task.history)
         for section, read in task.reads:
-            for chunk in reader.chunks(read, task.metadata):
-                for changes, decoded in reader.changes(chunk):
-                    batch = target_batch(changes, decoded, is_binary=chunk.is_binary)
+            for frame_run in reader.frame_runs(read, task.metadata):
+                for changes, decoded in reader.changes(frame_run):
+                    batch = target_batch(changes, decoded, is_binary=frame_run.is_binary)
                     key = section, changes.relation.relation_id
                     if key not in written:
                         if key not in task.tables:

@@ -164,8 +164,8 @@ class ChangeFiles:
         with self._refusals():
             while (plan := view.plan(position, _PART_BYTES)) is not None:
                 for read in plan.reads:
-                    for chunk in reader.chunks(read, view.metadata):
-                        for changes, batch in reader.changes(chunk):
+                    for frame_run in reader.frame_runs(read, view.metadata):
+                        for changes, batch in reader.changes(frame_run):
                             self._take(changes.relation, batch)
                             rows += batch.num_rows
                             tell(rows)

@@ -17,7 +17,7 @@ from support.columns.columnar import IMPLEMENTATIONS, chosen
 
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.changes import ChangeReader
-from pgoutput_fast.changelog.read_frames import chunks
+from pgoutput_fast.changelog.read_frames import frame_runs
 from pgoutput_fast.changelog.view import View, view_of
 from pgoutput_fast.cli import inspect
 from pgoutput_fast.cli._show import Shown
@@ -142,18 +142,18 @@ def by_files(directory: Path) -> list[Row]:
     return found
 
 
-def all_chunks(view: View) -> Iterator[Any]:
+def all_frame_runs(view: View) -> Iterator[Any]:
     plan = view.plan(view.first_position())
     for read in [] if plan is None else plan.reads:
-        yield from chunks(read, view.metadata)
+        yield from frame_runs(read, view.metadata)
 
 
 def by_reads(view: View) -> list[Row]:
     """The rows as exports, syncs and Spark's executors take them."""
     found = []
-    for chunk in all_chunks(view):
-        beside = chunk.beside.to_pylist()
-        data = chunk.frames.to_pylist()
+    for frame_run in all_frame_runs(view):
+        beside = frame_run.beside.to_pylist()
+        data = frame_run.frames.to_pylist()
         found += [
             Row(row["commit_lsn"], row["seq"], row["lsn"], frame)
             for row, frame in zip(beside, data, strict=True)
@@ -175,8 +175,8 @@ def by_sync(view: View) -> dict[tuple[int, int, int], Any]:
     reader = ChangeReader({"on_error": "raise"})
     return decoded(
         (changes.relation.relation_id, batch)
-        for chunk in all_chunks(view)
-        for changes, batch in reader.changes(chunk)
+        for frame_run in all_frame_runs(view)
+        for changes, batch in reader.changes(frame_run)
     )
 
 

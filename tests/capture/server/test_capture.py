@@ -22,7 +22,7 @@ from support.postgres.servers import NewServer
 from support.waiting import wait_until
 
 import pgoutput_fast as pf
-from pgoutput_fast.changelog.read_frames import chunks
+from pgoutput_fast.changelog.read_frames import frame_runs
 from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.embedded import EmbeddedServer
 from pgoutput_fast.errors import Argument
@@ -256,8 +256,8 @@ def test_a_first_row_larger_than_a_block_is_read_by_parts(prepared18: Any, tmp_p
     frames = [
         frame
         for read in plan.reads
-        for chunk in chunks(read, view.metadata)
-        for frame in chunk.frames.to_pylist()
+        for frame_run in frame_runs(read, view.metadata)
+        for frame in frame_run.frames.to_pylist()
     ]
     assert [frame[:1] for frame in frames].count(b"I") == 8
 

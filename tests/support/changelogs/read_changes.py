@@ -11,7 +11,7 @@ import pyarrow as pa
 import pgoutput_fast as pf
 from pgoutput_fast.changelog.changes import ChangeReader
 from pgoutput_fast.changelog.history import HistoryPolicy, history_of
-from pgoutput_fast.changelog.read_frames import chunks
+from pgoutput_fast.changelog.read_frames import frame_runs
 from pgoutput_fast.changelog.read_plan import Position
 from pgoutput_fast.changelog.view import view_of
 from pgoutput_fast.segments.listing import has_begun
@@ -36,8 +36,8 @@ def batches_of(
     decoding = {"policies": pf.Policies(), "target": "portable", **decoding}
     reader = ChangeReader(decoding, history_of([directory]), history)
     for read in plan.reads:
-        for chunk in chunks(read, view.metadata):
-            for changes, batch in reader.changes(chunk):
+        for frame_run in frame_runs(read, view.metadata):
+            for changes, batch in reader.changes(frame_run):
                 yield changes.relation, batch
 
 
