@@ -433,7 +433,7 @@ def frame_bytes(frame: object) -> bytes:
 MOST_SERVER_TEXT = 8192
 """The largest number of characters of a server's text that are shown."""
 CUT = " …"
-"""The mark where a text was cut."""
+"""Stands where a text was cut."""
 
 # Each expression takes linear time for any text: a repetition never starts again inside the match
 # of another repetition.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _OWN = ("changes", "state", "main", "temp", "system", "pg_catalog", "information_schema")
-_MARK = "rows of "
+_COMMENT_PREFIX = "rows of "
 """Beginning of the comment on a view of sync; the stored name of the state table follows."""
 
 
@@ -51,8 +51,8 @@ def remake_views(
         "SELECT schema_name, view_name, comment FROM duckdb_views() "
         "WHERE NOT internal AND database_name = current_database()"
     ).fetchall()
-    own = {(schema, name): comment.removeprefix(_MARK) for schema, name, comment in views
-           if comment is not None and comment.startswith(_MARK)}  # fmt: skip
+    own = {(schema, name): comment.removeprefix(_COMMENT_PREFIX) for schema, name, comment in views
+           if comment is not None and comment.startswith(_COMMENT_PREFIX)}  # fmt: skip
     shown = [table_state for table_state in tables if ("state", table_state.stored) in table_names]
     if not altered and {*own.values()} == {table_state.stored for table_state in shown}:
         return
@@ -69,7 +69,7 @@ def remake_views(
             view = quoted(catalog, *key)
             run(f"CREATE SCHEMA IF NOT EXISTS {quoted(catalog, key[0])}")
             run(f"CREATE OR REPLACE VIEW {view} AS FROM {quoted(catalog, 'state', stored)}")
-            text = "'" + (_MARK + stored).replace("'", "''") + "'"
+            text = "'" + (_COMMENT_PREFIX + stored).replace("'", "''") + "'"
             run(f"COMMENT ON VIEW {view} IS {text}")
 
 

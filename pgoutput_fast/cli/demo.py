@@ -76,7 +76,7 @@ class _PhaseLines(DemoProgress):
     def note(self, text: str) -> None:
         self._note = text
 
-    def mark(self, text: str) -> None:
+    def event(self, text: str) -> None:
         self._print(f"  {text}", "yellow" if "kill" in text else "dim")
 
 

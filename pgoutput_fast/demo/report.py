@@ -15,9 +15,9 @@ _SLOTS = 120  # bars in the chart
 def make_report(result: Result) -> str:
     """Return the report of a run as HTML."""
     kind = "good" if result.is_right else "bad"
-    marks = (
+    events = (
         html.cell(f"{at:.1f} s") + html.cell(html.text(label), "left long")
-        for at, label in result.marks
+        for at, label in result.events
     )
     return html.page(
         "pgoutput-fast demo",
@@ -37,7 +37,7 @@ def make_report(result: Result) -> str:
             f"{_most(result):.1f} s. There is no bar where no sync ran.",
             html.bars("Seconds behind", _lags(result)),
         ),
-        html.section("What happened", "", html.table((), marks)),
+        html.section("What happened", "", html.table((), events)),
         html.section(
             "Tables",
             "verify compared each row of the server with the row in the target.",

@@ -69,7 +69,7 @@ class Result:
         The time from the restart until the tables had all commits made before it.
     backlog : int
         Changes that were made while no sync was running.
-    marks : list of (float, str)
+    events : list of (float, str)
         Events of tables and processes, with the second of the run.
     lags : list of (float, float or None)
         The lag of the tables in seconds, after the second of the run; None: unknown.
@@ -83,7 +83,7 @@ class Result:
     caught_up_seconds: float = 0.0
     backlog: int = 0
     tables: list[TableRun] = field(default_factory=list)
-    marks: list[tuple[float, str]] = field(default_factory=list)
+    events: list[tuple[float, str]] = field(default_factory=list)
     lags: list[tuple[float, float | None]] = field(default_factory=list)
     exit_code: int = 2
 
@@ -133,7 +133,7 @@ class DemoProgress:
     def note(self, text: str) -> None:
         """Report the present step."""
 
-    def mark(self, text: str) -> None:
+    def event(self, text: str) -> None:
         """Report an event."""
 
 
@@ -239,9 +239,9 @@ class _Demonstration:
         """Return the seconds since the run began."""
         return time.perf_counter() - self.start_time
 
-    def mark(self, text: str) -> None:
-        self.result.marks.append((self.now(), text))
-        self.progress.mark(text)
+    def event(self, text: str) -> None:
+        self.result.events.append((self.now(), text))
+        self.progress.event(text)
 
     # --- the server's load -----------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class _Demonstration:
     def take(self, line: dict[str, Any]) -> None:
         """Process a line of a sync's log."""
         if line.get("event") == "table" and not str(line["message"]).endswith(" is new"):
-            self.mark(str(line["message"]))
+            self.event(str(line["message"]))
         if line.get("event") in ("progress", "stop"):
             lag = line["lag_seconds"]
             self.result.lags.append((self.now(), lag))
@@ -312,23 +312,23 @@ class _Demonstration:
                 for step in self.work.live:
                     self.do(step)
                     if step.title in ("truncate", "new columns"):
-                        self.mark(step.title)
+                        self.event(step.title)
                     time.sleep(self.pause)
                     driver.check()
                 self.execute("UPDATE demo.accounts SET branch = branch + 1")
                 time.sleep(_BEFORE_KILL)
-            self.mark("kill -9 of the sync")
+            self.event("kill -9 of the sync")
             self.progress.phase("changes without the sync")
             before = self.changed()
             self.do(self.work.backlog)
             self.result.backlog = self.changed() - before
-            self.mark(f"the sync is started again; {self.result.backlog:,} changes wait")
+            self.event(f"the sync is started again; {self.result.backlog:,} changes wait")
             self.progress.phase("start again, catch up with the server")
             with self.driver() as driver:
                 begin = self.now()
                 self.catch_up(driver)
                 self.result.caught_up_seconds = self.now() - begin
-                self.mark("the tables have caught up")
+                self.event("the tables have caught up")
                 time.sleep(2 * self.pause)
                 if load.poll() is not None:
                     raise PgOutputError(

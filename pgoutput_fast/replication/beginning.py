@@ -301,7 +301,7 @@ def _check_download(directory: Path, *, adopt_slot: bool) -> None:
 
 
 def _adopt_download(directory: Path) -> None:
-    """Delete the mark of a download: the directory now continues with the slot."""
+    """Delete the file that names a download: the directory now continues with the slot."""
     path = directory / DOWNLOAD_NAME
     try:
         SEGMENTS.delete(directory, DOWNLOAD_NAME)

@@ -74,7 +74,7 @@ class PublishedTable:
 
 
 class Member(NamedTuple):
-    """A published table, with the marks that show later whether its publication has changed.
+    """A published table, with the values that show later whether its publication has changed.
 
     Attributes
     ----------

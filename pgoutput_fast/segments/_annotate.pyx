@@ -141,7 +141,7 @@ def annotate(
     cdef int64_t *seq = <int64_t *> buffers.add(columns[3], PyBUF_WRITABLE)
     cdef uint8_t *within = <uint8_t *> buffers.add(columns[4], PyBUF_WRITABLE)
     cdef int64_t[::1] commit_index = ends
-    cdef list marks = []
+    cdef list rare = []
     cdef Place place
     cdef uint8_t tag
     cdef bint was_open
@@ -166,10 +166,10 @@ def annotate(
             commit_index[commits] = i
             commits += 1
         elif tag == c'R' or tag == c'Y' or (tag == c'M' and not was_open):
-            marks.append((i, tag))
+            rare.append((i, tag))
     now = (place.lsn, place.time, place.xid, place.next_seq) if place.is_open else None
     return (
-        columns, marks, ends[:commits], now, place.end_lsn,
+        columns, rare, ends[:commits], now, place.end_lsn,
         None if wrong == NULL else (i, wrong.decode("ascii")),
     )
 

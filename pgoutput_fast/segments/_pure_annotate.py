@@ -63,7 +63,7 @@ def annotate(
     """
     import numpy as np  # here, as `check` does not need it
 
-    marks: list[tuple[int, int]] = []
+    rare: list[tuple[int, int]] = []
     commits: list[int] = []
     rows: list[tuple[int, int, int, int, bool]] = []
     wrong: tuple[int, str] | None = None
@@ -79,14 +79,14 @@ def annotate(
         if tag == ord("C"):
             commits.append(i)
         elif tag in b"RY" or (tag == ord("M") and not was_open):
-            marks.append((i, tag))
+            rare.append((i, tag))
         rows.append((*(within or (0, 0, 0))[:3], seq, within is not None))
     types = (np.uint64, np.int64, np.uint32, np.int64, np.uint8)  # those of the twin
     columns = [np.zeros(len(ends) - 1, type_) for type_ in types]
     for column, values in zip(columns, zip(*rows, strict=True), strict=False):
         column[: len(rows)] = np.array(values, column.dtype)
     commit_index = np.array(commits, np.int64)
-    return tuple(columns), marks, commit_index, place.open, place.end_lsn, wrong
+    return tuple(columns), rare, commit_index, place.open, place.end_lsn, wrong
 
 
 class _StreamPlace:

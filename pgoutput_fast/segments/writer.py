@@ -469,7 +469,7 @@ class SegmentWriter:
     @_guarded
     def write_run(self, run: Run) -> int | None:
         """Write the frames of a run. Their bytes are not copied before a record batch is full."""
-        columns, marks, commits, self._open, end_lsn, wrong = self._annotate(
+        columns, rare, commits, self._open, end_lsn, wrong = self._annotate(
             run.data, run.offsets, self._open, self._end_lsn
         )
         if wrong is not None:
@@ -479,9 +479,9 @@ class SegmentWriter:
         self.changes += int((columns[_SEQ] >= 0).sum())
         position = None
         start = 0
-        for index, tag in marks:
+        for index, tag in rare:
             position = self._take(piece, start, index) or position
-            position = self._take_marked(piece, index, tag) or position
+            position = self._take_rare(piece, index, tag) or position
             start = index + 1
         position = self._take(piece, start, len(run)) or position
         self._end_lsn = end_lsn
@@ -547,7 +547,7 @@ class SegmentWriter:
             start = stop
         return position
 
-    def _take_marked(self, piece: _Piece, index: int, tag: int) -> int | None:
+    def _take_rare(self, piece: _Piece, index: int, tag: int) -> int | None:
         """Write a Relation or Type, or a message outside of transactions."""
         frame = piece.run.frame(index)
         if tag == ord("M"):

@@ -19,9 +19,9 @@ from ._worker import prepare
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_MARK = "[pgoutput_fast error] "
+_PREFIX = "[pgoutput_fast error] "
 _ATTRIBUTES = ("code", "offset", "tag", "frame", "path", "column", "table", "parameter")
-_LINE = re.compile(re.escape(_MARK) + r"(\{.*\})")
+_LINE = re.compile(re.escape(_PREFIX) + r"(\{.*\})")
 
 
 class WorkerError(PgOutputError):
@@ -53,7 +53,7 @@ def worker_errors(shown: Callable[[Argument], str] = str) -> Iterator[None]:
     except WorkerError:
         raise
     except PgOutputError as error:
-        text = f"{error.text(shown)}\n{_MARK}{_fields(error)}"
+        text = f"{error.text(shown)}\n{_PREFIX}{_fields(error)}"
         worker_error = WorkerError(text, code=error.code)
         # `error` is not the cause: Spark would print its text twice in the traceback.
         raise worker_error.with_traceback(error.__traceback__) from error.__cause__

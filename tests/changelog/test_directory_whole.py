@@ -49,7 +49,7 @@ def snapshot(directory: Path, file_number: int, snapshot_number: int = 1) -> Pat
     return directory / "snapshots" / f"00004006-{snapshot_number:05d}-{file_number:08d}.arrow"
 
 
-def mark(directory: Path) -> Path:
+def state_file(directory: Path) -> Path:
     (path,) = (directory / "tables").glob("00004006-*.json")
     return path
 
@@ -106,8 +106,8 @@ READERS = [changes_of, inspect, stats, verified, synced, spark, consumer]
     [
         (lambda lake: snapshot(lake, 1).unlink(), "missing_path", "00004006-00001-00000001.arrow"),
         (lambda lake: snapshot(lake, 3).unlink(), "missing_path", "00004006-00001-00000003.arrow"),
-        (lambda lake: mark(lake).write_text("{x"), "damaged", None),
-        (lambda lake: mark(lake).write_text('{"files": ["2"]}'), "damaged", None),
+        (lambda lake: state_file(lake).write_text("{x"), "damaged", None),
+        (lambda lake: state_file(lake).write_text('{"files": ["2"]}'), "damaged", None),
     ],
 )
 def test_readers_refuse_a_snapshot_without_a_file(
@@ -120,7 +120,7 @@ def test_readers_refuse_a_snapshot_without_a_file(
     reader(made.directory)
     shutil.rmtree(made.directory.with_name("out"), ignore_errors=True)
     shutil.rmtree(made.directory / "consumers", ignore_errors=True)
-    path = made.directory / "snapshots" / name if name else mark(made.directory)
+    path = made.directory / "snapshots" / name if name else state_file(made.directory)
     damage(made.directory)
     with expect_error(code=code, path=str(path)) as raised:
         reader(made.directory)
@@ -130,10 +130,10 @@ def test_readers_refuse_a_snapshot_without_a_file(
 
 
 def test_a_mark_without_files_is_refused(made: MadeDirectory) -> None:
-    fields = json.loads(mark(made.directory).read_text())
+    fields = json.loads(state_file(made.directory).read_text())
     del fields["files"]
-    mark(made.directory).write_text(json.dumps(fields))
-    with expect_error(code="damaged", path=str(mark(made.directory))):
+    state_file(made.directory).write_text(json.dumps(fields))
+    with expect_error(code="damaged", path=str(state_file(made.directory))):
         changes_of(made.directory)
 
 
@@ -215,7 +215,7 @@ def test_json_of_another_form_is_an_error_of_this_package(
         made.wait(ORDERS, 999)
         made.copy(ORDERS, 1001, [[1, "a"]])
         made.commit(1100, ORDERS.relation(), testing.insert(ORDERS, [9, "z"]))
-    path = mark(lake) if name == "tables" else lake / name
+    path = state_file(lake) if name == "tables" else lake / name
     path.parent.mkdir(exist_ok=True)
     told: list[str] = []
     for content in CONTENTS:

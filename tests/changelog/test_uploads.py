@@ -312,8 +312,8 @@ def test_a_download_has_no_files_of_copies_that_are_not_whole(
 ) -> None:
     fill(made)
     whole(upload_of(made, storage))
-    (mark,) = (name for name in storage.objects() if name.startswith("tables/00004000-"))
-    storage.s3.delete_file(f"{storage.root}/{mark}")  # as if it was to be written next
+    (state_file,) = (name for name in storage.objects() if name.startswith("tables/00004000-"))
+    storage.s3.delete_file(f"{storage.root}/{state_file}")  # as if it was to be written next
     download(storage.url, tmp_path / "there", endpoint=storage.endpoint)
     assert not [*(tmp_path / "there" / "snapshots").glob("00004000-*")]
     view_of(tmp_path / "there")

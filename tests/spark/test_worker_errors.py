@@ -43,7 +43,7 @@ def test_an_error_of_a_file_has_its_path(spark, tmp_path, how):
     assert "public.t" in text
     assert path in text
     assert "\n" not in text
-    assert _worker_errors._MARK not in text
+    assert _worker_errors._PREFIX not in text
     assert text in str(exception)
 
 
@@ -144,7 +144,7 @@ def test_classes_and_messages_come_back():
     ):
         raise first
     told = str(raised.value)
-    assert told.count(_worker_errors._MARK) == 1
+    assert told.count(_worker_errors._PREFIX) == 1
     assert told.splitlines()[0] == "frame 7: a [bad_value] text [bad_value]"
     found = error_of(RuntimeError(f"Traceback\n  before: {told}\n\n  behind"))
     assert type(found) is DecodeError
