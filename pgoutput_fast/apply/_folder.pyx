@@ -216,7 +216,7 @@ cdef class Fold:
         with nogil:
             for i in range(count):
                 if i % TOGETHER == 0:
-                    self.look_ahead(now, i, min(i + TOGETHER, count), hashes)
+                    self.prefetch_keys(now, i, min(i + TOGETHER, count), hashes)
                 while pair < pairs and unsent_rows[pair] < i:
                     pair += 1
                 end = pair
@@ -253,7 +253,7 @@ cdef class Fold:
 
     # Hash the keys from `first` to `end`, and prefetch the first slot of the hash table, its place
     # and the place's tenant.
-    cdef void look_ahead(
+    cdef void prefetch_keys(
         self, _Keys keys, Py_ssize_t first, Py_ssize_t end, uint64_t *hashes
     ) noexcept nogil:
         cdef Py_ssize_t i

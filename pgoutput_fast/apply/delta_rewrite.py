@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ROWS_AT_ONCE = 1 << 16
 """Rows in a batch when equal rows of a multiset are repeated."""
-_AHEAD = 2
+_PREFETCHED = 2
 """Row groups that are read while another one is written."""
 _FEW = 64
 """If a merge removes less than one in this many rows, the others are sliced and not copied."""
@@ -308,7 +308,7 @@ def _without(rows: pa.RecordBatch, indexes: Any) -> Iterator[pa.RecordBatch]:
 def _prefetched(rows: Iterator[_T]) -> Iterator[_T]:
     """Yield the items of an iterator, and compute the next items in a thread meanwhile."""
     with ThreadPoolExecutor(1, "pgoutput_fast-read") as pool:
-        coming = deque(pool.submit(next, rows, None) for _ in range(_AHEAD))
+        coming = deque(pool.submit(next, rows, None) for _ in range(_PREFETCHED))
         while (batch := coming.popleft().result()) is not None:
             coming.append(pool.submit(next, rows, None))
             yield batch

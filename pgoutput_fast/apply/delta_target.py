@@ -1,8 +1,9 @@
 """The target that keeps Delta tables in a directory or in object storage.
 
 Each Delta table has its own commits, and its position in its own log. The table `_progress` is
-committed last in a window. After a crash in between, some tables are ahead of `_progress`. The next
-window then brings changes that these tables have already, and their positions tell which to skip.
+committed last in a window. After a crash in between, some tables have a later LSN than
+`_progress`. The next window then brings changes that these tables have already, and their positions
+tell which to skip.
 """
 
 from __future__ import annotations
@@ -537,7 +538,9 @@ class DeltaTarget:
 
         progress.until_it_stands(commit)
         written = [
-            table_writer.table for table_writer in self._writers if not table_writer.is_elsewhere
+            table_writer.table
+            for table_writer in self._writers
+            if not table_writer.is_written_by_executor
         ]
         self._writers = []
         self._do_moves()

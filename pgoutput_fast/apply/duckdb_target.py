@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 DECODED_FOR = "duckdb"
 """The target for which `ColumnarDecoder` decodes."""
 
-_AHEAD = 2
+_MOST_PENDING_WRITES = 2
 """Maximum number of writes that wait while the next changes are read."""
 _FLUSHED = 8 << 20
 """Bytes of a table's changes after which they are written."""
@@ -356,7 +356,7 @@ class DuckdbTarget:
 
         A later call raises the errors of the write.
         """
-        while len(self._coming) >= _AHEAD:
+        while len(self._coming) >= _MOST_PENDING_WRITES:
             self._coming.popleft().result()
         self._coming.append(self._behind.submit(write))
 
