@@ -1,6 +1,6 @@
 """HTML pages that need no other file: the reports of a sync and of the demonstration.
 
-Texts of elsewhere, such as names, go through `text`; all other arguments are HTML.
+Names and other texts from outside go through `text`; all other arguments are HTML.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def page(title: str, heading: str, lead: str, *content: str, refresh: int | None
 
 
 def text(content: str) -> str:
-    """Return a text from elsewhere, such as a name, as HTML."""
+    """Return a name or another text from outside as HTML."""
     return escape(printable(content))
 
 

@@ -76,7 +76,7 @@ class DeltaChanges(Positioned):
         self._schema: pa.Schema | None = table.schema if table.exists else None
         self._writers: list[DeltaFileWriter] = []
         self._files: Written = []
-        self.is_elsewhere = False
+        self.is_written_by_executor = False
 
     @property
     def pending_bytes(self) -> int:
@@ -203,10 +203,10 @@ class DeltaState(Positioned):
         self.marker = marker
         self.own = table.position
         # At the LSN of a snapshot, the table has the columns of that snapshot for certain.
-        self.is_ahead = self.lsn > table_state.lsn and self.lsn != self.copy_lsn
+        self.has_interrupted_write = self.lsn > table_state.lsn and self.lsn != self.copy_lsn
         """Whether an interrupted call has written the table, which may have alterations already."""
-        self.is_elsewhere = False
-        """Whether another process writes the table in this window."""
+        self.is_written_by_executor = False
+        """Whether an executor writes the table in this window, and not this process."""
         self.steps: Callable[[], AbstractContextManager[MergeSteps]] = local_steps
         self._wanted = list(partition_by)
         self._partition_by = table.partition_by if table.exists else self._wanted
@@ -326,7 +326,7 @@ class DeltaState(Positioned):
             self.table.commit(files, [], position, schema=schema, altered=0)
 
         self.table.until_it_stands(replace)
-        self.is_ahead = False
+        self.has_interrupted_write = False
         self.own = self.table.position
 
     def apply(
@@ -351,9 +351,9 @@ class DeltaState(Positioned):
                 table=qualified(table_state),
             )
         altered = _number(alterations)
-        if (self.is_ahead or is_same) and table.transaction("altered") == altered:
+        if (self.has_interrupted_write or is_same) and table.transaction("altered") == altered:
             alterations = []
-        elif self.is_ahead and any(
+        elif self.has_interrupted_write and any(
             isinstance(alteration, (Removed, Renamed)) for alteration in alterations
         ):
             raise IncompleteError(

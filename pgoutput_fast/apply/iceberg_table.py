@@ -34,7 +34,7 @@ _SHORT = 3  # characters up to which a property is no secret
 
 # With retries, pyiceberg would add our files after another program's snapshot.
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
-_ELSEWHERE = (
+_CONFLICT = (
     "another program wrote the Iceberg table {} at the same time. Only one sync at a time can "
     "write a target"
 )
@@ -101,7 +101,7 @@ class IcebergCatalog:
         except PgOutputError:
             raise
         except CommitFailedException:
-            raise ConflictError(_ELSEWHERE.format(subject)) from None
+            raise ConflictError(_CONFLICT.format(subject)) from None
         except CommitStateUnknownException:
             raise RetryableError(
                 "the catalogue did not say whether it accepted a commit to the Iceberg table "

@@ -160,7 +160,7 @@ def next_ranges(position: Position, states: Mapping[int, TableSnapshots], end: i
         The LSN up to which everything is durable.
     """
     end = max(end, position.lsn)
-    tables, elsewhere = {}, {}
+    tables, table_positions = {}, {}
     for relation_id in states.keys() | position.tables.keys():
         start = position.of(relation_id)
         state = states.get(relation_id)
@@ -184,8 +184,8 @@ def next_ranges(position: Position, states: Mapping[int, TableSnapshots], end: i
             )
             tables[relation_id] = CommitRange(start, stop, begins, inside)
         if stop != end:
-            elsewhere[relation_id] = stop
-    return ReadRanges(CommitRange(position.lsn, end), tables, Position(end, elsewhere))
+            table_positions[relation_id] = stop
+    return ReadRanges(CommitRange(position.lsn, end), tables, Position(end, table_positions))
 
 
 def restricted(

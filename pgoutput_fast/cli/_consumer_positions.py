@@ -41,7 +41,7 @@ def described_positions(directory: Path, positions: Sequence[Position]) -> list[
     ]
 
 
-def tables_elsewhere(described: dict[str, Any]) -> str:
+def table_positions(described: dict[str, Any]) -> str:
     """Return the tables with positions of their own as text: ``public.a at 0/1``."""
     return ", ".join(
         f"{printable(table['table'] or str(table['relation_id']))} at {table['position']}"

@@ -13,7 +13,7 @@ from ..lsn import format_lsn
 from ..names import shown_table
 from ..protocol.messages import decode_rare
 from ..segments import SegmentReader
-from ._consumer_positions import described_positions, tables_elsewhere
+from ._consumer_positions import described_positions, table_positions
 from ._style import Paint, plain
 
 if TYPE_CHECKING:
@@ -158,4 +158,4 @@ def lines_of(description: dict[str, Any], paint: Paint = plain) -> Iterator[str]
         yield paint(f"{'consumer':<{width}}{'position':>18}  tables at other positions", "heading")
     for consumer in description["consumers"]:
         position = f"{consumer['name']:<{width}}{consumer['position']:>18}"
-        yield f"{position}  {tables_elsewhere(consumer)}".rstrip()
+        yield f"{position}  {table_positions(consumer)}".rstrip()

@@ -14,7 +14,7 @@ import click
 from ..changelog.consumers import Consumer, consumers, remove_consumer
 from ..errors import PgOutputError
 from ..segments.listing import contents, not_begun
-from ._consumer_positions import described_positions, tables_elsewhere
+from ._consumer_positions import described_positions, table_positions
 from ._help import GroupWithExamples
 
 
@@ -95,7 +95,7 @@ def list_(directory: Path, as_objects: bool) -> int:
     for row in rows:
         line = (
             f"{row['name']:<{width}}  {row['position']:>17}  {row['bytes_behind']:>16,}  "
-            f"{row['seconds_since_moved']:>12,.1f}  {tables_elsewhere(row)}"
+            f"{row['seconds_since_moved']:>12,.1f}  {table_positions(row)}"
         )
         print(line.rstrip())
     return 0
@@ -114,7 +114,7 @@ def add(directory: Path, name: str) -> int:
         )
     added = Consumer(directory, name)
     (position,) = described_positions(directory, [added.position])
-    tables = tables_elsewhere(position)
+    tables = table_positions(position)
     print(f"{name} begins at {position['position']}" + (f", {tables}" if tables else ""))
     return 0
 

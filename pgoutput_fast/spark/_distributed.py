@@ -202,7 +202,7 @@ class TableOfFiles(TableWindow):
         ]
         if first is None and not parts:
             return None
-        state.is_elsewhere = True
+        state.is_written_by_executor = True
         return FoldTask(self._before, self.table_state, first, parts)
 
     def folded(self, position: tuple[int, int]) -> None:
@@ -218,7 +218,9 @@ class TableOfFiles(TableWindow):
         state.steps = functools.partial(spark_steps, jobs, 0, left.net)
         net = opened_net(self._target.place, left.net)
         state.apply(left.alterations, net, left.table_state)
-        state.is_elsewhere = False  # the driver wrote the table: it also joins its small files
+        state.is_written_by_executor = (
+            False  # the driver wrote the table: it also joins its small files
+        )
 
     def fail(self, error: IncompleteError) -> None:
         """Mark the table as stale, because changes do not fit the rows of its state table.
