@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def check_position(
-    log: ChangeLog, name: str, stored: TargetState, position: Position, uncopied: Uncopied
+    log: ChangeLog, name: str, target_state: TargetState, position: Position, uncopied: Uncopied
 ) -> list[int]:
     """Refuse a change log that lacks changes which the target needs next.
 
@@ -38,7 +38,7 @@ def check_position(
     log : ChangeLog
     name : str
         The target's name in errors.
-    stored : TargetState
+    target_state : TargetState
         The target state.
     position : Position
         The position from which the change log is read for this target.
@@ -56,7 +56,7 @@ def check_position(
         Other tables lack changes, or `uncopied` is "empty" and the first segments are deleted.
     """
     directory = log.directory
-    if not stored.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
+    if not target_state.lsn and uncopied == "empty" and (directory / BEGIN_NAME).exists():
         raise PgOutputError(
             f"the first segments of {directory} are deleted: a table without a snapshot may have "
             "had rows before the changes that are left",
@@ -65,11 +65,11 @@ def check_position(
             parameter="uncopied",
             hint=("Request a snapshot of each table, or give ", Argument("uncopied", "changes")),
         )
-    lacks = _behind(log.view().states, stored, position)
+    lacks = _behind(log.view().states, target_state, position)
     gone = unpublished_tables(log.history(), lacks)
     behind = [relation_id for relation_id in lacks if relation_id not in gone]
     if behind:
-        table_state = stored.tables[behind[0]]
+        table_state = target_state.tables[behind[0]]
         raise PgOutputError(
             f"{name} has the changes of {table_state.namespace}.{table_state.name} before "
             f"{format_lsn(table_state.lsn)}, "
@@ -84,11 +84,11 @@ def check_position(
 
 
 def _behind(
-    states: Mapping[int, TableSnapshots], stored: TargetState, position: Position
+    states: Mapping[int, TableSnapshots], target_state: TargetState, position: Position
 ) -> list[int]:
     """Return the tables whose position is beyond the target's LSN; not if a snapshot comes."""
     relation_ids = []
-    for relation_id, table_state in stored.tables.items():
+    for relation_id, table_state in target_state.tables.items():
         at = position.of(relation_id)
         state = states.get(relation_id)
         comes = state is not None and (
@@ -103,14 +103,16 @@ def _behind(
     return relation_ids
 
 
-def lost_tables(log: ChangeLog, stored: TargetState, consumer: str) -> list[int]:
+def lost_tables(log: ChangeLog, target_state: TargetState, consumer: str) -> list[int]:
     """Return the relation ids of tables with changes that neither change log nor target has.
 
     These tables need a new snapshot before a sync can begin.
     """
     view = log.view()
     positions = (
-        {entry.name: entry.position for entry in consumers(log.directory)} if stored.lsn else {}
+        {entry.name: entry.position for entry in consumers(log.directory)}
+        if target_state.lsn
+        else {}
     )
     position = positions.get(consumer)
     lost: set[int] = set()
@@ -118,7 +120,7 @@ def lost_tables(log: ChangeLog, stored: TargetState, consumer: str) -> list[int]
         begin = view.begin
         position = first_position(view.states, begin)
         lost.update(lacking(position, view.states, begin))
-    behind = _behind(view.states, stored, position)
+    behind = _behind(view.states, target_state, position)
     gone = unpublished_tables(log.history(), behind)
     return sorted(lost.union(relation_id for relation_id in behind if relation_id not in gone))
 

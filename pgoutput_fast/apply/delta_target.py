@@ -190,19 +190,21 @@ class DeltaTarget:
         if is_new:
             self._refuse_other_things()
             progress.create(_PROGRESS_SCHEMA, (0, 0), description=self._description(origin))
-        stored = self._checked(progress, origin)
-        if not stored.lsn:
+        target_state = self._checked(progress, origin)
+        if not target_state.lsn:
             # No change was skipped yet under other options, so the target may take new ones.
             progress.describe(self._description(origin))
         self._tables[_PROGRESS] = progress
         self._do_moves()
-        stored = stored._replace(tables=self._with_own(stored.tables), is_new=is_new)
-        for table_state in stored.tables.values():
+        target_state = target_state._replace(
+            tables=self._with_own(target_state.tables), is_new=is_new
+        )
+        for table_state in target_state.tables.values():
             is_fit = table_state.stale is None and table_state.relation_id not in self.troubles
             if f"{table_state.namespace}.{table_state.name}" in self._partition_by and is_fit:
                 self.state(table_state)  # refuses other partition columns than the table has
         self._writers = []
-        return stored
+        return target_state
 
     def attached(self, origin: TargetOrigin) -> DeltaTarget:
         """Use this target without a claim, to write tables for the process that has claimed it."""
@@ -315,7 +317,7 @@ class DeltaTarget:
 
     def _with_state(self, path: Path, table_state: TableState) -> TableState:
         """Return a table state, stale if its state table is missing."""
-        names = [table_state.stored, *(move.old for move in self._unmoved
+        names = [table_state.stored_name, *(move.old for move in self._unmoved
                                        if move.relation_id == table_state.relation_id)]  # fmt: skip
         logs = (path / "state" / directory_of(name) / "_delta_log" for name in names)
         is_there = (
@@ -373,9 +375,9 @@ class DeltaTarget:
         """
         names = {}
         if self.remembered.has_changes:
-            names["changes"] = table_state.stored + version_suffix(table_state.version)
+            names["changes"] = table_state.stored_name + version_suffix(table_state.version)
         if self.remembered.has_state:
-            names["state"] = table_state.stored
+            names["state"] = table_state.stored_name
         tables = {
             kind: self._unloaded_table(kind, name, table_state.relation_id)
             for kind, name in names.items()
@@ -436,15 +438,15 @@ class DeltaTarget:
         """See `Target`."""
         self._writers = []
 
-    def shown(self, stored: str) -> str:
+    def shown(self, stored_name: str) -> str:
         """See `Target`: the name of the tables' directories."""
-        return directory_of(stored)
+        return directory_of(stored_name)
 
     def changes(self, table_state: TableState) -> ChangeWriter:
         """See `Target`."""
         if not self.remembered.has_changes:
             return NoChanges(table_state)
-        name = table_state.stored + version_suffix(table_state.version)
+        name = table_state.stored_name + version_suffix(table_state.version)
         writer = DeltaChanges(
             self._table("changes", name, table_state.relation_id), table_state, self.make_room
         )
@@ -455,7 +457,7 @@ class DeltaTarget:
     def state(self, table_state: TableState) -> DeltaState:
         """See `Target`."""
         partition_by = self.partitions(table_state.namespace, table_state.name)
-        table = self._table("state", table_state.stored, table_state.relation_id)
+        table = self._table("state", table_state.stored_name, table_state.relation_id)
         writer = DeltaState(table, table_state, partition_by, self.remembered.soft_deletes)
         writer.steps = self.steps
         with self._guard:
@@ -500,10 +502,10 @@ class DeltaTarget:
             while sum(writer.pending_bytes for writer in writers) > _BUFFERED:
                 max(writers, key=lambda writer: writer.pending_bytes).flush()
 
-    def commit(self, stored: TargetState) -> None:
+    def commit(self, target_state: TargetState) -> None:
         """See `Target`."""
         progress = self._tables[_PROGRESS]
-        table_states = list(stored.tables.values())
+        table_states = list(target_state.tables.values())
         for table_writer in self._writers:
             relation_id = table_writer.table_state.relation_id
             positions = self._own.get(relation_id, Positions())
@@ -528,8 +530,8 @@ class DeltaTarget:
             DeltaFileWriter(progress, _PROGRESS_SCHEMA, (), "progress") as writer,
         ):
             writer.write(conformed(rows, _PROGRESS_SCHEMA))
-            newest = zip(_NEWEST, stored.newest or (0, 0), strict=True)
-            before, after = progress.position, (stored.lsn, 0)
+            newest = zip(_NEWEST, target_state.newest or (0, 0), strict=True)
+            before, after = progress.position, (target_state.lsn, 0)
             files, more = writer.finish(), dict(newest)
 
         def commit() -> None:
@@ -565,10 +567,10 @@ class DeltaTarget:
         if self.place.path is not None:
             return table_state
         return table_state._replace(
-            version=self._free_version(table_state, table_state.stored, may_be_own=True)
+            version=self._free_version(table_state, table_state.stored_name, may_be_own=True)
         )
 
-    def rename(self, table_state: TableState, stored: str) -> TableState:
+    def rename(self, table_state: TableState, stored_name: str) -> TableState:
         """See `Target`.
 
         Object storage can't move a table. There, the table gets a new snapshot under the new name,
@@ -577,27 +579,32 @@ class DeltaTarget:
         """
         if self.place.path is not None:
             self._moves.append(
-                Move(table_state.relation_id, table_state.stored, stored, table_state.version)
+                Move(
+                    table_state.relation_id,
+                    table_state.stored_name,
+                    stored_name,
+                    table_state.version,
+                )
             )
-            return table_state._replace(stored=stored)
+            return table_state._replace(stored_name=stored_name)
         self._writers = [
             table_writer
             for table_writer in self._writers
             if table_writer.table_state.relation_id != table_state.relation_id
         ]
-        self._tables.pop(f"state/{directory_of(table_state.stored)}", None)
+        self._tables.pop(f"state/{directory_of(table_state.stored_name)}", None)
         self._own[table_state.relation_id] = Positions()
         if not table_state.version:
-            return table_state._replace(stored=stored)
-        version = self._free_version(table_state, stored, may_be_own=False)
+            return table_state._replace(stored_name=stored_name)
+        version = self._free_version(table_state, stored_name, may_be_own=False)
         stale = table_state.stale or RENAMED if self.remembered.has_state else table_state.stale
-        return table_state._replace(stored=stored, version=version, stale=stale)
+        return table_state._replace(stored_name=stored_name, version=version, stale=stale)
 
-    def _free_version(self, table_state: TableState, stored: str, *, may_be_own: bool) -> int:
+    def _free_version(self, table_state: TableState, stored_name: str, *, may_be_own: bool) -> int:
         """Return the first version of a change table whose directory is empty."""
         for version in itertools.count(1):
             table = self._unloaded_table(
-                "changes", stored + version_suffix(version), table_state.relation_id
+                "changes", stored_name + version_suffix(version), table_state.relation_id
             )
             is_free = not self.place.has_files(table.directory)
             if is_free or (may_be_own and table.is_its_own()):

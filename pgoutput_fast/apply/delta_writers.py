@@ -210,9 +210,13 @@ class DeltaState(Positioned):
         self.steps: Callable[[], AbstractContextManager[MergeSteps]] = local_steps
         self._wanted = list(partition_by)
         self._partition_by = table.partition_by if table.exists else self._wanted
-        stored = {column.name: column.stored for column in table_state.columns}
+        stored_names = {column.name: column.stored_name for column in table_state.columns}
         # Dropped columns don't count. A stale table may differ: a new snapshot gets these columns.
-        wanted = [stored.get(name, name) for name in partition_by if not stored or name in stored]
+        wanted = [
+            stored_names.get(name, name)
+            for name in partition_by
+            if not stored_names or name in stored_names
+        ]
         is_current = table_state.stale is None and table.exists
         if wanted and wanted != self._partition_by and is_current:
             raise PgOutputError(
@@ -253,8 +257,8 @@ class DeltaState(Positioned):
 
     def _partitions(self, schema: pa.Schema) -> list[str]:
         """Choose the partition columns of a table that gets all of its rows."""
-        stored = {column.name: column.stored for column in self.table_state.columns}
-        names = [stored.get(name, name) for name in self._wanted] or self._partition_by
+        stored_names = {column.name: column.stored_name for column in self.table_state.columns}
+        names = [stored_names.get(name, name) for name in self._wanted] or self._partition_by
         if self.table.exists:
             gone = [name for name in names if name not in schema.names]
             names = [name for name in names if name in schema.names]
@@ -399,7 +403,7 @@ class DeltaState(Positioned):
         else:
             table.add_columns(shape.schema)
         self.check_rows()
-        name = directory_of(self.table_state.stored)
+        name = directory_of(self.table_state.stored_name)
         with table.refusals(), self._new_writer(shape.schema) as writer, self.steps() as steps:
             merge = Merge(table, shape, net, name, self.marker, steps)
             table.commit(

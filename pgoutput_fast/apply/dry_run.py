@@ -196,24 +196,26 @@ def plan_sync(
     if view is None:
         if asked is None:
             raise not_begun(directory)
-        stored = target.peek(asked.origin)
-        if not stored.tables:
+        target_state = target.peek(asked.origin)
+        if not target_state.tables:
             check_tables(options.tables, [*map(shown_name, published.values())], directory)
         tables = {
             relation_id: TablePlan(relation_id, published[relation_id], is_published=True)
             for relation_id in published
         }
-        tables |= _of_target(stored, tables)
+        tables |= _of_target(target_state, tables)
         return SyncPlan(
             directory, False, slot, 0, 0, _sorted(tables, options), _mistaken(asked, options)
         )
-    stored = target.peek(origin_of(view))
-    if asked is not None and not stored.tables:
+    target_state = target.peek(origin_of(view))
+    if asked is not None and not target_state.tables:
         check_tables(options.tables, [*map(shown_name, published.values())], directory)
     lost: list[int] = []
     if asked is not None and options.on_error == "pause":
-        lost = lost_tables(log, stored, consumer)
-    positions = {entry.name: entry.position for entry in consumers(directory)} if stored.lsn else {}
+        lost = lost_tables(log, target_state, consumer)
+    positions = (
+        {entry.name: entry.position for entry in consumers(directory)} if target_state.lsn else {}
+    )
     if consumer in positions:
         position = positions[consumer]
     elif lost:
@@ -224,13 +226,13 @@ def plan_sync(
         ends = dict.fromkeys(lost, view.end)
         position = Position(position.lsn, {**position.tables, **ends})
     else:
-        check_position(log, str(name), stored, position, options.uncopied)
-    written = _write(log, view, position, decode_for, options, target, stored)
+        check_position(log, str(name), target_state, position, options.uncopied)
+    written = _write(log, view, position, decode_for, options, target, target_state)
     states = view.states
     names = {**_copied_names(directory, view), **published}
     tables = {}
     for relation_id in names.keys() | written.tables.keys() | written.paused.keys():
-        before, after = stored.tables.get(relation_id), written.tables.get(relation_id)
+        before, after = target_state.tables.get(relation_id), written.tables.get(relation_id)
         paused, state = written.paused.get(relation_id), states.get(relation_id)
         shown = after or before or (paused.table_state if paused else None)
         tables[relation_id] = TablePlan(
@@ -260,12 +262,12 @@ def _mistaken(asked: Asked | None, options: SyncOptions) -> list[str]:
     return [*mistaken(options.tables or (), [*map(shown_name, asked.published.values())])]
 
 
-def _of_target(stored: TargetState, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:
+def _of_target(target_state: TargetState, tables: dict[int, TablePlan]) -> dict[int, TablePlan]:
     return {
         relation_id: tables.get(
             relation_id, TablePlan(relation_id, qualified(table_state))
         )._replace(before=table_state)
-        for relation_id, table_state in stored.tables.items()
+        for relation_id, table_state in target_state.tables.items()
     }
 
 
@@ -309,7 +311,7 @@ def _write(
     decode_for: str,
     options: SyncOptions,
     target: Target,
-    stored: TargetState,
+    target_state: TargetState,
 ) -> _DryRun:
     """Write all windows, as a sync would, to a target that only counts."""
     decoding: dict[str, Any] = {
@@ -324,15 +326,15 @@ def _write(
     counting: Any = _CountingTarget(target)
     paused: dict[int, Paused] = {}
     while plan := view.plan(position, WINDOW_BYTES, paused=paused):
-        writer = WindowWriter(log, counting, stored, decoding, options, lambda: None)
+        writer = WindowWriter(log, counting, target_state, decoding, options, lambda: None)
         try:
             with window(counting):
-                stored = writer.write(view, plan)
+                target_state = writer.write(view, plan)
         except PausedError as error:
             paused.update((outcome.table_state.relation_id, outcome) for outcome in error.paused)
         else:
             position = plan.after
-    return _DryRun(stored.tables, counting.rows, counting.counts, paused)
+    return _DryRun(target_state.tables, counting.rows, counting.counts, paused)
 
 
 class _CountingTarget:
@@ -377,13 +379,13 @@ class _CountingTarget:
         """See `Target`."""
         return table_state
 
-    def rename(self, table_state: TableState, stored: str) -> TableState:
+    def rename(self, table_state: TableState, stored_name: str) -> TableState:
         """See `Target`."""
-        return table_state._replace(stored=stored)
+        return table_state._replace(stored_name=stored_name)
 
-    def commit(self, stored: TargetState) -> None:
+    def commit(self, target_state: TargetState) -> None:
         """See `Target`."""
-        del stored
+        del target_state
         for writer in self._window:
             self.rows[writer.relation_id] += writer.rows
             self.counts[writer.relation_id] += writer.changes

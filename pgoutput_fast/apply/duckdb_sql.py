@@ -98,6 +98,6 @@ def _signs(type_: pa.DataType, value: str, depth: int = 0) -> str | None:
     return None
 
 
-def versioned(stored: str, version: int) -> str:
+def versioned(stored_name: str, version: int) -> str:
     """Return the name of a version of a change table."""
-    return stored if version == 1 else f"{stored}.v{version}"
+    return stored_name if version == 1 else f"{stored_name}.v{version}"

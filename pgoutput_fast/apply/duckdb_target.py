@@ -206,15 +206,15 @@ class DuckdbTarget:
                 self._check_own(names)
             if is_new:
                 fsync_path(self.path.parent)
-            stored = self._read(connection, origin, names)
-            if not stored.lsn:
+            target_state = self._read(connection, origin, names)
+            if not target_state.lsn:
                 # No change was skipped yet under other options, so the target may take new ones.
                 connection.execute(
                     "UPDATE _source SET lsn = 0, soft_deletes = ?, tables = ?, newest_lsn = NULL, "
                     "policies = ?, keep = ?",
                     self._described,
                 )
-            return stored._replace(is_new=is_new)
+            return target_state._replace(is_new=is_new)
 
     @property
     def _described(self) -> list[Any]:
@@ -324,26 +324,29 @@ class DuckdbTarget:
             self._connection.close()
             self._connection = None
 
-    def commit(self, stored: TargetState) -> None:
+    def commit(self, target_state: TargetState) -> None:
         """See `Target`."""
         for writer in self._writers:
             writer.flush()
         with self.alone():
-            self._commit(stored)
+            self._commit(target_state)
         self._has_written = True
         self.altered.clear()
         self._writers = []
         self._close()
 
-    def _commit(self, stored: TargetState) -> None:
-        rows = pa.Table.from_batches([progress_rows(stored.tables.values())])
+    def _commit(self, target_state: TargetState) -> None:
+        rows = pa.Table.from_batches([progress_rows(target_state.tables.values())])
         self.run("DELETE FROM _progress")
         self.run("INSERT INTO _progress BY NAME FROM rows", rows=rows)
-        lsn, time_ = ("NULL", "NULL") if stored.newest is None else stored.newest
+        lsn, time_ = ("NULL", "NULL") if target_state.newest is None else target_state.newest
         self.run(
-            f"UPDATE _source SET lsn = {stored.lsn}, newest_lsn = {lsn}, newest_time = {time_}"
+            f"UPDATE _source SET lsn = {target_state.lsn}, newest_lsn = {lsn}, "
+            f"newest_time = {time_}"
         )
-        remake_views(self.run, self._catalog, self._tables, stored.tables.values(), self.altered)
+        remake_views(
+            self.run, self._catalog, self._tables, target_state.tables.values(), self.altered
+        )
         self.run("COMMIT")
 
     def keep(self) -> None:
@@ -415,9 +418,9 @@ class DuckdbTarget:
         if schema == "state":
             self.altered.add(name)
 
-    def shown(self, stored: str) -> str:
+    def shown(self, stored_name: str) -> str:
         """See `Target`: tables have their stored names."""
-        return stored
+        return stored_name
 
     def retry(self, table_state: TableState) -> None:
         """See `Target`: only a write can show whether the file takes a table."""
@@ -438,15 +441,17 @@ class DuckdbTarget:
         """See `Target`."""
         return table_state
 
-    def rename(self, table_state: TableState, stored: str) -> TableState:
+    def rename(self, table_state: TableState, stored_name: str) -> TableState:
         """See `Target`."""
         with self.alone():
             for version in range(1, table_state.version + 1):
                 self._move(
-                    "changes", versioned(table_state.stored, version), versioned(stored, version)
+                    "changes",
+                    versioned(table_state.stored_name, version),
+                    versioned(stored_name, version),
                 )
-            self._move("state", table_state.stored, stored)
-        return table_state._replace(stored=stored)
+            self._move("state", table_state.stored_name, stored_name)
+        return table_state._replace(stored_name=stored_name)
 
     def _move(self, schema: str, old: str, new: str) -> None:
         if self.has(schema, old):
@@ -463,13 +468,13 @@ def _lost(table_state: TableState, remembered: RememberedOptions, names: set[str
     if (
         remembered.has_state
         and table_state.stale is None
-        and f"state.{table_state.stored}" not in names
+        and f"state.{table_state.stored_name}" not in names
     ):
         return DELETED
     has_changes = remembered.has_changes and (
         table_state.commit_time is not None or table_state.copy_lsn
     )
-    is_there = f"changes.{versioned(table_state.stored, table_state.version)}" in names
+    is_there = f"changes.{versioned(table_state.stored_name, table_state.version)}" in names
     if has_changes and not is_there and table_state.stale in (None, CHANGES_ALONE):
         return CHANGES_DELETED
     return None
@@ -483,7 +488,7 @@ class _DuckdbChanges:
     def __init__(self, target: DuckdbTarget, table_state: TableState) -> None:
         self._target = target
         self._table_state = table_state
-        self._name = versioned(table_state.stored, table_state.version)
+        self._name = versioned(table_state.stored_name, table_state.version)
         self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
         self._pending: list[pa.RecordBatch] = []
         self._bytes = 0
@@ -575,7 +580,7 @@ class _DuckdbState:
     def __init__(self, target: DuckdbTarget, table_state: TableState) -> None:
         self._target = target
         self._table_state = table_state
-        self._table = self._live = target.named("state", table_state.stored)
+        self._table = self._live = target.named("state", table_state.stored_name)
         self._marker = None
         if target.remembered.soft_deletes is not None:
             self._marker = quoted(target.remembered.soft_deletes)
@@ -591,7 +596,7 @@ class _DuckdbState:
             self._target.run(
                 f"CREATE OR REPLACE TABLE {self._table} AS FROM rows", rows=empty(schema)
             )
-            self._target.add_table("state", self._table_state.stored)
+            self._target.add_table("state", self._table_state.stored_name)
         self._is_empty = True
 
     load = create
@@ -619,7 +624,7 @@ class _DuckdbState:
 
     def _apply(self, alterations: Sequence[Alteration], net: NetChanges) -> None:
         for alteration in alterations:
-            self._target.altered.add(self._table_state.stored)
+            self._target.altered.add(self._table_state.stored_name)
             self._alter(alteration)
         if net.truncated and self._marker is None:
             self._target.run(f"DELETE FROM {self._table}")
@@ -740,7 +745,7 @@ class _DuckdbState:
         more = " and more" if len(rows) > _SHOWN else ""
         return IncompleteError(
             f"the changes of {net.table} do not fit its state table "
-            f"{self._table_state.stored!r} in {self._target.path}: {problem} "
+            f"{self._table_state.stored_name!r} in {self._target.path}: {problem} "
             f"({', '.join(net.key)}) = {shown}{more}. Changes are missing, or the table began "
             "without its existing rows",
             code="unfit_row", table=net.table, hint="Request a new snapshot of the table",

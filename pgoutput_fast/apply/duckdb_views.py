@@ -53,23 +53,25 @@ def remake_views(
     ).fetchall()
     own = {(schema, name): comment.removeprefix(_COMMENT_PREFIX) for schema, name, comment in views
            if comment is not None and comment.startswith(_COMMENT_PREFIX)}  # fmt: skip
-    shown = [table_state for table_state in tables if ("state", table_state.stored) in table_names]
-    if not altered and {*own.values()} == {table_state.stored for table_state in shown}:
+    shown = [
+        table_state for table_state in tables if ("state", table_state.stored_name) in table_names
+    ]
+    if not altered and {*own.values()} == {table_state.stored_name for table_state in shown}:
         return
     others = [
         *table_names,
         *((schema, name) for schema, name, _ in views if (schema, name) not in own),
     ]
     wanted = _names(run, catalog, shown, others)
-    for key, stored in own.items():
-        if wanted.get(key) != stored:
+    for key, stored_name in own.items():
+        if wanted.get(key) != stored_name:
             run(f"DROP VIEW {quoted(catalog, *key)}")
-    for key, stored in wanted.items():
-        if own.get(key) != stored or stored in altered:
+    for key, stored_name in wanted.items():
+        if own.get(key) != stored_name or stored_name in altered:
             view = quoted(catalog, *key)
             run(f"CREATE SCHEMA IF NOT EXISTS {quoted(catalog, key[0])}")
-            run(f"CREATE OR REPLACE VIEW {view} AS FROM {quoted(catalog, 'state', stored)}")
-            text = "'" + (_COMMENT_PREFIX + stored).replace("'", "''") + "'"
+            run(f"CREATE OR REPLACE VIEW {view} AS FROM {quoted(catalog, 'state', stored_name)}")
+            text = "'" + (_COMMENT_PREFIX + stored_name).replace("'", "''") + "'"
             run(f"COMMENT ON VIEW {view} IS {text}")
 
 
@@ -108,13 +110,13 @@ def _names(
     # Of several tables with one name, the newest has the plain stored name: see `renames`. It gets
     # the plain view, too.
     for table_state in sorted(
-        tables, key=lambda table: (table.stored != _plain(table), table.relation_id)
+        tables, key=lambda table: (table.stored_name != _plain(table), table.relation_id)
     ):
         schema = schemas[table_state.namespace]
         names = used.setdefault(schema.casefold(), set())
         name = _free(table_state.name, names)
         names.add(name.casefold())
-        views[schema, name] = table_state.stored
+        views[schema, name] = table_state.stored_name
     return views
 
 

@@ -209,10 +209,12 @@ def _in_same_order(columns: Sequence[ColumnVersion], others: Sequence[StoredColu
     ]
 
 
-def _column(column: ColumnVersion, stored: str, numbers: dict[str, int | None]) -> StoredColumn:
+def _column(
+    column: ColumnVersion, stored_name: str, numbers: dict[str, int | None]
+) -> StoredColumn:
     form, number = column.form, numbers.get(column.name)
     return StoredColumn(
-        column.name, stored, column.type_id or 0, _modifier(column), form, number=number
+        column.name, stored_name, column.type_id or 0, _modifier(column), form, number=number
     )
 
 
@@ -273,12 +275,20 @@ class _Evolution:
                 "catalogue says how"
             )
         follows = self._followed()
-        self._gone = [column for column in self.columns if column.stored not in follows.values()]
+        self._gone = [
+            column for column in self.columns if column.stored_name not in follows.values()
+        ]
         unknown = self._remove()
         if unknown is not None:
             return unknown
-        names_of = {column.stored: column.name for column in self.columns}
-        self._rename({stored: name for name, stored in follows.items() if names_of[stored] != name})
+        names_of = {column.stored_name: column.name for column in self.columns}
+        self._rename(
+            {
+                stored_name: name
+                for name, stored_name in follows.items()
+                if names_of[stored_name] != name
+            }
+        )
         indexes = {column.name: index for index, column in enumerate(self.columns)}
         for column in self._version.columns:
             at = indexes.get(column.name)
@@ -309,12 +319,12 @@ class _Evolution:
         for column in self._version.columns:
             number = self._numbers.get(column.name)
             if number is not None and number in by_number:
-                stored_names[column.name] = by_number[number].stored
+                stored_names[column.name] = by_number[number].stored_name
             elif column.name in by_name:
                 old = by_name[column.name]
                 # With another number, this is a new column under the name of a dropped one.
                 if number is None or old.number is None:
-                    stored_names[column.name] = old.stored
+                    stored_names[column.name] = old.stored_name
         return stored_names
 
     def _remove(self) -> str | None:
@@ -324,28 +334,28 @@ class _Evolution:
             if before is not None and column.name in before.key:
                 return f"its key column {column.name} was dropped"
             self.columns.remove(column)
-            self.alterations.append(Removed(column.stored))
+            self.alterations.append(Removed(column.stored_name))
         return None
 
     def _rename(self, names: dict[str, str]) -> None:
         """Rename columns, given by their stored names."""
         moved = []
-        for stored, name in names.items():  # first to temporary names: columns may swap names
-            moved.append((self._store(stored, f"{stored}~"), name))
-        for stored, name in moved:
-            at = self._at(stored)
+        for stored_name, name in names.items():  # first to temporary names: columns may swap names
+            moved.append((self._store(stored_name, f"{stored_name}~"), name))
+        for stored_name, name in moved:
+            at = self._at(stored_name)
             self.columns[at] = self.columns[at]._replace(name=name)
-            self._store(stored, name)
+            self._store(stored_name, name)
 
-    def _at(self, stored: str) -> int:
-        return next(i for i, column in enumerate(self.columns) if column.stored == stored)
+    def _at(self, stored_name: str) -> int:
+        return next(i for i, column in enumerate(self.columns) if column.stored_name == stored_name)
 
-    def _store(self, stored: str, wanted: str) -> str:
+    def _store(self, stored_name: str, wanted: str) -> str:
         """Store a column under a free name like the wanted one, and return that name."""
         name = free_column(wanted, self.columns)
-        self.alterations.append(Renamed(stored, name))
-        at = self._at(stored)
-        self.columns[at] = self.columns[at]._replace(stored=name)
+        self.alterations.append(Renamed(stored_name, name))
+        at = self._at(stored_name)
+        self.columns[at] = self.columns[at]._replace(stored_name=name)
         return name
 
     def _keep(self, at: int, column: ColumnVersion) -> str | None:
@@ -364,7 +374,7 @@ class _Evolution:
                 f"the type of column {column.name} was altered from {shown_type(*before)} to "
                 f"{shown_type(*after)}, and the server rewrote the table"
             )
-        new = _column(column, old.stored, self._numbers)
+        new = _column(column, old.stored_name, self._numbers)
         if before == after and new.form != old.form:
             # The target can't convert older values: its casts give other texts than the decoder.
             return (
@@ -373,7 +383,7 @@ class _Evolution:
             )
         self.columns[at] = new if new.number is not None else new._replace(number=old.number)
         if new.form != old.form:
-            self.alterations.append(Retyped(old.stored, column.type))
+            self.alterations.append(Retyped(old.stored_name, column.type))
         return None
 
     def _skips(self, table: CatalogTable, number: int | None) -> bool:
@@ -419,8 +429,8 @@ class _Evolution:
                 "rows have in it: the server computed a default for each row, or rewrote the table "
                 "later"
             )
-        stored = free_column(column.name, self.columns)
-        self.columns.append(_column(column, stored, self._numbers))
+        stored_name = free_column(column.name, self.columns)
+        self.columns.append(_column(column, stored_name, self._numbers))
         value = self._in_catalog.value(column.name, values[column.name])
-        self.alterations.append(AddedColumn(stored, value))
+        self.alterations.append(AddedColumn(stored_name, value))
         return None

@@ -48,7 +48,7 @@ def free_name(wanted: str, relation_id: int, used_names: Collection[str]) -> str
 def free_column(name: str, columns: Sequence[StoredColumn]) -> str:
     """Return a stored name for a column that every target can tell from the other columns."""
     # A column `rowid` would hide the row number by which DuckDB finds rows.
-    return distinct_names([name], ["rowid", *(column.stored for column in columns)])[0]
+    return distinct_names([name], ["rowid", *(column.stored_name for column in columns)])[0]
 
 
 def renames(tables: Mapping[int, TableState]) -> list[tuple[int, str]]:
@@ -76,7 +76,7 @@ def renames(tables: Mapping[int, TableState]) -> list[tuple[int, str]]:
             last[_wanted(table_state)] = table_state
     owners: dict[str, int] = {}
     for name, table_state in last.items():
-        if table_state.stored == name or name.casefold() not in owners:
+        if table_state.stored_name == name or name.casefold() not in owners:
             owners[name.casefold()] = table_state.relation_id
     final = {}
     for relation_id, table_state in tables.items():
@@ -84,7 +84,7 @@ def renames(tables: Mapping[int, TableState]) -> list[tuple[int, str]]:
         is_owner = owners.get(wanted.casefold()) == relation_id
         final[relation_id] = free_name(wanted, relation_id, () if is_owner else {wanted.casefold()})
     steps: list[tuple[int, str]] = []
-    now = {relation_id: table_state.stored for relation_id, table_state in tables.items()}
+    now = {relation_id: table_state.stored_name for relation_id, table_state in tables.items()}
     waiting = [relation_id for relation_id in tables if now[relation_id] != final[relation_id]]
     while waiting:
         relation_ids = {name.casefold(): relation_id for relation_id, name in now.items()}

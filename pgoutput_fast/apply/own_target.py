@@ -41,7 +41,7 @@ class OwnTarget:
         self.troubles: dict[int, PgOutputError] = {}
         self.prepared: dict[str, list[pa.Schema]] = {}
         self._origin: TargetOrigin | None = None
-        self._stored = TargetState(0, {})
+        self._target_state = TargetState(0, {})
         self._text: str | None = None  # which the target has
 
     def __repr__(self) -> str:
@@ -52,8 +52,8 @@ class OwnTarget:
 
     def open(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
-        self._stored = self.peek(origin)
-        return self._stored
+        self._target_state = self.peek(origin)
+        return self._target_state
 
     def peek(self, origin: TargetOrigin) -> TargetState:
         """See `Target`."""
@@ -113,49 +113,53 @@ class OwnTarget:
     def state(self, table_state: TableState) -> StateWriter:
         """See `Target`. Nobody calls it, as there are no state tables."""
         raise PgOutputError(
-            f"{self.own.name} keeps no state of {table_state.stored}", code="internal"
+            f"{self.own.name} keeps no state of {table_state.stored_name}", code="internal"
         )
 
-    def shown(self, stored: str) -> str:
+    def shown(self, stored_name: str) -> str:
         """See `Target`."""
-        return stored
+        return stored_name
 
     def new_table_state(self, table_state: TableState) -> TableState:
         """See `Target`."""
         return table_state
 
-    def rename(self, table_state: TableState, stored: str) -> TableState:
+    def rename(self, table_state: TableState, stored_name: str) -> TableState:
         """See `Target`."""
         for version in range(1, table_state.version + 1):
-            self.own.rename(versioned(table_state.stored, version), versioned(stored, version))
+            self.own.rename(
+                versioned(table_state.stored_name, version), versioned(stored_name, version)
+            )
         self.prepared.clear()
-        return table_state._replace(stored=stored)
+        return table_state._replace(stored_name=stored_name)
 
     def keep(self) -> None:
         """See `Target`."""
         self.begin()
-        self._commit(self._stored)
+        self._commit(self._target_state)
 
-    def commit(self, stored: TargetState) -> None:
+    def commit(self, target_state: TargetState) -> None:
         """See `Target`."""
-        self._commit(stored)
-        self._stored = stored
+        self._commit(target_state)
+        self._target_state = target_state
 
-    def _commit(self, stored: TargetState) -> None:
-        text = self._progress(stored)
+    def _commit(self, target_state: TargetState) -> None:
+        text = self._progress(target_state)
         self.own.commit(text)
         self._text = text
 
-    def _progress(self, stored: TargetState) -> str:
+    def _progress(self, target_state: TargetState) -> str:
         return json.dumps(
             {
                 "format": TARGET_FORMAT,
                 "origin": self._origin,
-                "lsn": stored.lsn,
-                "newest": stored.newest,
+                "lsn": target_state.lsn,
+                "newest": target_state.newest,
                 "selection": self.remembered.listed,
                 "policies": self.remembered.policy_texts,
-                "tables": [progress_fields(table_state) for table_state in stored.tables.values()],
+                "tables": [
+                    progress_fields(table_state) for table_state in target_state.tables.values()
+                ],
             }
         )
 
@@ -177,7 +181,7 @@ class _OwnChanges:
 
     def __init__(self, target: OwnTarget, table_state: TableState) -> None:
         self._target = target
-        self._name = versioned(table_state.stored, table_state.version)
+        self._name = versioned(table_state.stored_name, table_state.version)
         self.lsn, self.copy_lsn = table_state.lsn, table_state.copy_lsn
 
     def fits(self, schema: pa.Schema) -> bool:

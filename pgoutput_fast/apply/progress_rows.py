@@ -38,7 +38,7 @@ def progress_fields(table_state: TableState) -> dict[str, Any]:
     """Return a table state as fields, which are also valid JSON."""
     return {
         "schema": table_state.namespace, "table": table_state.name,
-        "relation_id": table_state.relation_id, "stored": table_state.stored,
+        "relation_id": table_state.relation_id, "stored": table_state.stored_name,
         "version": table_state.version, "lsn": table_state.lsn, "copy_lsn": table_state.copy_lsn,
         "commit_time": table_state.commit_time, "stale": table_state.stale,
         "columns": json.dumps(table_state.columns),

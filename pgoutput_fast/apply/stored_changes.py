@@ -39,7 +39,7 @@ class BatchConversion(NamedTuple):
     @classmethod
     def of(cls, changes: pa.Schema, columns: Sequence[StoredColumn]) -> BatchConversion:
         """Return the conversion for a schema, by the columns of the table state."""
-        stored_names = {column.name: column.stored for column in columns}
+        stored_names = {column.name: column.stored_name for column in columns}
         names = {name: stored_names[name] for name in stored_names if stored_names[name] != name}
         metadata = dict(changes.metadata)
         if names:

@@ -522,11 +522,11 @@ class Syncing:
             self._store()
         return False
 
-    def _attempt(self, view: View, plan: ReadPlan, stored: TargetState) -> bool:
+    def _attempt(self, view: View, plan: ReadPlan, target_state: TargetState) -> bool:
         """Write a window; False if it had to pause tables, and nothing was written."""
         begin = time.perf_counter()
         try:
-            writer = self._write(view, plan, stored)
+            writer = self._write(view, plan, target_state)
         except PausedError as error:
             self._pause(error)
             return False
@@ -558,9 +558,9 @@ class Syncing:
         except PausedError as error:
             self._pause(error)
 
-    def _writer_arguments(self, stored: TargetState) -> tuple[Any, ...]:
+    def _writer_arguments(self, target_state: TargetState) -> tuple[Any, ...]:
         """Return the arguments of `WindowWriter`."""
-        return self._log, self._target, stored, self._decoding, self._options, self._tell
+        return self._log, self._target, target_state, self._decoding, self._options, self._tell
 
     # --- paused tables ---------------------------------------------------------------------------
 
@@ -666,14 +666,14 @@ class Syncing:
 
     # --- one window ------------------------------------------------------------------------------
 
-    def _write(self, view: View, plan: ReadPlan, stored: TargetState) -> WindowWriter:
+    def _write(self, view: View, plan: ReadPlan, target_state: TargetState) -> WindowWriter:
         """Write a window, and return its writer.
 
         A value may be refused because its type was altered after the catalogue was read. Then wait
         for the next read of the catalogue, and write the window again.
         """
         try:
-            return self._written(view, plan, stored)
+            return self._written(view, plan, target_state)
         except PgOutputError as error:
             paused = (
                 [outcome.error for outcome in error.paused]
@@ -683,7 +683,7 @@ class Syncing:
             codes = {getattr(cause, "code", None) for cause in paused or [error]}
             if "bad_value" not in codes or not self._has_types(plan):
                 raise
-        return self._written(view, plan, stored)
+        return self._written(view, plan, target_state)
 
     def _has_types(self, plan: ReadPlan) -> bool:
         """Wait until the schema history covers a window; return whether it does."""
@@ -697,8 +697,8 @@ class Syncing:
             self._tell()
         return False
 
-    def _written(self, view: View, plan: ReadPlan, stored: TargetState) -> WindowWriter:
-        arguments = self._writer_arguments(stored)
+    def _written(self, view: View, plan: ReadPlan, target_state: TargetState) -> WindowWriter:
+        arguments = self._writer_arguments(target_state)
         try:
             if self._engine is not None:
                 try:
@@ -844,7 +844,7 @@ class Syncing:
 
     def _current_progress(self) -> SyncProgress:
         names = {
-            key: self._target.shown(table_state.stored)
+            key: self._target.shown(table_state.stored_name)
             for key, table_state in self._target_state.tables.items()
         }
         left = self._unpublished.left  # these can't get a snapshot

@@ -255,7 +255,7 @@ def _key(
         if table is None:
             return None
         names = table.key
-    stored_names = {column.name: column.stored for column in table_state.columns}
+    stored_names = {column.name: column.stored_name for column in table_state.columns}
     return tuple(stored_names[name] for name in names if name in stored_names)
 
 
@@ -288,7 +288,7 @@ def _check_marker(table_state: TableState, rules: TableRules) -> None:
     if rules.marker is None:
         return
     for column in table_state.columns:
-        if column.stored.casefold() == rules.marker.casefold():
+        if column.stored_name.casefold() == rules.marker.casefold():
             raise PgOutputError(
                 f"{qualified(table_state)} has its own column {column.name!r}, so sync cannot mark "
                 "deleted rows in a column with this name",

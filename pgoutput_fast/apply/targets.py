@@ -43,7 +43,7 @@ class StoredColumn(NamedTuple):
     ----------
     name : str
         The column's name on the server.
-    stored : str
+    stored_name : str
         The column's name in the target. It is unique in the table, even if case is ignored.
     type_id, type_modifier : int
         OID and modifier of the column's type on the server.
@@ -55,7 +55,7 @@ class StoredColumn(NamedTuple):
     """
 
     name: str
-    stored: str
+    stored_name: str
     type_id: int
     type_modifier: int
     form: str
@@ -91,7 +91,7 @@ class TableState(NamedTuple):
     relation_id : int
     namespace, name : str
         The table's newest name, from the stream or the schema history.
-    stored : str
+    stored_name : str
         The name of the change table and the state table in the target: ``public.accounts``.
     version : int
         Version of the change table, from 1. 0 if the target has neither table yet, because the
@@ -121,7 +121,7 @@ class TableState(NamedTuple):
     relation_id: int
     namespace: str
     name: str
-    stored: str
+    stored_name: str
     version: int = 1
     lsn: int = 0
     copy_lsn: int = 0
@@ -601,19 +601,19 @@ class Target(Protocol):
     def state(self, table_state: TableState) -> StateWriter:
         """Return the writer of a table's state table in this window."""
 
-    def shown(self, stored: str) -> str:
+    def shown(self, stored_name: str) -> str:
         """Return the name under which users find the tables with a stored name."""
 
     def new_table_state(self, table_state: TableState) -> TableState:
         """Return the table state of a new table, whose stored name is free."""
 
-    def rename(self, table_state: TableState, stored: str) -> TableState:
+    def rename(self, table_state: TableState, stored_name: str) -> TableState:
         """Rename both tables to a free name; return the table state."""
 
     def keep(self) -> None:
         """Store `remembered`, outside of a window."""
 
-    def commit(self, stored: TargetState) -> None:
+    def commit(self, target_state: TargetState) -> None:
         """Commit the window, and publish the LSN of each table to readers."""
 
     def abort(self) -> None:

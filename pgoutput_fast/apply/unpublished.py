@@ -197,8 +197,10 @@ class UnpublishedTables:
         shown, names = {*map(shown_table, catalog.tables)}, {*map(qualified, catalog.tables)}
         for relation_id in sorted(gone.keys() - self._gone):
             table_state = gone[relation_id]
-            name, stored = qualified(table_state), table_state.stored
-            if name in names and stored == stored_table(table_state.namespace, table_state.name):
+            name, stored_name = qualified(table_state), table_state.stored_name
+            if name in names and stored_name == stored_table(
+                table_state.namespace, table_state.name
+            ):
                 # A new table has this name, and will get it in the target, too.
                 _log.warning(
                     "%s was dropped, and a new table has its name: the target keeps the dropped "
@@ -210,12 +212,12 @@ class UnpublishedTables:
                 if name in names
                 else "is no longer published, or was dropped"
             )
-            shown_tables = self._shown(stored)
+            shown_tables = self._shown(stored_name)
             _log.warning(
                 "%s %s; the target keeps its rows and changes in %s", name, happened, shown_tables
             )
         self._gone = set(gone)
-        self.left = tuple(self._shown(table_state.stored) for table_state in gone.values())
+        self.left = tuple(self._shown(table_state.stored_name) for table_state in gone.values())
         if self._patterns is not None:
             for warning in mistaken(self._patterns, shown):
                 _log.warning("%s", warning)

@@ -65,7 +65,7 @@ class WindowWriter:
     ----------
     log : ChangeLog
     target : Target
-    stored : TargetState
+    target_state : TargetState
         The target state before the window.
     decoding : dict
         Arguments of :class:`ColumnarDecoder`.
@@ -89,7 +89,7 @@ class WindowWriter:
         self,
         log: ChangeLog,
         target: Target,
-        stored: TargetState,
+        target_state: TargetState,
         decoding: dict[str, Any],
         options: SyncOptions,
         tell: Callable[[], None],
@@ -98,9 +98,9 @@ class WindowWriter:
         self._target = target
         self._options = options
         self._tell = tell
-        self._lsn = stored.lsn
-        self._newest = stored.newest
-        self._table_states = dict(stored.tables)
+        self._lsn = target_state.lsn
+        self._newest = target_state.newest
+        self._table_states = dict(target_state.tables)
         self._open: dict[int, TableWindow] = {}
         self._paused: dict[int, Paused] = {}
         self._states = log.view().states
@@ -213,15 +213,15 @@ class WindowWriter:
         self, lsn: int, tables: dict[int, TableState], newest: CommitRecord | None
     ) -> TargetState:
         """Commit the window."""
-        stored = TargetState(lsn, tables, newest)
-        self._target.commit(stored)
+        target_state = TargetState(lsn, tables, newest)
+        self._target.commit(target_state)
         for window in self._open.values():
             for column in window.removed:
                 _log.info(
                     "column %s of %s was removed from the state table; the change table keeps its "
                     "values", column, qualified(window.table_state),
                 )  # fmt: skip
-        return stored
+        return target_state
 
     def _take_all(self, view: View, plan: ReadPlan) -> None:
         """Read all changes of a plan, and give them to their tables."""
@@ -285,8 +285,10 @@ class WindowWriter:
         if table_state is not None:
             return table_state
         window = self._open.get(table.relation_id)
-        stored = self._initial_state(table).stored if window is None else window.table_state.stored
-        return TableState(table.relation_id, table.namespace, table.name, stored, version=0)
+        initial = self._initial_state(table) if window is None else window.table_state
+        return TableState(
+            table.relation_id, table.namespace, table.name, initial.stored_name, version=0
+        )
 
     def _check_paused(self) -> None:
         """Give the window up if a table is paused."""
@@ -389,10 +391,14 @@ class WindowWriter:
             return self._table_states[relation_id]._replace(
                 version=1, namespace=relation.namespace, name=relation.name
             )
-        used_names = {table_state.stored.casefold() for table_state in self._table_states.values()}
-        used_names.update(window.table_state.stored.casefold() for window in self._open.values())
+        used_names = {
+            table_state.stored_name.casefold() for table_state in self._table_states.values()
+        }
         used_names.update(
-            outcome.table_state.stored.casefold() for outcome in self._paused.values()
+            window.table_state.stored_name.casefold() for window in self._open.values()
+        )
+        used_names.update(
+            outcome.table_state.stored_name.casefold() for outcome in self._paused.values()
         )
         name = free_name(stored_table(relation.namespace, relation.name), relation_id, used_names)
         return TableState(relation_id, relation.namespace, relation.name, name)

@@ -221,9 +221,9 @@ def _target(table: TablePlan, shown: Callable[[str], str]) -> str:
     state = table.before
     if state is None:
         return "not in the target"
-    name = shown(state.stored)
-    stored = "" if name == table.name else f"as {printable(name)}, "
-    at = f"{stored}up to {format_lsn(state.lsn)} in the target"
+    name = shown(state.stored_name)
+    as_name = "" if name == table.name else f"as {printable(name)}, "
+    at = f"{as_name}up to {format_lsn(state.lsn)} in the target"
     if state.paused is not None:
         return f"{at}, paused: {printable(state.paused.reason)}"
     return at if state.stale is None else f"{at}, not kept up to date: {printable(state.stale)}"

@@ -170,8 +170,8 @@ def _tables(progress: SyncProgress, *, has_failed: bool) -> str:
 
 def _row(progress: SyncProgress, table: TableState, *, has_failed: bool) -> str:
     name = qualified(table)
-    stored = progress.names[table.relation_id]
-    has_left = stored in progress.left
+    shown_name = progress.names[table.relation_id]
+    has_left = shown_name in progress.left
     if table.paused is not None:
         since = f"paused since {_time(table.paused.since)}: {table.paused.reason}"
         state = html.cell(html.text(since), "left long bad")
@@ -186,9 +186,9 @@ def _row(progress: SyncProgress, table: TableState, *, has_failed: bool) -> str:
     else:
         state = html.cell("up to date", "left good")
     if table.version > 1:
-        stored = f"{stored} (version {table.version})"
+        shown_name = f"{shown_name} (version {table.version})"
     if table.gap is not None:
-        stored += f"; another program changed its changes before {format_lsn(table.gap)}"
+        shown_name += f"; another program changed its changes before {format_lsn(table.gap)}"
     cells = (
         f"{len(table.columns):,}",
         # Numbers are by name: a name that a table has given up may be another table's now.
@@ -201,7 +201,7 @@ def _row(progress: SyncProgress, table: TableState, *, has_failed: bool) -> str:
     return "".join(
         [
             html.cell(f"<b>{html.text(name)}</b>", "left name"),
-            html.cell(html.text(stored), "left name"),
+            html.cell(html.text(shown_name), "left name"),
             *map(html.cell, cells),
             html.cell(newest, "time"),
             state,

@@ -249,7 +249,7 @@ def _changes(
     for side in ("before", "after"):
         tuples = batch.column(side)
         parts = dict(zip([field.name for field in tuples.type], tuples.flatten(), strict=True))
-        row = [pa.field(stored, parts[name].type) for name, stored in columns.items()]
+        row = [pa.field(stored_name, parts[name].type) for name, stored_name in columns.items()]
         sides[side] = pa.StructArray.from_arrays([parts[name] for name in columns], fields=row)
     return _batch(
         {
@@ -267,13 +267,16 @@ def _changes(
 
 def _unsent(unchanged: pa.ListArray, columns: Mapping[str, str]) -> pa.ListArray:
     """Return which values of a span's columns were not sent, by their names in the state table."""
-    names, stored = pa.array(columns.keys(), pa.string()), pa.array(columns.values(), pa.string())
+    names, stored_names = (
+        pa.array(columns.keys(), pa.string()),
+        pa.array(columns.values(), pa.string()),
+    )
     at = pc.index_in(unchanged.flatten().cast(pa.string()), names)
     is_there = at.is_valid()
     rows = pc.list_parent_indices(unchanged).filter(is_there).to_numpy()
     counts = np.bincount(rows, minlength=len(unchanged))
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    items = stored.take(at.filter(is_there))
+    items = stored_names.take(at.filter(is_there))
     return pa.ListArray.from_arrays(pa.array(ends), items, mask=pa.array(counts == 0))
 
 

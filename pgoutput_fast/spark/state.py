@@ -344,7 +344,7 @@ class _Spans:
         return T.StructType(
             [
                 T.StructField(
-                    column.stored, self._types.get(column.stored) or self._natural(column)
+                    column.stored_name, self._types.get(column.stored_name) or self._natural(column)
                 )
                 for column in self._columns
             ]
@@ -352,8 +352,8 @@ class _Spans:
 
     def key(self) -> tuple[str, ...]:
         """Return the key's columns, by their names in the result."""
-        stored = {column.name: column.stored for column in self._columns}
-        return tuple(stored[name] for name in self._table.key)
+        stored_names = {column.name: column.stored_name for column in self._columns}
+        return tuple(stored_names[name] for name in self._table.key)
 
     def _span(self, position: Position | None, version: Version) -> StateSpan:
         """Return the span that begins at a position with a version of the table."""
@@ -377,17 +377,17 @@ class _Spans:
         if last is None or unknown is not None:
             self._columns, self._types = new_columns(version, table_in_catalog), {}
         columns = {
-            column.name: column.stored for column in self._columns if column.name in self._sent
+            column.name: column.stored_name for column in self._columns if column.name in self._sent
         }
         if position is not None:
-            lost = [name for name, stored in columns.items() if stored not in self._types]
+            lost = [name for name, stored_name in columns.items() if stored_name not in self._types]
             if last is not None and unknown is None and lost:
                 unknown = (
                     f"column {lost[0]} got its name, and the changes do not have its values from "
                     "before"
                 )
         if position is not None or not self._types:
-            self._types = {stored: self._sent[name] for name, stored in columns.items()}
+            self._types = {stored_name: self._sent[name] for name, stored_name in columns.items()}
         if unknown is not None:
             return StateSpan(position, columns, unknown=f"{_where(position)}, {unknown}")
         return StateSpan(position, columns, tuple(alterations))

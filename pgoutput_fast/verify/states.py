@@ -269,8 +269,10 @@ class States:
     def _columns(table: ServerTable, table_state: TableState | None) -> dict[str, str | None]:
         """Return the stored name of each published column; None if the target lacks the column."""
         live = () if table_state is None else table_state.columns
-        by_number = {column.number: column.stored for column in live if column.number is not None}
-        by_name = {column.name: column.stored for column in live if column.number is None}
+        by_number = {
+            column.number: column.stored_name for column in live if column.number is not None
+        }
+        by_name = {column.name: column.stored_name for column in live if column.number is None}
         stored: dict[str, str | None] = {}
         for column in table.table.columns:
             stored[column.name] = by_number.get(column.number or 0) or by_name.get(column.name)
@@ -344,7 +346,7 @@ class DuckdbStates(States):
         )
 
     def _state(self, table_state: TableState, source: TargetTables) -> str:
-        return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(table_state.stored)}")
+        return source.live(f"{ATTACHED}.{quoted('state')}.{quoted(table_state.stored_name)}")
 
 
 class DeltaStates(States):
@@ -415,14 +417,19 @@ class DeltaStates(States):
 
     def _table(self, table_state: TableState, app: str) -> Any:
         """Open a table, which may not have been moved to its new name yet."""
-        names = [table_state.stored, *(move[2] for move in self._moved[table_state.relation_id])]
+        names = [
+            table_state.stored_name,
+            *(move[2] for move in self._moved[table_state.relation_id]),
+        ]
         for name in names:
             directory = f"state/{directory_of(name)}"
             if self._is_there(directory):
                 table = self._open(directory)
                 if table.transaction_version(app) is not None:
                     return table
-        raise NotComparable(f"the target has no table state/{directory_of(table_state.stored)}")
+        raise NotComparable(
+            f"the target has no table state/{directory_of(table_state.stored_name)}"
+        )
 
 
 def without_rows(where: str) -> PgOutputError:
@@ -440,7 +447,7 @@ def _check_name(table: ServerTable, table_state: TableState | None, source: Targ
     relation_id = table.table.relation_id
     name = stored_table(table.table.namespace, table.table.name)
     other = next(
-        (candidate for candidate in source.tables.values() if candidate.stored == name), None
+        (candidate for candidate in source.tables.values() if candidate.stored_name == name), None
     )
     if other is not None and other.relation_id != relation_id:
         raise NotTheTable(
@@ -448,8 +455,8 @@ def _check_name(table: ServerTable, table_state: TableState | None, source: Targ
             f"server's table of this name has relation id {relation_id}"
         )
     own = (free_name(name, relation_id, ()), f"{name}~{relation_id}")
-    if table_state is not None and table_state.stored not in own:
-        raise NotTheTable(f"the target has it under its former name {table_state.stored}")
+    if table_state is not None and table_state.stored_name not in own:
+        raise NotTheTable(f"the target has it under its former name {table_state.stored_name}")
 
 
 def _check_no_more(columns: set[str]) -> None:
@@ -468,7 +475,7 @@ def _by_name(tables: Iterable[TableState]) -> dict[tuple[str, str], int]:
     """Return relation ids by names; a replaced table has ``~`` and its relation id at the end."""
     relation_ids: dict[tuple[str, str], int] = {}
     for table_state in tables:
-        is_replaced = table_state.stored.endswith(f"~{table_state.relation_id}")
+        is_replaced = table_state.stored_name.endswith(f"~{table_state.relation_id}")
         name = (table_state.namespace, table_state.name)
         if is_replaced:
             name = (table_state.namespace, f"{table_state.name}~{table_state.relation_id}")
@@ -488,7 +495,8 @@ def _texts(
     left_out: dict[str, str] = {}
     followed = set(names.values())
     is_renamed = table_state is not None and any(
-        column.number is None and column.stored not in followed for column in table_state.columns
+        column.number is None and column.stored_name not in followed
+        for column in table_state.columns
     )
     for column, name in names.items():
         has_value = column in table.table.added_values and not is_renamed

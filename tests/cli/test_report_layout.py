@@ -40,7 +40,7 @@ def page() -> str:
         changes,
         {},
         table_states=held,
-        names={one.relation_id: one.stored for one in held},
+        names={one.relation_id: one.stored_name for one in held},
         left=(f"public.{NAMES[1]}",),
     )
     return make_report(

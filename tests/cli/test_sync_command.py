@@ -839,7 +839,7 @@ def test_tables_that_are_not_up_to_date_are_named_at_the_end(
 
 def having(*tables: TableState) -> apply.SyncProgress:
     """How far a sync into DuckDB is that has tables."""
-    names = {one.relation_id: one.stored for one in tables}
+    names = {one.relation_id: one.stored_name for one in tables}
     return apply.SyncProgress(0, None, 0, 0, 0.0, {}, {}, table_states=tables, names=names)
 
 
@@ -855,7 +855,7 @@ def test_what_happens_to_tables() -> None:
     for new, texts in [
         (old, []),
         (old._replace(lsn=6), []),
-        (old._replace(name="u", stored="public.u"), [
+        (old._replace(name="u", stored_name="public.u"), [
             "was public.t before", "is now public.u in the target, and was public.t before",
         ]),
         (old._replace(columns=(column, column._replace(name="b", number=2))),
@@ -870,7 +870,7 @@ def test_what_happens_to_tables() -> None:
         (old._replace(stale="why", columns=(column._replace(form="int64"),)), []),
     ]:  # fmt: skip
         assert [one.text for one in table_events(having(old), having(new))] == texts
-    another = old._replace(relation_id=2, stored="public.t~2")
+    another = old._replace(relation_id=2, stored_name="public.t~2")
     made = list(table_events(having(), having(old, another)))
     assert [one.text for one in made] == ["is new", "is new; its name in the target is public.t~2"]
 

@@ -193,7 +193,7 @@ class Synced:
 
     def read(self, kind: str = "state", name: str | None = None) -> pa.Table:
         """What other programs see."""
-        directory = self.path / kind / (name or self.table_state.stored)
+        directory = self.path / kind / (name or self.table_state.stored_name)
         return deltalake.DeltaTable(str(directory)).to_pyarrow_table()
 
     def rows(self) -> list[dict[str, Any]]:
@@ -402,7 +402,7 @@ def test_names_of_any_characters(tmp_path: Path) -> None:
     synced = Synced(tmp_path / "lake", table)
     # As `naming` makes it of the name.
     stored = "public.Order [%25]%22^`{ä} #@"
-    table_state = synced.table_state._replace(stored=stored)
+    table_state = synced.table_state._replace(stored_name=stored)
     synced.stored = TargetState(0, {})
     rows = [[i, f"q{i}", "a", f"s{i % 2}", "A", None, "0", "\\x00ff"] for i in range(9)]
     first = batches(0x100, *(t.insert(table, row) for row in rows), table=table)
@@ -437,7 +437,7 @@ def test_names_of_any_characters(tmp_path: Path) -> None:
     del want[4]
     assert got == want
     assert synced.read("changes", directory).num_rows == 12
-    assert synced.reopen().table_state.stored == stored
+    assert synced.reopen().table_state.stored_name == stored
     synced.target.close()
 
 
@@ -772,7 +772,9 @@ def test_values_of_all_types_are_kept(tmp_path: Path) -> None:
             changes.commit(table_state)
             want = [expected(one) for one in rows.to_pylist()]
             for kind in ("state", "changes"):
-                table = deltalake.DeltaTable(str(tmp_path / "lake" / kind / table_state.stored))
+                table = deltalake.DeltaTable(
+                    str(tmp_path / "lake" / kind / table_state.stored_name)
+                )
                 got = table.to_pyarrow_table()
                 if kind == "changes":
                     assert repr(got.column("after").to_pylist()) == repr(want)
@@ -1057,7 +1059,7 @@ def test_a_table_of_something_else_is_not_touched(synced: Synced) -> None:
     path.mkdir()
     (path / "letter.txt").write_text("dear")
     with expect_error(code="not_ours", path=str(path)):
-        synced.target.state(synced.table_state._replace(stored="public.letters"))
+        synced.target.state(synced.table_state._replace(stored_name="public.letters"))
 
 
 def test_two_that_write_at_the_same_time_do_not_both(synced: Synced) -> None:
@@ -1126,9 +1128,9 @@ def test_tables_change_places_also_if_that_is_cut_short(
         target.commit(TargetState(0x101, tables))
         target.rename(tables[1], "public.a~1")
         target.rename(tables[2], "public.a")
-        target.rename(tables[1]._replace(stored="public.a~1"), "public.b")
-        tables[1] = tables[1]._replace(stored="public.b")
-        tables[2] = tables[2]._replace(stored="public.a")
+        target.rename(tables[1]._replace(stored_name="public.a~1"), "public.b")
+        tables[1] = tables[1]._replace(stored_name="public.b")
+        tables[2] = tables[2]._replace(stored_name="public.a")
         calls = []
         move = target.place.move
 
@@ -1151,7 +1153,7 @@ def test_tables_change_places_also_if_that_is_cut_short(
         for number, table_state in tables.items():
             for kind, column in (("state", "id"), ("changes", "after")):
                 found = deltalake.DeltaTable(
-                    str(path / kind / table_state.stored)
+                    str(path / kind / table_state.stored_name)
                 ).to_pyarrow_table()
                 want = [number] if kind == "state" else [{"id": number}]
                 assert found.column(column).to_pylist() == want
@@ -1418,7 +1420,7 @@ def test_a_table_is_renamed_when_its_files_are_joined(
     table_state = synced.table_state
     synced.target.rename(table_state, "public.others")
     synced.stored = TargetState(
-        0x901, {table_state.relation_id: table_state._replace(stored="public.others")}
+        0x901, {table_state.relation_id: table_state._replace(stored_name="public.others")}
     )
     synced.target.commit(synced.stored)
     assert not (synced.path / "changes" / "public.things").exists()
@@ -1474,7 +1476,7 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         copy_lsn=0x50,
         columns=(StoredColumn("id", "id_", 23, -1, "int32", 1),),
     )
-    other = table_state._replace(relation_id=1 << 31, stored="public.other")
+    other = table_state._replace(relation_id=1 << 31, stored_name="public.other")
     stored = TargetState(0x900, {table_state.relation_id: table_state, 1 << 31: other})
     with window(synced.target):
         synced.target.commit(stored)
@@ -1549,7 +1551,7 @@ def check_object_storage(endpoint: str, s3: Any, selector: Any) -> None:
     # Another table comes by the name: the former one needs a snapshot by its new name.
     with window(target):
         renamed = target.rename(table_state, "public.other")
-        assert (renamed.stored, renamed.version, renamed.stale) == ("public.other", 1, RENAMED)
+        assert (renamed.stored_name, renamed.version, renamed.stale) == ("public.other", 1, RENAMED)
         other = target.new_table_state(
             table_state._replace(relation_id=99, lsn=0x400, copy_lsn=0x400)
         )

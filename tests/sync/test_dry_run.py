@@ -94,7 +94,16 @@ def test_a_dry_run_says_what_the_sync_does(
             if table.after is not None and table.refused is None}  # fmt: skip
     held = {table.relation_id: table for table in progress.table_states if table.paused is None}
     assert said.keys() == held.keys()
-    names = ("namespace", "name", "stored", "columns", "lsn", "copy_lsn", "commit_time", "stale")
+    names = (
+        "namespace",
+        "name",
+        "stored_name",
+        "columns",
+        "lsn",
+        "copy_lsn",
+        "commit_time",
+        "stale",
+    )
     for name in names:
         assert {key: getattr(table, name) for key, table in said.items()} == {
             key: getattr(table, name) for key, table in held.items()

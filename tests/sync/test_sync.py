@@ -1099,12 +1099,12 @@ def test_tables_come_to_their_names(
         number: held(number, *names)._replace(schema_lsn=1 + (number in last))
         for number, names in before.items()
     }
-    now = {number: one.stored for number, one in tables.items()}
+    now = {number: one.stored_name for number, one in tables.items()}
     for number, name in renames(tables):
         assert name.casefold() not in {one.casefold() for one in now.values()} - {now[number]}
         now[number] = name
     assert now == after
-    renamed = {number: one._replace(stored=now[number]) for number, one in tables.items()}
+    renamed = {number: one._replace(stored_name=now[number]) for number, one in tables.items()}
     assert renames(renamed) == []
 
 
@@ -1119,7 +1119,7 @@ def test_tables_come_to_names_by_way_of_free_ones(
         ._replace(schema_lsn=1 + (number in renamed))
         for number, name in before.items()
     }  # fmt: skip
-    now = {number: one.stored for number, one in tables.items()}
+    now = {number: one.stored_name for number, one in tables.items()}
     for number, name in renames(tables):
         assert name not in now.values()
         now[number] = name

@@ -191,7 +191,7 @@ def test_an_altered_table(
     moves: bool,
 ) -> None:
     plan = layout(columns, now)
-    assert [each.stored for each in plan.table_state.columns] == stored
+    assert [each.stored_name for each in plan.table_state.columns] == stored
     assert plan.alterations == alterations
     assert plan.table_state.stale is None
     assert plan.moves_names is moves

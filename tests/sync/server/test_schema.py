@@ -111,7 +111,7 @@ def test_verify_tells_where_a_name_means_another_table(synced: Synced) -> None:
     )
     synced.options["history"] = "newer"
     held = {one.name: one for one in synced.sync().table_states}
-    assert held["t"].stored == "public.t"
+    assert held["t"].stored_name == "public.t"
     import duckdb
 
     with duckdb.connect(str(synced.tables.path)) as connection:
