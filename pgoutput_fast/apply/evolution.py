@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..protocol.encode import encode_fields
 from ..protocol.wire import Column as WireColumn
 from .naming import free_column
-from .targets import AddedColumn, Alteration, Removed, Renamed, Retyped, StoredColumn
+from .targets import AddedColumn, Alteration, Removed, Renamed, Retyped, StateColumn
 from .versions import DIGITS, ColumnVersion, Version, keeps_values, shown_type
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TableInCatalog(NamedTuple):
                     among.append(table)
         return alone or among
 
-    def was(self, column: StoredColumn) -> CatalogTable | None:
+    def was(self, column: StateColumn) -> CatalogTable | None:
         """Return the table in the last read in which a column had its former type; None if none."""
         for table in self.earlier():
             for candidate in table.columns:
@@ -124,7 +124,7 @@ def _file_nodes(table: CatalogTable) -> dict[int, int]:
     return dict(zip((table.relation_id, *table.partition_ids), table.file_nodes, strict=False))
 
 
-def replaced(columns: Sequence[StoredColumn], table: CatalogTable) -> str | None:
+def replaced(columns: Sequence[StateColumn], table: CatalogTable) -> str | None:
     """Return a column that was dropped and created again, by its higher number; None if none."""
     numbers = {column.name: column.number for column in table.columns}
     for column in columns:
@@ -134,7 +134,7 @@ def replaced(columns: Sequence[StoredColumn], table: CatalogTable) -> str | None
     return None
 
 
-def differs(columns: Sequence[StoredColumn], table: CatalogTable) -> bool:
+def differs(columns: Sequence[StateColumn], table: CatalogTable) -> bool:
     """Whether the target's columns differ from the published columns in the catalogue."""
     published = {
         (column.name, column.type_id, column.type_modifier)
@@ -166,30 +166,30 @@ class Evolved(NamedTuple):
 
     Attributes
     ----------
-    columns : tuple of StoredColumn
+    columns : tuple of StateColumn
         The state table's columns afterwards.
     alterations : list of AddedColumn, Retyped, Removed or Renamed
     unknown : str or None
         Why the state table becomes stale; else None.
     """
 
-    columns: tuple[StoredColumn, ...]
+    columns: tuple[StateColumn, ...]
     alterations: list[Alteration]
     unknown: str | None
 
 
 def new_columns(
     version: Version, table_in_catalog: TableInCatalog | None = None
-) -> tuple[StoredColumn, ...]:
+) -> tuple[StateColumn, ...]:
     """Return the columns of a new state table."""
     numbers = {} if table_in_catalog is None else table_in_catalog.numbers(version)
-    columns: list[StoredColumn] = []
+    columns: list[StateColumn] = []
     for column in version.columns:
         columns.append(_column(column, free_column(column.name, columns), numbers))
     return tuple(columns)
 
 
-def turns_digits(columns: Sequence[StoredColumn], version: Version) -> bool:
+def turns_digits(columns: Sequence[StateColumn], version: Version) -> bool:
     """Whether a column changes from plain text to digits, or back.
 
     One column of a change table can't hold both, because nothing in it tells them apart.
@@ -201,7 +201,7 @@ def turns_digits(columns: Sequence[StoredColumn], version: Version) -> bool:
     )
 
 
-def _in_same_order(columns: Sequence[ColumnVersion], others: Sequence[StoredColumn]) -> bool:
+def _in_same_order(columns: Sequence[ColumnVersion], others: Sequence[StateColumn]) -> bool:
     """Whether the names that both have come in the same order."""
     names, other_names = ({column.name: None for column in each} for each in (columns, others))
     return [name for name in names if name in other_names] == [
@@ -209,11 +209,9 @@ def _in_same_order(columns: Sequence[ColumnVersion], others: Sequence[StoredColu
     ]
 
 
-def _column(
-    column: ColumnVersion, stored_name: str, numbers: dict[str, int | None]
-) -> StoredColumn:
+def _column(column: ColumnVersion, stored_name: str, numbers: dict[str, int | None]) -> StateColumn:
     form, number = column.form, numbers.get(column.name)
-    return StoredColumn(
+    return StateColumn(
         column.name, stored_name, column.type_id or 0, _modifier(column), form, number=number
     )
 
@@ -223,13 +221,13 @@ def _modifier(column: ColumnVersion) -> int:
 
 
 def evolve(
-    columns: Sequence[StoredColumn], version: Version, table_in_catalog: TableInCatalog
+    columns: Sequence[StateColumn], version: Version, table_in_catalog: TableInCatalog
 ) -> Evolved:
     """Compute the alterations of a state table, or why it becomes stale.
 
     Parameters
     ----------
-    columns : sequence of StoredColumn
+    columns : sequence of StateColumn
         The columns of the state table.
     version : Version
         The columns of the server's table now.
@@ -251,10 +249,10 @@ class _Evolution:
     """Collects the alterations of one state table."""
 
     def __init__(
-        self, columns: Sequence[StoredColumn], version: Version, table_in_catalog: TableInCatalog
+        self, columns: Sequence[StateColumn], version: Version, table_in_catalog: TableInCatalog
     ) -> None:
         self.columns = list(columns)
-        self._gone: list[StoredColumn] = []
+        self._gone: list[StateColumn] = []
         self.alterations: list[Alteration] = []
         self._version = version
         self._in_catalog = table_in_catalog

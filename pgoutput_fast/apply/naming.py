@@ -9,7 +9,7 @@ from ..names import distinct_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from .targets import StoredColumn, TableState
+    from .targets import StateColumn, TableState
 
 _ESCAPED = frozenset('%./\\:*?"<>|\x7f') | frozenset(map(chr, range(32)))
 _LONGEST = 200
@@ -45,7 +45,7 @@ def free_name(wanted: str, relation_id: int, used_names: Collection[str]) -> str
     return wanted if wanted.casefold() not in used_names else f"{wanted}~{relation_id}"
 
 
-def free_column(name: str, columns: Sequence[StoredColumn]) -> str:
+def free_column(name: str, columns: Sequence[StateColumn]) -> str:
     """Return a stored name for a column that every target can tell from the other columns."""
     # A column `rowid` would hide the row number by which DuckDB finds rows.
     return distinct_names([name], ["rowid", *(column.stored_name for column in columns)])[0]

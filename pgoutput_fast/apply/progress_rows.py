@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from .targets import Gap, Pause, StoredColumn, TableState
+from .targets import Gap, Pause, StateColumn, TableState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,7 +55,7 @@ def table_state_of(fields: dict[str, Any]) -> TableState:
         fields["relation_id"], fields["schema"], fields["table"], fields["stored"],
         fields["version"], fields["lsn"], fields["copy_lsn"], fields["commit_time"],
         fields["stale"],
-        tuple(StoredColumn(*column) for column in json.loads(fields["columns"])),
+        tuple(StateColumn(*column) for column in json.loads(fields["columns"])),
         fields.get("gap"),
         None if paused is None else Pause(paused, fields["paused_since"] / 1e6),
         tuple(Gap(*gap) for gap in json.loads(fields["gaps"])),

@@ -12,7 +12,7 @@ from ..changelog.stored import renamed, stored, stored_type
 from ..columnar.mapping import is_digits
 from ..errors import PgOutputError
 from .folding import NetChanges
-from .targets import AddedColumn, StoredColumn
+from .targets import AddedColumn, StateColumn
 from .versions import DIGITS_KEY, Version, version_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class BatchConversion(NamedTuple):
     names: dict[str, str]
 
     @classmethod
-    def of(cls, changes: pa.Schema, columns: Sequence[StoredColumn]) -> BatchConversion:
+    def of(cls, changes: pa.Schema, columns: Sequence[StateColumn]) -> BatchConversion:
         """Return the conversion for a schema, by the columns of the table state."""
         stored_names = {column.name: column.stored_name for column in columns}
         names = {name: stored_names[name] for name in stored_names if stored_names[name] != name}

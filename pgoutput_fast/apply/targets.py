@@ -36,7 +36,7 @@ class TargetOrigin(NamedTuple):
     database: str
 
 
-class StoredColumn(NamedTuple):
+class StateColumn(NamedTuple):
     """A column of a state table.
 
     Attributes
@@ -105,7 +105,7 @@ class TableState(NamedTuple):
         before the first change.
     stale : str or None
         Why the state table is not kept up to date until the table gets a new snapshot; else None.
-    columns : tuple of StoredColumn
+    columns : tuple of StateColumn
         The columns of the state table, in its order.
     gap : int or None
         Another program changed the change table: its changes before this LSN may differ from the
@@ -127,7 +127,7 @@ class TableState(NamedTuple):
     copy_lsn: int = 0
     commit_time: int | None = None
     stale: str | None = None
-    columns: tuple[StoredColumn, ...] = ()
+    columns: tuple[StateColumn, ...] = ()
     gap: int | None = None
     paused: Pause | None = None
     gaps: tuple[Gap, ...] = ()
@@ -351,7 +351,7 @@ _SUBTYPES = {oid: type_.element for type_ in BUILTIN_TYPES if type_.element
              for oid in (type_.oid, type_.array_oid)}  # fmt: skip
 
 
-def _depends(column: StoredColumn, policy: str) -> bool:
+def _depends(column: StateColumn, policy: str) -> bool:
     """Whether a policy concerns a column. For a user-defined type, it may, so the answer is yes."""
     oid = column.type_id
     if policy == "numeric" and oid == _NUMERIC:

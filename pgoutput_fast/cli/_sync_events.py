@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..apply.syncing import SyncProgress
-    from ..apply.targets import StoredColumn, TableState
+    from ..apply.targets import StateColumn, TableState
 
 
 class TableEvent(NamedTuple):
@@ -57,7 +57,7 @@ def _texts(old: TableState, new: TableState, name_before: str, name: str) -> Ite
         )
 
 
-def column_events(old: Sequence[StoredColumn], new: Sequence[StoredColumn]) -> Iterator[str]:
+def column_events(old: Sequence[StateColumn], new: Sequence[StateColumn]) -> Iterator[str]:
     """Yield how the columns of a state table have changed, for people."""
     before = {column.name: column for column in old}
     names = {column.name for column in new}

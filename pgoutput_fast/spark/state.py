@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from pgoutput_fast.apply.targets import Alteration, StoredColumn
+    from pgoutput_fast.apply.targets import Alteration, StateColumn
     from pgoutput_fast.catalog import CatalogTable
     from pgoutput_fast.types import ColumnType, TypeRegistry
 
@@ -307,7 +307,7 @@ class _Spans:
         self._table = table
         self._sent = {field.name: field.dataType for field in row.fields}
         self._settings = settings
-        self._columns: tuple[StoredColumn, ...] = ()
+        self._columns: tuple[StateColumn, ...] = ()
         # Of the rows so far, by name in the state table.
         self._types: dict[str, T.DataType | None] = {}
         self._last: Version | None = None
@@ -420,14 +420,14 @@ class _Spans:
             is_certain=False,
         )  # fmt: skip
 
-    def _type(self, column: ColumnVersion | StoredColumn) -> ColumnType:
+    def _type(self, column: ColumnVersion | StateColumn) -> ColumnType:
         return column_type(
             column.type_id or 0,
             -1 if column.type_modifier is None else column.type_modifier,
             registry=self._settings.registry,
         )
 
-    def _natural(self, column: ColumnVersion | StoredColumn) -> T.DataType:
+    def _natural(self, column: ColumnVersion | StateColumn) -> T.DataType:
         """Return the type of a column that no change has."""
         return parsed(column.name, column_ddl(self._type(column), self._settings, binary=False))
 

@@ -30,7 +30,7 @@ from support.waiting import wait_until
 import pgoutput_fast as pf
 from pgoutput_fast import apply
 from pgoutput_fast.apply.continuity import snapshot_name
-from pgoutput_fast.apply.targets import StoredColumn, TableState
+from pgoutput_fast.apply.targets import StateColumn, TableState
 from pgoutput_fast.changelog.consumers import consumers
 from pgoutput_fast.changelog.snapshot_states import Snapshot
 from pgoutput_fast.cli import _position, main
@@ -850,7 +850,7 @@ def test_the_progress_of_many_tables_is_shown_in_one_line() -> None:
 
 
 def test_what_happens_to_tables() -> None:
-    column = StoredColumn("a", "a", 23, -1, "int32", number=1)
+    column = StateColumn("a", "a", 23, -1, "int32", number=1)
     old = TableState(1, "public", "t", "public.t", lsn=5, columns=(column,))
     for new, texts in [
         (old, []),

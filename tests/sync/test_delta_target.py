@@ -39,7 +39,7 @@ from pgoutput_fast.apply.targets import (
     Removed,
     Renamed,
     Retyped,
-    StoredColumn,
+    StateColumn,
     TableState,
     TargetOrigin,
     TargetState,
@@ -1220,7 +1220,7 @@ def test_a_column_of_partitions_that_is_dropped(
     changes = batches(0x200, t.insert(narrow, [3, "z"]), table=narrow)
     with pytest.raises(IncompleteError):
         synced.write(changes, 0x201, alterations=[Removed("name")])
-    left = tuple(StoredColumn(name, name, 25, -1, "text") for name in ("id", "note"))
+    left = tuple(StateColumn(name, name, 25, -1, "text") for name in ("id", "note"))
     table_state = synced.table_state._replace(stale="a column was dropped", columns=left)
     for lsn in (0x300, 0x400):
         with window(synced.target):
@@ -1474,7 +1474,7 @@ def test_progress_tells_how_far_each_table_is(synced: Synced) -> None:
         commit_time=5,
         stale="why",
         copy_lsn=0x50,
-        columns=(StoredColumn("id", "id_", 23, -1, "int32", 1),),
+        columns=(StateColumn("id", "id_", 23, -1, "int32", 1),),
     )
     other = table_state._replace(relation_id=1 << 31, stored_name="public.other")
     stored = TargetState(0x900, {table_state.relation_id: table_state, 1 << 31: other})

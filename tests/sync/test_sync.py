@@ -34,7 +34,7 @@ from pgoutput_fast.apply import stored_changes, syncing, window_writer
 from pgoutput_fast.apply.duckdb_target import DuckdbTarget
 from pgoutput_fast.apply.naming import free_name, renames, stored_table
 from pgoutput_fast.apply.table_plan import SELECTED_AGAIN, SKIPPED, UNSELECTED
-from pgoutput_fast.apply.targets import RememberedOptions, StoredColumn, TableState
+from pgoutput_fast.apply.targets import RememberedOptions, StateColumn, TableState
 from pgoutput_fast.apply.unpublished import mistaken
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.requests import requested
@@ -894,7 +894,7 @@ def test_a_target_keeps_to_its_policies(made: MadeDirectory, tables: Tables) -> 
 def test_what_other_policies_concern(
     type_id: int, modifier: int, made: Any, now: Any, concerned: bool
 ) -> None:
-    one = TableState(1, "s", "t", "s.t", columns=(StoredColumn("c", "c", type_id, modifier, ""),))
+    one = TableState(1, "s", "t", "s.t", columns=(StateColumn("c", "c", type_id, modifier, ""),))
     kept = RememberedOptions(policies=pf.Policies(**now))
     assert (kept.concerned(pf.Policies(**made), one) is not None) == concerned
 
