@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..changelog.stored import renamed, stored, stored_type
+from ..changelog.stored_types import renamed, stored_type, to_stored_type
 from ..columnar.mapping import is_digits
 from ..errors import PgOutputError
 from .folding import NetChanges
@@ -189,7 +189,7 @@ def stored_fields(row: pa.StructType, names: Mapping[str, str]) -> list[pa.Field
 
 def _row(column: pa.StructArray, type_: pa.StructType) -> pa.StructArray:
     parts = [
-        part if part.type == field.type else stored(part)
+        part if part.type == field.type else to_stored_type(part)
         for part, field in zip(column.flatten(), type_, strict=True)
     ]
     mask = None if not column.null_count else column.is_null()

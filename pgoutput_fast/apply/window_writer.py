@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..changelog.changes import ChangeReader, Refusal
 from ..changelog.commits import newest_commit
-from ..changelog.stored import stored
+from ..changelog.stored_types import to_stored_type
 from ..columnar.decoder import ColumnarDecoder
 from ..columnar.selection import Selection
 from ..errors import Argument, PgOutputError, RetryableError
@@ -543,7 +543,7 @@ class WindowWriter:
             frames = [encode(relation), encode_fields("I", relation_id=relation_id, new=sent)]
             (batch,) = decoder.decode(frames)
             row = pa.record_batch(batch).column("after")
-            return stored(row.flatten()[row.type.get_field_index(name)])
+            return to_stored_type(row.flatten()[row.type.get_field_index(name)])
 
         def earlier() -> Iterator[CatalogTable]:
             if history is not None and at is not None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ..changelog.changes import ChangeReader
 from ..changelog.log import ChangeLog
-from ..changelog.stored import stored
+from ..changelog.stored_types import to_stored_type
 from ..errors import PgOutputError
 from ..lsn import format_lsn
 from ..names import shown_name
@@ -70,7 +70,7 @@ class ChangeVersion:
             parts = enumerate(changes.column(side).flatten())
             columns |= {f"{side[0]}{i}": values for i, values in parts}
         batch = pa.RecordBatch.from_pydict(
-            {name: stored(values) for name, values in columns.items()}
+            {name: to_stored_type(values) for name, values in columns.items()}
         )
         self._pending.append(batch)
         self.rows += batch.num_rows

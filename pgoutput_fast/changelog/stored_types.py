@@ -65,14 +65,14 @@ def stored_type(type_: Any) -> Any:
     raise PgOutputError(f"no file can have columns of the Arrow type {type_}", code="unfit_schema")
 
 
-def stored(array: Any) -> Any:
+def to_stored_type(array: Any) -> Any:
     """Convert an array to the type that :func:`stored_type` returns."""
     type_ = array.type
     wanted = stored_type(type_)
     if wanted == type_:
         return array
     if pa.types.is_dictionary(type_):
-        return stored(array.dictionary_decode())
+        return to_stored_type(array.dictionary_decode())
     if pa.types.is_interval(type_):
         return pa.array(interval_texts(array), pa.utf8())
     if _is_empty_struct(type_):
@@ -91,7 +91,7 @@ def stored(array: Any) -> Any:
         own = 1 if pa.types.is_fixed_size_list(type_) else 2
     return pa.Array.from_buffers(
         wanted, len(array), array.buffers()[:own], array.null_count,
-        children=[stored(child) for child in children],
+        children=[to_stored_type(child) for child in children],
     )  # fmt: skip
 
 
