@@ -246,10 +246,10 @@ class DeltaState(Positioned):
         """See `StateWriter`."""
         # An existing table was created before a crash, and may have rows already.
         if not self.table.exists:
-            schema = self._stored(schema)
+            schema = self._table_schema(schema)
             self.table.create(schema, (0, 0), self._partitions(schema))
 
-    def _stored(self, schema: pa.Schema) -> pa.Schema:
+    def _table_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the table's schema for the server's columns."""
         if self.marker is not None:
             schema = schema.append(pa.field(self.marker, DELETED_AT))
@@ -283,7 +283,7 @@ class DeltaState(Positioned):
 
     def load(self, schema: pa.Schema) -> None:
         """See `StateWriter`."""
-        schema = self._stored(schema)
+        schema = self._table_schema(schema)
         self._partitions(schema)
         self._writer = self._new_writer(schema)
 

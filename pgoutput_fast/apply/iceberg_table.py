@@ -265,7 +265,7 @@ class IcebergTable(LakeTable):
                 location=self.uri,
                 properties={
                     _APP: self.app,
-                    **_stored((0, 0) if files else position),
+                    **_properties((0, 0) if files else position),
                     **_encoded(schema),
                     **_NO_RETRIES,
                 },
@@ -305,11 +305,11 @@ class IcebergTable(LakeTable):
     def _add(self, transaction: Any, files: Written, position: tuple[int, int]) -> None:
         """Add files and the position to a transaction, which fails if the snapshot has changed."""
         gap = {} if self.changed is None else {_GAP: str(self.gap)}
-        transaction.set_properties({**_stored(position), **gap})
+        transaction.set_properties({**_properties(position), **gap})
         # Even without files: `_check_foreign_commits` finds our snapshots by their positions.
         transaction.add_files(
             [f"{self.uri}/{file.path}" for file in files],
-            snapshot_properties=_stored(position),
+            snapshot_properties=_properties(position),
             check_duplicate_files=False,
         )
 
@@ -317,7 +317,7 @@ class IcebergTable(LakeTable):
         """Do nothing: leave expired snapshots and small files to the user's Iceberg maintenance."""
 
 
-def _stored(position: tuple[int, int]) -> dict[str, str]:
+def _properties(position: tuple[int, int]) -> dict[str, str]:
     return {_LSN: str(position[0]), _COPY_LSN: str(position[1])}
 
 

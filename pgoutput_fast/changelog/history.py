@@ -28,9 +28,9 @@ from ..segments.listing import contents
 from ..segments.structure import tags_of
 from ..types import TypeRegistry
 from .schema_history import (
+    EntryContent,
     HistoryEntry,
     SchemaChange,
-    StoredHistory,
     change_lsns,
     confirmed,
     entries,
@@ -72,7 +72,7 @@ def __dir__() -> list[str]:
 
 # A sync reads the history again each second, and few entries are new then.
 @functools.lru_cache(8)
-def _entry(directory: Path, entry: HistoryEntry, _: tuple[int, int]) -> StoredHistory:
+def _entry(directory: Path, entry: HistoryEntry, _: tuple[int, int]) -> EntryContent:
     return read_entry(directory, entry)
 
 
@@ -188,7 +188,7 @@ class History:
         since = confirmation.messages_since
         self._since = _END if since is None else parse_lsn(since)
         self.is_empty = not self._entries
-        self._read: dict[HistoryEntry, StoredHistory] = {}
+        self._read: dict[HistoryEntry, EntryContent] = {}
         self._catalogs: dict[HistoryEntry, Catalog] = {}
         self._types: dict[tuple[HistoryPlace, HistoryPolicy], TypesInForce] = {}
         self._copied: dict[tuple[int, int], TypeRegistry | None] = {}
@@ -198,7 +198,7 @@ class History:
             marks = (
                 confirmation.marks
                 if confirmation.entry == newest.name
-                else (self._stored(newest).mark,)
+                else (self._content(newest).mark,)
             )
             self._covered = bool(marks) and marks[-1].trigger
             self._boundaries = [_Boundary(0, self._entries[0].start, *self._entries[:1] * 2)]
@@ -231,7 +231,7 @@ class History:
     @property
     def newest(self) -> TypeRegistry:
         """The types of the newest entry."""
-        return self._stored(self._entries[-1]).registry
+        return self._content(self._entries[-1]).registry
 
     def registry_at(self, lsn: int, policy: HistoryPolicy = "newer") -> TypesAt:
         """Return the types in force at the end of the transaction with a commit LSN.
@@ -296,11 +296,11 @@ class History:
         """Return the LSNs between which the catalogue changed at an uncertain position."""
         return self._boundaries[place.older].lower, self._boundaries[place.newer - 1].upper
 
-    def _stored(self, entry: HistoryEntry) -> StoredHistory:
-        stored = self._read.get(entry)
-        if stored is None:
-            stored = self._read[entry] = _entry(*self._file(entry))
-        return stored
+    def _content(self, entry: HistoryEntry) -> EntryContent:
+        content = self._read.get(entry)
+        if content is None:
+            content = self._read[entry] = _entry(*self._file(entry))
+        return content
 
     def _file(self, entry: HistoryEntry) -> tuple[Path, HistoryEntry, tuple[int, int]]:
         """Return the cache key of an entry; inode and time change if its file is written again."""
@@ -327,7 +327,7 @@ class History:
         if cached_types is not None:
             return cached_types
         first, last = self._entry(place.older), self._entry(place.newer)
-        older, newer = self._stored(first).registry, self._stored(last).registry
+        older, newer = self._content(first).registry, self._content(last).registry
         uncertain: dict[int, str] = {}
         before: set[int] = set()
         after: set[int] = set()
@@ -382,8 +382,8 @@ class History:
 
     def _differing(self, older: HistoryEntry, newer: HistoryEntry) -> dict[int, str]:
         """Return OIDs and names of the types whose values two entries decode differently."""
-        before = self._stored(older).registry.catalog
-        after = self._stored(newer).registry.catalog
+        before = self._content(older).registry.catalog
+        after = self._content(newer).registry.catalog
         if older == newer:  # only one entry is known: each type that can be altered may differ
             return {oid: _named(type_) for oid, type_ in before.items() if type_.kind == "c"}
         return {
@@ -456,7 +456,7 @@ class History:
             return False
         if boundary.upper == _END:
             return self._covered
-        return boundary.lower > 0 and self._stored(boundary.newer).exact
+        return boundary.lower > 0 and self._content(boundary.newer).exact
 
     def _states(self, boundary: _Boundary, lsns: Any, commit_lsns: Any) -> tuple[Any, Any]:
         """Return for each change whether it is before or after a boundary, or uncertain.

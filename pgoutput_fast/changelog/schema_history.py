@@ -114,7 +114,7 @@ class HistoryEntry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StoredHistory:
+class EntryContent:
     """The content of an entry's file.
 
     Attributes
@@ -219,7 +219,7 @@ def _names(directory: Path) -> list[str]:
         ) from error
 
 
-def read_entry(directory: Path, entry: HistoryEntry) -> StoredHistory:
+def read_entry(directory: Path, entry: HistoryEntry) -> EntryContent:
     """Read the content of an entry.
 
     Raises
@@ -227,8 +227,8 @@ def read_entry(directory: Path, entry: HistoryEntry) -> StoredHistory:
     PgOutputError
         The file can't be read, is malformed, or has another format version.
     """
-    stored: StoredHistory = _read(HISTORY.path(directory) / entry.name, StoredHistory)
-    return stored
+    content: EntryContent = _read(HISTORY.path(directory) / entry.name, EntryContent)
+    return content
 
 
 def read_change(directory: Path, commit_lsn: int) -> SchemaChange:
@@ -266,7 +266,7 @@ def _change_path(directory: Path, commit_lsn: int) -> Path:
     return HISTORY.path(directory) / f"{commit_lsn:016X}.ddl.json"
 
 
-def _write(directory: Path, name: str, content: StoredHistory | Seen | SchemaChange) -> None:
+def _write(directory: Path, name: str, content: EntryContent | Seen | SchemaChange) -> None:
     path = HISTORY.path(directory)
     try:
         HISTORY.make(directory)
@@ -304,13 +304,13 @@ class HistoryWriter:
         if messages_from is not None:
             self._since = confirmation.messages_since or format_lsn(messages_from)
         self._newest = max(entries(directory), key=lambda entry: entry.start, default=None)
-        self._stored: StoredHistory | None = None
+        self._newest_content: EntryContent | None = None
         self._marks: tuple[Mark, ...] = ()
         if self._newest is not None:
-            self._stored = read_entry(directory, self._newest)
+            self._newest_content = read_entry(directory, self._newest)
             # After a kill, seen.json may still describe the entry before.
             is_newest = confirmation.entry == self._newest.name
-            self._marks = confirmation.marks if is_newest else (self._stored.mark,)
+            self._marks = confirmation.marks if is_newest else (self._newest_content.mark,)
             if messages_from is None:
                 self._marks = _without_trigger(self._marks)
         # The transaction of the newest frame, and its changes of the catalogue so far.
@@ -327,7 +327,11 @@ class HistoryWriter:
     @property
     def type_ids(self) -> frozenset[int]:
         """The OIDs of the newest entry's types."""
-        return frozenset(self._stored.registry.catalog) if self._stored else frozenset()
+        return (
+            frozenset(self._newest_content.registry.catalog)
+            if self._newest_content
+            else frozenset()
+        )
 
     @property
     def confirmed(self) -> int:
@@ -351,14 +355,14 @@ class HistoryWriter:
         if self._marks and read.before < self._marks[-1].position:
             return False  # this server lags behind the server of the last read
         types, tables = json.loads(read.types.to_json()), json.loads(read.tables)
-        stored = self._stored
-        if stored is not None and (stored.types, _without_file_nodes(stored.tables)) == (
+        content = self._newest_content
+        if content is not None and (content.types, _without_file_nodes(content.tables)) == (
             types,
             _without_file_nodes(tables),
         ):
-            if stored.tables != tables:
+            if content.tables != tables:
                 # A table was rewritten or truncated. Compare the next read with its new file node.
-                self._stored = replace(stored, tables=tables)
+                self._newest_content = replace(content, tables=tables)
                 self._store_entry()
             self._take(mark)
             return False
@@ -368,7 +372,7 @@ class HistoryWriter:
             lower, exact = last.position, last.trigger and read.trigger
             start = max(start, self._newest.start + 1)
         self._newest = HistoryEntry(lower, start)
-        self._stored = StoredHistory(FORMAT_VERSION, exact, mark, types, tables)
+        self._newest_content = EntryContent(FORMAT_VERSION, exact, mark, types, tables)
         self._store_entry()
         self._marks = ()
         self._take(mark)
@@ -376,8 +380,8 @@ class HistoryWriter:
 
     def _store_entry(self) -> None:
         """Store the newest entry durably."""
-        if self._newest is not None and self._stored is not None:
-            _write(self._directory, self._newest.name, self._stored)
+        if self._newest is not None and self._newest_content is not None:
+            _write(self._directory, self._newest.name, self._newest_content)
 
     def _take(self, mark: Mark) -> None:
         """Add a mark, drop the marks that it replaces, and store all durably."""
@@ -482,13 +486,13 @@ def forget_before(directory: Path, lsn: int) -> int:
     OSError
         A file can't be deleted.
     """
-    stored = entries(directory)
-    entry_in_force = next((entry for entry in reversed(stored) if entry.start <= lsn), None)
+    all_entries = entries(directory)
+    entry_in_force = next((entry for entry in reversed(all_entries) if entry.start <= lsn), None)
     if entry_in_force is None:
         return 0
     obsolete_names = [
         entry.name
-        for entry in [entry for entry in stored if entry.start < entry_in_force.start][:-1]
+        for entry in [entry for entry in all_entries if entry.start < entry_in_force.start][:-1]
     ]
     obsolete_names += [
         _change_path(directory, commit_lsn).name

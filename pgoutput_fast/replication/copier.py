@@ -443,7 +443,7 @@ class _Round:
         # Changes while the table was not published are neither in the snapshot nor in the stream.
         why: str | None = "it has left the publications"
         if member is not None and now is not None:
-            why = now.change(member.stored)
+            why = now.change(member.state_fields)
         if why is None and self._is_altered(table, types):
             why = "one of its types was altered"
         if member is None or why is not None:
@@ -455,7 +455,7 @@ class _Round:
         files = self._files[relation_id].finish()
         fields: dict[str, object] = {
             "table": [table.namespace, table.name],
-            **member.stored,
+            **member.state_fields,
             "rows": sum(files),
             "files": files,
         }

@@ -101,7 +101,7 @@ class Member(NamedTuple):
     partitions: tuple[int, ...]
 
     @property
-    def stored(self) -> dict[str, object]:
+    def state_fields(self) -> dict[str, object]:
         """The fields to store with a snapshot, for a later call of `change`."""
         return {
             "members": [*self.rows],
@@ -109,15 +109,15 @@ class Member(NamedTuple):
             "generated": self.generated,
         }
 
-    def change(self, stored: Mapping[str, object]) -> str | None:
-        """Return why the stream may lack changes of the table since `stored`; None if it has all.
+    def change(self, state_fields: Mapping[str, object]) -> str | None:
+        """Return why the stream may lack changes of the table since a snapshot; None if it has all.
 
         The comparison also finds a change that was undone since: the stream lacks what happened
         in between.
         """
-        if stored.get("members") != [*self.rows]:
+        if state_fields.get("members") != [*self.rows]:
             return "it has left the publications and returned, or its row filter or columns changed"
-        before, generated = stored.get("actions"), stored.get("generated")
+        before, generated = state_fields.get("actions"), state_fields.get("generated")
         if not isinstance(before, dict) or not isinstance(generated, dict):
             return "its snapshot does not say what was published"
         # A new column or partition is no reason: the stream or the catalogue shows its values.

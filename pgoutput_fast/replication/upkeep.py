@@ -110,7 +110,7 @@ class Upkeep:
         self._announced: dict[int, list[str]] = {}  # names of announced tables, by relation id
         self._tell_that_none_joins()
         # By relation id: the last snapshot, and the fields of its file.
-        self._stored: dict[int, tuple[Snapshot, dict[str, object]]] = {}
+        self._state_fields: dict[int, tuple[Snapshot, dict[str, object]]] = {}
         self._members = members
         waits = self._tables.waiting.keys()
         # The tables of the new slot whose first snapshots are not complete yet.
@@ -338,10 +338,10 @@ class Upkeep:
         member = members.tables.get(relation_id)
         if member is None:
             return "its changes came, but it is not published any more, or this can't be checked"
-        stored_fields = self._stored.get(relation_id)
+        stored_fields = self._state_fields.get(relation_id)
         if stored_fields is None or stored_fields[0] != last:
             # The file of a snapshot does not change, so it is read once.
-            stored_fields = self._stored[relation_id] = last, self._tables.fields(last)
+            stored_fields = self._state_fields[relation_id] = last, self._tables.fields(last)
         return member.change(stored_fields[1])
 
     def _take_requests(self) -> None:
@@ -440,7 +440,7 @@ class Upkeep:
         if members.existing is not None:
             forgotten = forget_dropped(self._directory, self._tables, members.existing, members.lsn)
         for relation_id in forgotten:
-            self._stored.pop(relation_id, None)
+            self._state_fields.pop(relation_id, None)
         count = delete_covered(self._directory, self._options.grace)
         count += retain(
             self._directory,

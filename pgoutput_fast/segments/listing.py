@@ -256,8 +256,8 @@ def contents(directory: Path) -> Contents:
 def _contents(directory: Path) -> Contents:
     """Return the complete segments of a directory without opening any of them."""
     # Read the position before listing: everything before a stored position has its final name.
-    stored = directory / POSITION_NAME
-    position, next_start = _stored(stored, "position"), _stored(stored, "segments_end")
+    path = directory / POSITION_NAME
+    position, next_start = _lsn_in(path, "position"), _lsn_in(path, "segments_end")
     groups, unfinished = present(directory)
     while unfinished is not None and not _is_last_part_unnamed(unfinished):
         # The capture may have renamed the last part since the directory was listed: list again.
@@ -273,10 +273,10 @@ def _contents(directory: Path) -> Contents:
 
 def begin_of(directory: Path) -> int:
     """Return the LSN before which the capture deletes everything; 0 if it never deleted."""
-    return _stored(directory / BEGIN_NAME, "begin")
+    return _lsn_in(directory / BEGIN_NAME, "begin")
 
 
-def _stored(path: Path, key: str) -> int:
+def _lsn_in(path: Path, key: str) -> int:
     """Read an LSN from a JSON file; return 0 if the file does not exist."""
     try:
         fields = of_form(json.loads(read_json_file(path)), dict[str, Any], "fields")
@@ -289,7 +289,7 @@ def _stored(path: Path, key: str) -> int:
 
 def asked_since(directory: Path) -> int:
     """Return the LSN since which publications and options are unchanged; 0 if none is stored."""
-    return _stored(directory / POSITION_NAME, "asked_since")
+    return _lsn_in(directory / POSITION_NAME, "asked_since")
 
 
 def stored_metadata(directory: Path) -> SegmentMetadata | None:

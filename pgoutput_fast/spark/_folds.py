@@ -161,7 +161,7 @@ def _fold_once(target: DeltaTarget, task: FoldTask, staging: Staging | None) -> 
                     with as_incomplete(makes_null=True):  # the driver decides what follows
                         folding.add(since(rows, state.lsn))
             folding.add(_empty(part.schema))
-            alterations = [_stored(alteration) for alteration in part.alterations]
+            alterations = [_with_stored_type(alteration) for alteration in part.alterations]
             with as_incomplete(makes_null=True):  # the driver decides what follows
                 net = with_added(folding.finish(), alterations)
             if not (net.rows.num_rows or net.truncated or alterations):
@@ -194,7 +194,7 @@ def _is_large(
     return size > 0 and size >= staging.least_bytes
 
 
-def _stored(alteration: Alteration) -> Alteration:
+def _with_stored_type(alteration: Alteration) -> Alteration:
     """Return an alteration with its value in the type of the table's files."""
     if isinstance(alteration, AddedColumn):
         value = alteration.value

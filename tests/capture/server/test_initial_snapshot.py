@@ -843,10 +843,10 @@ def changed_by(database: Any, publications: list[str], *statements: str) -> set[
     before = members_of(database, publications)
     database.execute(*statements)
     now = members_of(database, publications)
-    assert {one.change(one.stored) for one in now.values()} == {None}
+    assert {one.change(one.state_fields) for one in now.values()} == {None}
     return {
         one.name for key, one in {**before, **now}.items()
-        if key not in before or key not in now or now[key].change(before[key].stored)
+        if key not in before or key not in now or now[key].change(before[key].state_fields)
     }  # fmt: skip
 
 
