@@ -10,7 +10,7 @@ from typing import Any, Literal
 from .errors import PgOutputError
 from .options import choice
 
-Unheld = Literal["error", "null", "clamp", "text"]
+ValuePolicy = Literal["error", "null", "clamp", "text"]
 """What to do with a value that does not fit into its Python type or Arrow column."""
 
 Json = Literal["text", "parse"]
@@ -20,9 +20,9 @@ InvalidText = Literal["error", "replace", "binary"]
 """What to do with bytes that are not text."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "infinity": typing.get_args(Unheld),
-    "out_of_range": typing.get_args(Unheld),
-    "special_values": typing.get_args(Unheld),
+    "infinity": typing.get_args(ValuePolicy),
+    "out_of_range": typing.get_args(ValuePolicy),
+    "special_values": typing.get_args(ValuePolicy),
     "json": typing.get_args(Json),
     "invalid_text": typing.get_args(InvalidText),
 }
@@ -76,9 +76,9 @@ class Policies:
         An argument that takes a word is none.
     """
 
-    infinity: Unheld = "error"
-    out_of_range: Unheld = "error"
-    special_values: Unheld = "error"
+    infinity: ValuePolicy = "error"
+    out_of_range: ValuePolicy = "error"
+    special_values: ValuePolicy = "error"
     json: Json = "text"
     numeric: tuple[int, int] | None = None
     arrays: Literal["error", "text"] | int = "error"

@@ -254,7 +254,7 @@ class Rewrite:
             writer.write(rows.filter(pc.equal(batch.column("op"), "upsert")))
 
     def _completed(self, batch: pa.RecordBatch, rows: pa.RecordBatch, at: Any) -> pa.RecordBatch:
-        """Fill values that were not sent, from the kept rows at `at`, or by defaults where -1."""
+        """Fill values that were not sent, from the old rows at `at`, or by defaults where -1."""
         unchanged = batch.column("unchanged")
         names = unchanged.flatten()
         parents = pc.list_parent_indices(unchanged).to_numpy()

@@ -171,7 +171,7 @@ def next_ranges(position: Position, states: Mapping[int, TableSnapshots], end: i
             if state.waits_from is not None:
                 stop = max(start, min(stop, state.waits_from))
             elif state.snapshots and state.snapshots[-1].lsn > end:
-                # The snapshot is beyond the end: read the held-back changes together with it later.
+                # The snapshot is beyond the end: read the waiting changes together with it later.
                 stop = start
             begins, void = state.begins, state.void(start)
             if void is not None and void.start <= start:
