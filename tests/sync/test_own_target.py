@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import json
+import re
 import sqlite3
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -193,6 +196,39 @@ def test_a_second_sync_of_a_target_of_ones_own(tmp_path: Path) -> None:
         with expect_error(code="in_use"):
             apply.sync(target=Overtaken(path), **given)
     assert [row["after"] for row in rows(path, "public.other")] == [{"id": 1}]
+
+
+def test_the_guide_has_the_methods_of_a_target() -> None:
+    guide = (ROOT / "docs/how-to/own-target.md").read_text()
+    shown = guide.partition("```text\n")[2].partition("```")[0].splitlines()
+    methods = [
+        name + str(inspect.signature(getattr(ChangeTarget, name))).replace("'", "")
+        for name in vars(ChangeTarget)
+        if name in ChangeTarget.__abstractmethods__
+    ]
+    assert [one.replace("pyarrow.", "pa.") for one in shown] == [
+        one.replace("(self, ", "(").replace("(self)", "()") for one in methods
+    ]
+
+
+def test_the_order_and_the_thread_of_the_calls_of_a_target(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Noted(SqliteTarget):
+        def __getattribute__(self, name: str) -> Any:
+            if name in ChangeTarget.__abstractmethods__:
+                assert threading.current_thread() is here
+                calls.append(name)
+            return super().__getattribute__(name)
+
+    here = threading.current_thread()
+    with contextlib.closing(MadeDirectory(tmp_path / "segments")) as made:
+        made.commit(1000, OTHER.relation(), testing.insert(OTHER, [1]))
+        made.commit(2000, THINGS.relation(), testing.insert(THINGS, [2, "refused"]))
+        apply.sync(target=Noted(tmp_path / "tables.sqlite"), segments=made.directory, until="now")
+    window = "begin load (prepare |append |rename )*(commit|rollback) "
+    assert re.fullmatch(f"(load )+({window})+(rollback )?close ", " ".join(calls) + " "), calls
+    assert calls.count("prepare") == 3  # OTHER again, after the rollback because of THINGS
 
 
 @pytest.fixture(scope="module")
