@@ -193,7 +193,7 @@ def result(**more):
 
 def test_the_report_of_a_run():
     made = result(
-        marks=[(4.0, "kill -9 <of> it")],
+        events=[(4.0, "kill -9 <of> it")],
         lags=[(1.0, 0.5), (1.5, 1.0), (3.0, None), (60.0, 4.0), (120.0, 0.0)],
     )
     page = report.make_report(made)
