@@ -820,7 +820,7 @@ class Syncing:
                 self._said.add((relation_id, table_state.stale))
                 is_new = True
                 # The name in the target: a new table may have the name of a dropped one.
-                name = self._target.shown(table_state.stored)
+                name = self._target.shown(table_state.stored_name)
                 _log.warning("%s is not kept up to date: %s", name, table_state.stale)
         self._requests.ask(self._target_state.tables, at_once=is_new)
 

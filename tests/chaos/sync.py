@@ -258,13 +258,13 @@ class DuckdbTables:
     def rows(self, held: TableState, columns: list[str]) -> list[tuple[Any, ...]]:
         with self._open() as connection:
             named = ", ".join(f'"{held.columns[name]}"' for name in columns)
-            return connection.execute(f'SELECT {named} FROM state."{held.stored}"').fetchall()
+            return connection.execute(f'SELECT {named} FROM state."{held.stored_name}"').fetchall()
 
     def changes(self, held: TableState) -> list[tuple[int, int]]:
         found = []
         with self._open() as connection:
             for version in range(1, held.version + 1):
-                name = held.stored + ("" if version == 1 else f".v{version}")
+                name = held.stored_name + ("" if version == 1 else f".v{version}")
                 found += connection.execute(
                     f'SELECT commit_lsn, seq FROM changes."{name}"'
                 ).fetchall()
@@ -290,13 +290,13 @@ class DeltaTables:
 
     def rows(self, held: TableState, columns: list[str]) -> list[tuple[Any, ...]] | None:
         stored = [held.columns[name] for name in columns]
-        found = self._table("state", directory_of(held.stored)).to_table(stored)
+        found = self._table("state", directory_of(held.stored_name)).to_table(stored)
         return list(zip(*(found.column(name).to_pylist() for name in stored), strict=True))
 
     def changes(self, held: TableState) -> list[tuple[int, int]]:
         found = []
         for version in range(1, held.version + 1):
-            name = held.stored + ("" if version == 1 else f".v{version}")
+            name = held.stored_name + ("" if version == 1 else f".v{version}")
             rows = self._table("changes", directory_of(name)).to_table(["commit_lsn", "seq"])
             found += [tuple(row.values()) for row in rows.to_pylist()]
         return found
@@ -335,7 +335,7 @@ class ParquetTables(DeltaTables):
     def _found(self, held: TableState) -> list[tuple[int, int]]:
         found = []
         for version in range(1, held.version + 1):
-            name = held.stored + ("" if version == 1 else f".v{version}")
+            name = held.stored_name + ("" if version == 1 else f".v{version}")
             for file in (self.path / "changes" / directory_of(name)).glob("*.parquet"):
                 rows = pq.read_table(file, columns=["commit_lsn", "seq"])
                 found += [tuple(row.values()) for row in rows.to_pylist()]
@@ -355,7 +355,7 @@ class IcebergTables(DeltaTables):
         catalog = load_catalog("pgoutput_fast", **self.options["iceberg"])
         found = []
         for version in range(1, held.version + 1):
-            table = catalog.load_table(("changes", versioned(held.stored, version)))
+            table = catalog.load_table(("changes", versioned(held.stored_name, version)))
             rows = table.scan(selected_fields=("commit_lsn", "seq")).to_arrow()
             found += list(
                 zip(*(rows.column(n).to_pylist() for n in ("commit_lsn", "seq")), strict=True)
@@ -404,7 +404,8 @@ def count_changes(tables: AnyTables) -> int:
     for held in tables.held().values():
         found = Counter(tables.changes(held))
         twice = {place: times for place, times in found.items() if times > 1}
-        assert not twice, f"{held.stored}: {len(twice)} changes twice, such as {list(twice)[:3]}"
+        shown = f"{held.stored_name}: {len(twice)} changes twice, such as {list(twice)[:3]}"
+        assert not twice, shown
         total += found.total()
     return total
 
