@@ -8,7 +8,7 @@ from pgoutput_fast.columnar._export cimport Arena, Node, Schema
 
 cdef class ChangeBatch:
     cdef Arena *arena
-    cdef Arena *commit_arena  # the new columns of with_commit() or as_read(); else NULL
+    cdef Arena *commit_arena  # what with_commit(), as_read() or part() has made; else NULL
     cdef ChangeBatch base  # another batch, whose commit_arena this batch uses too; else None
     cdef Node root
     cdef Schema schema
@@ -16,5 +16,6 @@ cdef class ChangeBatch:
     cdef readonly tuple binary
     cdef bint wide
     cdef readonly int64_t num_rows
+    cdef int64_t size
 
 cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil

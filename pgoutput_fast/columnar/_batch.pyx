@@ -30,7 +30,7 @@ from pgoutput_fast.columnar._memory cimport expect_memory, grow
 from pgoutput_fast.columnar._relation cimport forget_rows, free_side, pad
 
 from ..names import qualified
-from .arrays import OPERATIONS, READ, commit_of, first_seq_of, refuse_read
+from .arrays import OPERATIONS, READ, commit_of, first_seq_of, refuse_part, refuse_read
 
 cdef extern from "_parts.h" nogil:
     bint put_part "pgf_put"(Part *part, const uint8_t *at, int32_t size) noexcept
@@ -516,6 +516,7 @@ cdef bint finish(Rows *rows, ChangeBatch batch, bint has_lsns) noexcept nogil:
     batch.root.n_children = COLUMNS
     batch.root.children = nodes
     batch.root.arena = f.arena
+    batch.size = f.arena.size
     expect_memory(f.arena.size)
     return True
 
@@ -554,8 +555,8 @@ cdef class ChangeBatch:
 
     @property
     def nbytes(self):
-        """Bytes of the batch's buffers."""
-        return self.arena.size
+        """Bytes of the batch's buffers; of a part, its share of them by rows."""
+        return self.size
 
     def __arrow_c_schema__(self):
         """Return the schema as a capsule of the Arrow C data interface."""
@@ -590,7 +591,7 @@ cdef class ChangeBatch:
             A value does not fit into its column.
         """
         cdef ChangeBatch made
-        cdef int64_t i
+        cdef int64_t i, at
         cdef Node *nodes
         cdef uint64_t *lsns
         cdef int64_t *times
@@ -605,9 +606,10 @@ cdef class ChangeBatch:
         nodes = self.root.children
         validity = <const uint8_t *> nodes[4].buffers[0]
         for i in range(self.num_rows):
-            if validity == NULL or validity[i >> 3] >> (i & 7) & 1:
-                lsns[i] = (<const uint64_t *> nodes[4].buffers[1])[i]
-                times[i] = (<const int64_t *> nodes[5].buffers[1])[i]
+            at = nodes[4].offset + i
+            if validity == NULL or validity[at >> 3] >> (at & 7) & 1:
+                lsns[i] = (<const uint64_t *> nodes[4].buffers[1])[at]
+                times[i] = (<const int64_t *> nodes[5].buffers[1])[at]
             else:
                 lsns[i] = lsn
                 times[i] = time
@@ -656,7 +658,7 @@ cdef class ChangeBatch:
         first = first_seq_of(first_seq, self.num_rows)
         made = shared(self, 6)
         nodes = made.root.children
-        old_ends = <const int32_t *> nodes[0].buffers[1]
+        old_ends = <const int32_t *> nodes[0].buffers[1] + nodes[0].offset
         old_text = <const char *> nodes[0].buffers[2]
         ends = <int32_t *> block(made, (self.num_rows + 1) * 4)
         text = <char *> block(made, self.num_rows * 8 + 8)
@@ -680,11 +682,53 @@ cdef class ChangeBatch:
             seqs[i] = first + i
         ends[self.num_rows] = at
         nodes[0].arena = nodes[1].arena = made.commit_arena
+        nodes[0].offset = nodes[1].offset = 0
         nodes[0].buffers[1] = ends
         nodes[0].buffers[2] = text
         nodes[1].buffers[0] = nodes[1].buffers[1] = zeros
         nodes[1].null_count = self.num_rows
         return made
+
+    def part(self, int64_t start, int64_t end) -> ChangeBatch:
+        """Return the rows from `start` to before `end` as a batch that shares all buffers.
+
+        Parameters
+        ----------
+        start, end : int
+            Indices of rows.
+
+        Raises
+        ------
+        IndexError
+            There are no such rows.
+        """
+        cdef ChangeBatch made
+        cdef Node *node
+        cdef int32_t c
+        if not 0 <= start <= end <= self.num_rows:
+            refuse_part(start, end, self.num_rows)
+        made = shared(self, 0)
+        made.num_rows = made.root.length = end - start
+        made.size = self.size * made.num_rows // max(self.num_rows, 1)
+        for c in range(COLUMNS):
+            node = &made.root.children[c]
+            if node.null_count == node.length:
+                node.null_count = made.num_rows
+            elif node.null_count > 0:
+                node.null_count = nulls_in(
+                    <const uint8_t *> node.buffers[0], node.offset + start, node.offset + end
+                )
+            node.offset += start
+            node.length = made.num_rows
+        return made
+
+
+# Count the nulls in a range of a column.
+cdef int64_t nulls_in(const uint8_t *validity, int64_t start, int64_t end) noexcept nogil:
+    cdef int64_t nulls = 0, i
+    for i in range(start, end):
+        nulls += not validity[i >> 3] >> (i & 7) & 1
+    return nulls
 
 
 # Make a batch with the same columns, but its own nodes, and room for `blocks` new buffers.
@@ -695,6 +739,7 @@ cdef ChangeBatch shared(ChangeBatch batch, int blocks):
     made.binary = batch.binary
     made.wide = batch.wide
     made.num_rows = batch.num_rows
+    made.size = batch.size
     made.root = batch.root
     made.base = batch if batch.commit_arena != NULL else None
     keep(batch.arena)
@@ -718,10 +763,47 @@ cdef void *block(ChangeBatch made, int64_t size) except NULL:
 cdef void *filled(ChangeBatch made, Node *node) except NULL:
     cdef void *data = block(made, made.num_rows * 8)
     node.arena = made.commit_arena
+    node.offset = 0
     node.buffers[0] = NULL
     node.buffers[1] = data
     node.null_count = 0
     return data
+
+
+# --- transactions ------------------------------------------------------------------------------
+
+@cython.boundscheck(True)
+def rows_by_commit(
+    ChangeBatch batch, const uint64_t[::1] commit_lsns
+) -> list[tuple[int, int, int, int]]:
+    """Find the rows of each transaction, in a batch whose rows all have a commit LSN.
+
+    Parameters
+    ----------
+    batch : ChangeBatch
+    commit_lsns : uint64[k]
+        The commit LSNs of the transactions, each greater than the one before.
+
+    Returns
+    -------
+    list of (int, int, int, int)
+        For each transaction with rows: its index in `commit_lsns`, the `seq` of its first row, and
+        the indices of its first row and of the row behind its last.
+    """
+    cdef const uint64_t *lsns = <const uint64_t *> batch.root.children[4].buffers[1]
+    cdef const int64_t *seqs = <const int64_t *> batch.root.children[6].buffers[1]
+    cdef int64_t start = 0, end
+    cdef Py_ssize_t i = 0
+    cdef list found = []
+    while start < batch.num_rows:
+        end = start + 1
+        while end < batch.num_rows and lsns[end] == lsns[start]:
+            end += 1
+        while commit_lsns[i] != lsns[start]:
+            i += 1
+        found.append((i, seqs[start], start, end))
+        start = end
+    return found
 
 
 # --- streams -------------------------------------------------------------------------------------

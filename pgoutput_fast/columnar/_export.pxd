@@ -45,6 +45,7 @@ cdef struct Arena:
 # An Arrow array in an arena. export_array() makes an ArrowArray of it.
 cdef struct Node:
     int64_t length
+    int64_t offset  # of the first value, in a part of a batch
     int64_t null_count
     int32_t n_buffers
     int32_t n_children

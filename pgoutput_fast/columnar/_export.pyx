@@ -29,7 +29,8 @@ cdef int64_t _live_arenas = 0
 def live_arenas() -> int:
     """Return the number of arenas that are not freed yet, for the tests.
 
-    A batch has one arena; a batch from with_commit() or as_read() has a second for its new columns.
+    A batch has one arena. One from with_commit(), as_read() or part() has a second for what is
+    its own.
     """
     return _live_arenas
 
@@ -114,6 +115,7 @@ cdef bint export_array(const Node *node, ArrowArray *array) noexcept nogil:
     for i in range(3):
         exported.buffers[i] = node.buffers[i]
     array.length = node.length
+    array.offset = node.offset
     array.null_count = node.null_count
     array.n_buffers = node.n_buffers
     array.buffers = exported.buffers
@@ -313,6 +315,7 @@ cdef int copy_column(object column, Node *node, Arena *arena) except -1:
     cdef Py_ssize_t i
     memset(node, 0, sizeof(Node))
     node.length = column.length
+    node.offset = column.offset
     node.null_count = column.null_count
     node.arena = arena
     node.n_buffers = len(column.buffers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from .arrays import (
     first_seq_of,
     fixed_column,
     pyarrow,
+    refuse_part,
     refuse_read,
     variable_column,
 )
@@ -36,11 +37,12 @@ class ChangeBatch:
     its decoder is gone.
     """
 
-    __slots__ = ("_columns", "_target", "binary", "layout", "num_rows")
+    __slots__ = ("_columns", "_nbytes", "_target", "binary", "layout", "num_rows")
     layout: Layout
     binary: tuple[int, ...]
     num_rows: int
     _columns: ArrayBuffers
+    _nbytes: int
     _target: str
 
     def __init__(self) -> None:
@@ -64,8 +66,8 @@ class ChangeBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the batch's buffers."""
-        return _size(self._columns)
+        """Bytes of the batch's buffers; of a part, its share of them by rows."""
+        return self._nbytes
 
     def __arrow_c_schema__(self) -> object:
         """Return the schema as a capsule of the Arrow C data interface."""
@@ -103,10 +105,11 @@ class ChangeBatch:
         columns = list(self._columns.children)
         for i, letter, value in ((4, "u8", commit[0]), (5, "i8", commit[1])):
             bits, data = columns[i].buffers
-            values = np.frombuffer(data or b"", letter).copy()
+            rows = slice(columns[i].offset, columns[i].offset + self.num_rows)
+            values = np.frombuffer(data or b"", letter)[rows].copy()
             if bits is not None:
                 known = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-                values[known[: self.num_rows] == 0] = value
+                values[known[rows] == 0] = value
             columns[i] = ArrayBuffers(self.num_rows, 0, (None, values.tobytes()))
         return _made(self.layout, self.binary, self._target, tuple(columns))
 
@@ -140,7 +143,8 @@ class ChangeBatch:
         first = first_seq_of(first_seq, count)
         columns = list(self._columns.children)
         _, offsets, text = columns[0].buffers
-        ends = np.frombuffer(offsets or b"", np.int32).tolist()
+        rows = slice(columns[0].offset, columns[0].offset + count + 1)
+        ends = np.frombuffer(offsets or b"", np.int32)[rows].tolist()
         operations: list[bytes | None] = []
         for row, (begin, end) in enumerate(itertools.pairwise(ends)):
             operation = (text or b"")[begin:end]
@@ -154,6 +158,26 @@ class ChangeBatch:
         columns[5] = fixed_column("q", [time] * count)
         columns[6] = fixed_column("q", range(first, first + count))
         return _made(self.layout, self.binary, self._target, tuple(columns))
+
+    def part(self, start: int, end: int) -> ChangeBatch:
+        """Return the rows from `start` to before `end` as a batch that shares all buffers.
+
+        Parameters
+        ----------
+        start, end : int
+            Indices of rows.
+
+        Raises
+        ------
+        IndexError
+            There are no such rows.
+        """
+        if not 0 <= start <= end <= self.num_rows:
+            refuse_part(start, end, self.num_rows)
+        columns = tuple(_part(column, start, end) for column in self._columns.children)
+        part = _made(self.layout, self.binary, self._target, columns)
+        part._nbytes = self._nbytes * part.num_rows // max(self.num_rows, 1)
+        return part
 
 
 _READ = {
@@ -198,11 +222,47 @@ def _made(
     batch.num_rows = columns[0].length
     batch._target = target
     batch._columns = ArrayBuffers(batch.num_rows, 0, (None,), columns)
+    batch._nbytes = _size(batch._columns)
     return batch
 
 
 def _size(column: ArrayBuffers) -> int:
     return sum(len(buffer or b"") for buffer in column.buffers) + sum(map(_size, column.children))
+
+
+def _part(column: ArrayBuffers, start: int, end: int) -> ArrayBuffers:
+    first, nulls = column.offset + start, column.null_count
+    if nulls == column.length:
+        nulls = end - start
+    elif nulls:
+        bits = np.unpackbits(np.frombuffer(column.buffers[0] or b"", np.uint8), bitorder="little")
+        nulls = int(np.count_nonzero(bits[first : column.offset + end] == 0))
+    return column._replace(length=end - start, null_count=nulls, offset=first)
+
+
+def rows_by_commit(batch: ChangeBatch, commit_lsns: Any) -> list[tuple[int, int, int, int]]:
+    """Find the rows of each transaction, in a batch whose rows all have a commit LSN.
+
+    Parameters
+    ----------
+    batch : ChangeBatch
+    commit_lsns : uint64[k]
+        The commit LSNs of the transactions, each greater than the one before.
+
+    Returns
+    -------
+    list of (int, int, int, int)
+        For each transaction with rows: its index in `commit_lsns`, the `seq` of its first row, and
+        the indices of its first row and of the row behind its last.
+    """
+    columns = batch._columns.children
+    lsns = np.frombuffer(columns[4].buffers[1] or b"", np.uint64)
+    seqs = np.frombuffer(columns[6].buffers[1] or b"", np.int64)
+    starts = np.flatnonzero(np.append(True, lsns[1:] != lsns[:-1]))
+    ends = np.append(starts[1:], len(lsns))
+    indices = np.searchsorted(commit_lsns, lsns[starts])
+    parts = (numbers.tolist() for numbers in (indices, seqs[starts], starts, ends))
+    return list(zip(*parts, strict=True))
 
 
 def export_stream(batches: list[ChangeBatch]) -> object:

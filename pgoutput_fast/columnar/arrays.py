@@ -304,6 +304,11 @@ def refuse_read(row: int, operation: bytes) -> NoReturn:
     )
 
 
+def refuse_part(start: int, end: int, rows: int) -> NoReturn:
+    """Raise the error for a part of a batch that has other rows."""
+    raise IndexError(f"a batch of {rows} rows has no rows from {start} to before {end}")
+
+
 def pyarrow() -> Any:
     """Import pyarrow, which the Python implementation needs for Arrow data.
 
@@ -327,7 +332,7 @@ class ArrayBuffers(NamedTuple):
     """The buffers of an Arrow array, and those of its children.
 
     Fields: length, null_count, buffers (bytes; None for the validity bitmap if nothing is null),
-    children, dictionary.
+    children, dictionary, offset (index of the first value in the buffers and the children).
     """
 
     length: int
@@ -335,6 +340,7 @@ class ArrayBuffers(NamedTuple):
     buffers: tuple[bytes | None, ...]
     children: tuple[ArrayBuffers, ...] = ()
     dictionary: ArrayBuffers | None = None
+    offset: int = 0
 
 
 def bits_of(flags: Iterable[int]) -> bytes:

@@ -20,6 +20,7 @@ def arrow_array(field: Field, column: ArrayBuffers) -> Any:
         column.length,
         [None if buffer is None else pa.py_buffer(buffer) for buffer in column.buffers],
         column.null_count,
+        column.offset,
         children=[arrow_array(*both) for both in zip(field.children, column.children, strict=True)],
     )
     if column.dictionary is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -587,6 +588,65 @@ def test_streams_of_batches() -> None:
         pf.ChangeStream([*batches, *other])
     with expect_error(code="unfit_input"):
         pf.ChangeStream([])
+
+
+@pytest.mark.parametrize("target", ["arrow", "spark", "portable"])
+def test_a_part_has_the_rows_and_shares_the_memory(target: Any) -> None:
+    update = row("U", b"K" + tuple_data(text("1"), NULL) + b"N" + tuple_data(text("2"), SAME))
+    frames = [
+        begin(5, 0x50, 6),
+        R,
+        i(1),
+        update,
+        i(3),
+        row("D", b"K" + tuple_data(text("3"), NULL)),
+    ]
+    (batch,) = batches_of(frames, target=target)
+    whole = pa.record_batch(batch)
+    for start, end in itertools.combinations(range(5), 2):
+        part = batch.part(start, end)
+        read = pa.record_batch(part)
+        read.validate(full=True)
+        assert read.equals(whole.slice(start, end - start), check_metadata=True)
+        assert [one.null_count for one in read] == [
+            one.null_count for one in whole.slice(start, end - start)
+        ]
+        assert (len(part), part.num_rows, part.nbytes) == (
+            end - start, end - start, batch.nbytes * (end - start) // 4,
+        )  # fmt: skip
+        assert (part.layout, part.binary) == (batch.layout, batch.binary)
+        for buffer, own in zip(whole["lsn"].buffers(), read["lsn"].buffers(), strict=True):
+            assert (buffer and buffer.address) == (own and own.address)
+    again = batch.part(1, 4).part(1, 3)
+    del batch
+    gc.collect()
+    assert pa.record_batch(again).equals(whole.slice(2, 2))
+    filled = again.with_commit(7, 8)
+    assert pa.record_batch(filled).equals(whole.slice(2, 2))
+    assert pa.record_batch(filled.part(1, 2)).equals(whole.slice(3, 1))
+
+
+@pytest.mark.parametrize("target", ["arrow", "spark"])
+def test_a_part_of_a_part_is_read_and_committed(target: Any) -> None:
+    frames = [begin(5, 0x50, 6), R, i(0), commit(), stream_start(9), relation(TWO, xid=9)]
+    (batch,) = batches_of([*frames, i(1, xid=9), i(2, xid=9)], target=target)
+    parts = batch.part(0, 3).part(1, 3), batch.part(1, 2)
+    filled = [part.with_commit(0x200, 8) for part in parts]
+    assert [column([one], "commit_lsn") for one in filled] == [[0x200, 0x200], [0x200]]
+    assert column([batch.part(0, 2).with_commit(0x200, 8)], "commit_lsn") == [0x50, 0x200]
+    read = batch.part(1, 3).as_read(0x300, 9, 5).part(1, 2)
+    assert [column([read], name) for name in ("op", "xid", "commit_lsn", "seq")] == [
+        ["read"], [None], [0x300], [6],
+    ]  # fmt: skip
+    assert pa.record_batch(read)["after"].to_pylist() == [{"id": 2, "name": "a"}]
+
+
+def test_a_part_has_no_other_rows() -> None:
+    (batch,) = batches_of([R, i(1), i(2)])
+    for start, end in ((-1, 1), (0, 3), (2, 1)):
+        with pytest.raises(IndexError):
+            batch.part(start, end)
+    assert pa.record_batch(batch.part(2, 2)).num_rows == 0
 
 
 @pytest.mark.slow
