@@ -76,6 +76,9 @@ class Delivery:
         link.receiver.safe_lsn = assembler.safe_lsn
         self._on_idle, self._on_loss = on_idle, on_loss
         self._waiting: deque[Transaction | TransactionGroup] = deque()
+        # What was taken from `_waiting` and comes one by one. A list of all transactions of a group
+        # would make Python's garbage collector run often.
+        self._singles: Iterator[Transaction] = iter(())
         # The end LSN of the last transaction that came. After a reconnect, the server sends again
         # all transactions that were not acknowledged; the assembler drops those up to this LSN.
         self._came = position
@@ -94,6 +97,8 @@ class Delivery:
     ) -> Iterator[_Arrival]:
         """Yield what `next_` returns, until `until` ends the iteration."""
         last = time.monotonic()
+        # What an earlier iteration has left, as `stop_at` may be another now.
+        self._waiting.extendleft(reversed(list(self._singles)))
         try:
             while not self._is_ended(until):
                 while (arrival := next_(until.stop_at)) is not None:
@@ -131,13 +136,12 @@ class Delivery:
         return bool(self._waiting)
 
     def _next_transaction(self, stop_at: int | None) -> Transaction | None:
-        """Return the first transaction of what `_next` returns; the others of a group wait."""
-        arrival = self._next(stop_at)
-        if isinstance(arrival, TransactionGroup):
-            first, *others = arrival.transactions()
-            self._waiting.extendleft(reversed(others))
-            return first
-        return arrival
+        """Return the next transaction, one by one of what `_next` returns."""
+        transaction = next(self._singles, None)
+        if transaction is None and (arrival := self._next(stop_at)) is not None:
+            self._singles = arrival.transactions()
+            transaction = next(self._singles)
+        return transaction
 
     def arrivals(
         self, until: Until, patience: Callable[[], float]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from .._impl import twin
 from ..lsn import format_lsn
 from ..protocol.encode import encode_fields
+from ..protocol.wire import offset_of
 from ..transcode import without_xids
 from ..values import EPOCH_UTC
 from .context import Context, Follower
@@ -73,7 +75,7 @@ class Transaction:
     commit_time: int | None
     origin: str | None
     gid: str | None
-    _parts: Run | Stage | tuple[Run, int, int] | None
+    _parts: Run | Stage | tuple[TransactionGroup, int] | None
     _dropped: frozenset[int]
     _inserted: tuple[tuple[int, list[bytes]], ...]
     _before: Context
@@ -114,6 +116,7 @@ class Transaction:
         """Yield the rows as Arrow record batches, with commit LSN and commit time filled in.
 
         Large transactions come in several batches of each relation, decoded as they are taken.
+        Small ones that came together are decoded together, and share the memory of their rows.
 
         Raises
         ------
@@ -122,6 +125,13 @@ class Transaction:
         PgOutputError
             The file to which the transaction was moved can't be read.
         """
+        if isinstance(self._parts, tuple):
+            group, index = self._parts
+            parts = group.parts_of(index)
+            if parts is not None:
+                for _, batch, start, end in parts:
+                    yield batch.part(start, end)
+                return
         follower = self._followers[0]
         decoder = follower.at(self._before)
         for run in self.runs():
@@ -162,8 +172,8 @@ class Transaction:
         """Yield the frames of :meth:`frames`, in runs of some megabytes."""
         parts = self._parts
         if isinstance(parts, tuple):
-            run, first, last = parts
-            parts = run.part(first, last)
+            group, index = parts
+            parts = group.frames_of(index, index + 1)
         if isinstance(parts, Run):
             yield from self._edited(parts, 0)
             return
@@ -245,13 +255,18 @@ class TransactionGroup:
         Decoders of columns and of messages.
     """
 
-    __slots__ = ("_context", "_followers", "_table", "run")
+    __slots__ = ("_batch_parts", "_context", "_followers", "_table", "run")
 
     def __init__(
         self, run: Run, table: Any, context: Context, followers: tuple[Follower, Follower]
     ) -> None:
         self.run, self._table = run, table
         self._context, self._followers = context, followers
+        # Of each transaction what `parts_of` returns. None before the first call.
+        self._batch_parts: list[list[_Part] | None] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TransactionGroup, (self.run, self._table, self._context, self._followers)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -297,9 +312,19 @@ class TransactionGroup:
 
     def transactions(self) -> Iterator[Transaction]:
         """Yield the transactions, one by one."""
-        starts, xids, commits, ends = (self._table[:, field].tolist() for field in range(4))
+        begins = self.run.offsets[self._table[:, 0].astype(np.int64)]
+        ends = np.append(begins[1:], self.run.offsets[-1])
+        start = 0
+        while start < len(self):
+            end = int(np.searchsorted(ends, begins[start] + _DECODED_TOGETHER, "right"))
+            end = max(start + 1, end)
+            yield from cast("TransactionGroup", self._part(start, end))._singles()
+            start = end
+
+    def _singles(self) -> Iterator[Transaction]:
+        """Yield the transactions, whose rows are decoded together."""
+        xids, commits, ends = (self._table[:, field].tolist() for field in range(1, _TIME))
         times = self._table[:, _TIME].view(np.int64).tolist()
-        starts.append(len(self.run))
         no_frames: frozenset[int] = frozenset()
         new = Transaction.__new__
         for i in range(len(xids)):
@@ -310,12 +335,61 @@ class TransactionGroup:
             transaction.end_lsn = ends[i]
             transaction.commit_time = times[i]
             transaction.origin = transaction.gid = None
-            transaction._parts = (self.run, starts[i], starts[i + 1])
+            transaction._parts = (self, i)
             transaction._dropped = no_frames
             transaction._inserted = ()
             transaction._before = transaction._after = self._context
             transaction._followers = self._followers
             yield transaction
+
+    def frames_of(self, start: int, end: int) -> Run:
+        """Return the frames of the transactions from `start` to before `end`."""
+        last = int(self._table[end, 0]) if end < len(self) else len(self.run)
+        return self.run.part(int(self._table[start, 0]), last)
+
+    def parts_of(self, index: int) -> list[_Part] | None:
+        """Return the batches of a transaction; None if it has to be decoded by itself.
+
+        The first call decodes the rows of all transactions.
+        """
+        if self._batch_parts is None:
+            self._batch_parts = self._decode_together()
+        parts = self._batch_parts[index]
+        # A decoder of this transaction alone orders its batches by their first rows.
+        return None if parts is None else sorted(parts)
+
+    def _decode_together(self) -> list[list[_Part] | None]:
+        """Decode the rows of all transactions, and return what each has of the batches.
+
+        A transaction has to be decoded by itself if its batches would be others: if a batch was
+        full within it, or if a frame of the group is refused.
+        """
+        alone: list[list[_Part] | None] = [None] * len(self)
+        firsts = self._table[:, 0].astype(np.int64)
+        places = self.run.offsets[firsts][:, None] + np.arange(_COMMIT_LSN, _COMMIT_LSN + 8)
+        commit_lsns = np.frombuffer(self.run.data, np.uint8)[places].view(">u8")[:, 0]
+        commit_lsns = commit_lsns.astype(np.uint64)
+        if len(self) == 1 or (commit_lsns[1:] <= commit_lsns[:-1]).any():
+            return alone
+        parts: list[list[_Part] | None] = [[] for _ in range(len(self))]
+        rows_by_commit = twin("columnar._batch").rows_by_commit
+        decoder = self._followers[0].at(self._context)
+        try:
+            for batch in decoder.decode(self.run.data, self.run.offsets, self.run.lsns):
+                if batch.binary:
+                    return alone
+                if decoder.next_frame < len(self.run):
+                    parts[int(np.searchsorted(firsts, decoder.next_frame, "right")) - 1] = None
+                for index, seq, start, end in rows_by_commit(batch, commit_lsns):
+                    own = parts[index]
+                    if own is not None:
+                        own.append((seq, batch, start, end))
+        except Exception:  # noqa: BLE001 - its own transaction raises it
+            return alone
+        if decoder.errors:
+            return alone
+        self._followers[0].moved(decoder, self._context)
+        return parts
 
     def beyond(self, lsn: int) -> TransactionGroup | None:
         """Return the transactions from the first one that ends beyond an LSN; None if none does."""
@@ -331,13 +405,19 @@ class TransactionGroup:
         if start >= end:
             return None
         table = self._table[start:end].copy()
-        first = int(table[0, 0])
-        last = int(self._table[end, 0]) if end < len(self) else len(self.run)
-        table[:, 0] -= np.uint64(first)
-        return TransactionGroup(self.run.part(first, last), table, self._context, self._followers)
+        table[:, 0] -= table[0, 0]
+        return TransactionGroup(self.frames_of(start, end), table, self._context, self._followers)
 
 
 _COMMIT, _END, _TIME = 2, 3, 4  # columns of a group's table
+_COMMIT_LSN = offset_of("B", "final_lsn")
+_DECODED_TOGETHER = 1 << 20
+"""Bytes of the frames of transactions whose rows are decoded together, at most. A batch of one of
+them keeps the memory of all."""
+
+_Part = tuple[int, "ChangeBatch", int, int]
+"""What a transaction has of a batch: the `seq` of its first row, the batch, and the indices of its
+first row and of the row behind its last."""
 
 
 def _first(mask: Any) -> int:
