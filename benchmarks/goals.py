@@ -92,6 +92,8 @@ GOALS = [
          {"live/narrow": 1, "live/mixed": 1}, metric="wall"),
     Goal("live: transactions, typed", "pgoutput_fast, groups", "psycopg 3, SO_RCVLOWAT",
          {"live/narrow": 1.35, "live/mixed": 1.7}, at_most=True),
+    Goal("live: transactions, one by one", "pgoutput_fast, transactions, counted",
+         "psycopg 3, SO_RCVLOWAT", {"live/narrow": 3, "live/mixed": 3}, at_most=True),
     Goal("live: capture to durable segments", "pgoutput_fast, capture", "psycopg 3, SO_RCVLOWAT",
          {"live/narrow": 2.0, "live/mixed": 3.0}, at_most=True),
     Goal("live: the newest protocol", "pgoutput_fast, groups", "pgoutput_fast, groups, protocol 1",
