@@ -107,8 +107,8 @@ def parse_place(
     Raises
     ------
     PgOutputError
-        The URL or the endpoint is malformed, or has a user or a password. In the second case the
-        error does not show the text.
+        The URL or the endpoint is malformed, or has a user or a password. The error shows neither
+        these nor what follows a '?'.
     """
     _refuse_user(url, "the URL", names[0])
     scheme, _, rest = url.partition("://")
@@ -116,7 +116,7 @@ def parse_place(
     prefix = prefix.removesuffix("/")
     if scheme != "s3" or not _BUCKET.fullmatch(bucket):
         raise PgOutputError(
-            f"{printable(url)} is not a URL of S3",
+            f"{printable(without_secrets(url))} is not a URL of S3",
             code="bad_option",
             parameter=names[0],
             hint="Give s3://bucket/prefix, with the name of a "
@@ -124,8 +124,9 @@ def parse_place(
         )
     if not prefix or not all(map(_STEP.fullmatch, prefix.split("/"))):
         raise PgOutputError(
-            f"{printable(url)} needs a prefix after the bucket, such as s3://bucket/lake. The "
-            "prefix has names of letters, digits, '_', '-', '=' and '.', separated by '/'",
+            f"{printable(without_secrets(url))} needs a prefix after the bucket, such as "
+            "s3://bucket/lake. The prefix has names of letters, digits, '_', '-', '=' and '.', "
+            "separated by '/', and no '?' after it",
             code="bad_option",
             parameter=names[0],
         )
@@ -142,7 +143,7 @@ def parse_place(
             is_url = False
         if not is_url or parts.path not in ("", "/") or parts.query or parts.fragment:
             raise PgOutputError(
-                f"{printable(endpoint)} is not an endpoint",
+                f"{printable(without_secrets(endpoint))} is not an endpoint",
                 code="bad_option",
                 parameter=parameter,
                 hint="Give http://host:port or https://host",
