@@ -12,6 +12,8 @@
 # LIVE_ARGS     more arguments for make live, as in: make live LIVE_ARGS='--versions 18 --scale 1'
 # STEADY        seconds of pgbench for make steady
 # CORPUS        a directory of recorded captures, for test-corpus
+# MINUTES       minutes of make fuzz, for all its targets together
+# FUZZ_ARGS     more arguments for make fuzz, as in: make fuzz FUZZ_ARGS='--only core-values'
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,6 +25,8 @@ CHAOS_ARGS ?=
 LIVE_ARGS ?=
 STEADY ?= 600
 CORPUS ?=
+MINUTES ?= 10
+FUZZ_ARGS ?=
 
 bin := $(VENV)/bin
 python := $(bin)/python
@@ -33,7 +37,7 @@ not_built := $(strip $(foreach source,$(filter %.pyx,$(extension_sources)),$(if 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-all test-matrix test-delta-spark test-kafka chaos chaos-spark live month steady test-wheel wheels test-pythons test-sparks test-corpus coverage sanitize lint format docs docs-links bench bench-full bench-peers bench-report bench-guard clean
+.PHONY: help demo test test-slow test-all test-matrix test-delta-spark test-kafka chaos chaos-spark live month steady test-wheel wheels test-pythons test-sparks test-corpus coverage sanitize fuzz lint format docs docs-links bench bench-full bench-peers bench-report bench-guard clean
 
 help:
 	@echo 'make demo                    a real PostgreSQL server -> Spark -> Delta tables, killed, proved equal'
@@ -55,6 +59,7 @@ help:
 	@echo 'make test-corpus CORPUS=DIR  decode recorded captures of real servers'
 	@echo 'make coverage                lines of Python and Cython that make test does not reach'
 	@echo 'make sanitize                unit and mutation tests under AddressSanitizer and UBSan (gcc)'
+	@echo 'make fuzz MINUTES=10         coverage-guided fuzzing: atheris; the C core too if clang is there'
 	@echo 'make lint                    ruff, mypy, cython-lint, codespell, layers, sizes, workflow schemas'
 	@echo 'make format                  let ruff format the code'
 	@echo 'make docs                    the documentation as HTML, in build/docs'
@@ -224,6 +229,17 @@ sanitize: $(VENV)/.dependencies
 	export LD_PRELOAD="$$runtime" PYTHONMALLOC=malloc PYTHONPATH="$(abspath $(sanitized)/lib)" \
 	    PGOUTPUT_FAST_IMPL=cython ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1; \
 	$(bin)/pytest --ignore-glob='*/server/*' tests/decoding tests/columns tests/transactions tests/transcode -p no:cacheprovider $(PYTEST_ARGS)
+
+# There are wheels of atheris for Linux on x86-64 alone.
+$(VENV)/.fuzz: $(VENV)/.dependencies
+	@$(pip) install --only-binary atheris --group fuzz || { \
+	    echo 'NOTHING CAN BE FUZZED HERE: there is no wheel of atheris for this Python and machine' >&2; \
+	    exit 1; \
+	}
+	@touch $@
+
+fuzz: $(VENV)/.extension $(VENV)/.fuzz
+	@$(python) tests/fuzz/fuzz.py --minutes $(MINUTES) $(FUZZ_ARGS)
 
 # As cibuildwheel will do it: with its test command and test sources, in an otherwise empty environment.
 test-wheel: $(VENV)/.dependencies
