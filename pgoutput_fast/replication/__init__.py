@@ -14,8 +14,9 @@ from __future__ import annotations
 from .. import connections as _connections  # noqa: F401 - its error names the missing extra
 from ..errors import ReplicationError, RetryableError
 from . import slots
+from .async_stream import AsyncReplicationStream
 from .capture import capture
-from .client import connect
+from .client import connect, connect_async
 from .history import ddl_trigger_sql
 from .landing import CaptureProgress
 from .reads import SnapshotBatches, snapshot
@@ -23,6 +24,7 @@ from .stream import Batch, Received, ReplicationStream
 from .walsender import CreatedSlot, ReplicationConnection, SlotState
 
 __all__ = [
+    "AsyncReplicationStream",
     "Batch",
     "CaptureProgress",
     "CreatedSlot",
@@ -35,6 +37,7 @@ __all__ = [
     "SnapshotBatches",
     "capture",
     "connect",
+    "connect_async",
     "ddl_trigger_sql",
     "slots",
     "snapshot",

@@ -1,11 +1,12 @@
-"""The function `connect`, which begins a stream of a slot's changes."""
+"""The functions `connect` and `connect_async`, which begin a stream of a slot's changes."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from ..capture_options import StreamOptions
 from ..connections import ConnectionParameters, check_publication_names
@@ -14,10 +15,14 @@ from ..lsn import check_lsn
 from ..options import arguments_of, options_of
 from ..policies import Policies
 from ..types import TypeRegistry
+from .async_stream import AsyncReplicationStream
 from .link import Link, first_connection
 from .receiver import Receiver
 from .source import Source
 from .stream import ReplicationStream
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def _check_assembling(assembling: Mapping[str, Any]) -> None:
@@ -185,3 +190,24 @@ def connect(
     )
     keeps = start_lsn is not None
     return ReplicationStream(link, started.position, assembling, on_idle, keeps=keeps)
+
+
+def _with_arguments_of(
+    other: Callable[_Arguments, object],
+) -> Callable[[Callable[..., _Result]], Callable[_Arguments, _Result]]:
+    """Give a function the arguments of another one, for type checkers and `inspect.signature`."""
+    return functools.wraps(other, assigned=(), updated=())
+
+
+@_with_arguments_of(connect)
+def connect_async(*arguments: Any, **keywords: Any) -> AsyncReplicationStream:
+    """Connect, and begin a stream of the changes of a slot, for asyncio.
+
+    The arguments and errors are those of :func:`connect`. Use the result in ``async with``, which
+    closes the stream, or await it. ``docs/how-to/stream-in-python.md`` has examples.
+
+    `on_idle` may be a coroutine function. The task that waits for a transaction calls it. If a task
+    is cancelled while it connects, a thread finishes the attempt, and closes its connection.
+    """
+    stream = functools.partial(connect, *arguments, **keywords)
+    return AsyncReplicationStream(stream, keywords.get("on_idle"))

@@ -48,6 +48,7 @@ class Delivery:
 
     Attributes
     ----------
+    on_idle : callable or None
     delivered : int
         The end LSN of the last transaction that was delivered; `position` before the first one.
     server_lsn : int
@@ -74,7 +75,7 @@ class Delivery:
         self._assembler = assembler
         self._begin = position
         link.receiver.safe_lsn = assembler.safe_lsn
-        self._on_idle, self._on_loss = on_idle, on_loss
+        self.on_idle, self._on_loss = on_idle, on_loss
         self._waiting: deque[Transaction | TransactionGroup] = deque()
         # What was taken from `_waiting` and comes one by one. A list of all transactions of a group
         # would make Python's garbage collector run often.
@@ -223,10 +224,10 @@ class Delivery:
         if lsn > receiver.acknowledged and self.delivered <= max(
             receiver.acknowledged, self._begin
         ):
-            if self._on_idle is None:
+            if self.on_idle is None:
                 receiver.acknowledge(lsn)
             else:
-                self._on_idle(lsn)
+                self.on_idle(lsn)
 
     def _take(self, timeout: float, until: Until) -> bool:
         """Receive frames and assemble them, or reconnect after a loss; False if nothing came."""

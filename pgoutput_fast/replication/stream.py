@@ -12,6 +12,7 @@ from ..lsn import check_lsn, format_lsn
 from ..options import seconds
 from .link import Link
 from .receiver import ReceivedFrames
+from .waiter import IDLE_POLL
 from .walsender import ReplicationConnection
 
 if TYPE_CHECKING:
@@ -197,6 +198,25 @@ class ReplicationStream:
         """
         return self._begin_delivery().groups(_until(stop_at, idle_timeout, stop))
 
+    def step(self, stop: threading.Event) -> Transaction | TransactionGroup | int | None:
+        """Return what `groups` yields next, or None if nothing came for half a second.
+
+        If `on_idle` is due, return its LSN instead of calling it, so that the caller calls it in a
+        thread of its own choice, and then acknowledges the LSN. `connect_async` uses this method.
+
+        :meta private:
+        """
+        delivery = self._begin_delivery()
+        idle_lsns: list[int] = []
+        if self._on_idle is not None:
+            delivery.on_idle = idle_lsns.append
+        arrival = next(delivery.groups(_until(None, IDLE_POLL, stop)), None)
+        now = time.monotonic()
+        if arrival is None and idle_lsns and now - self._idle_reported_at >= _IDLE_INTERVAL:
+            self._idle_reported_at = now
+            return idle_lsns[-1]
+        return arrival
+
     def _check_open(self) -> None:
         """Refuse to iterate over a closed stream: an empty iteration would look like its end.
 
@@ -319,7 +339,8 @@ class ReplicationStream:
         if self._delivery is None:
             limit, done_so_far = receiver.received, "received"
         else:
-            limit = max(self._delivery.delivered, receiver.acknowledged)
+            delivery = self._delivery
+            limit = max(delivery.delivered, delivery.idle_lsn, receiver.acknowledged)
             done_so_far = "delivered"
         if not 0 <= lsn <= limit:
             raise PgOutputError(
