@@ -52,10 +52,27 @@ def test_a_consumer_takes_groups() -> None:
 
 @pytest.mark.slow
 @pytest.mark.server
+def test_a_consumer_for_asyncio(tmp_path: Path) -> None:
+    """The loop of the document, and the one that ends after a minute without transactions."""
+    document = python_blocks(GUIDES / "stream-in-python.md")
+    loop, timeout = document[7:9]
+    consume(document[0][: document[0].index("with connect")] + loop)
+    ended = timeout.replace("60", "1")
+    with fresh_server() as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("SELECT pg_create_logical_replication_slot('live', 'pgoutput')")
+            connection.execute("INSERT INTO accounts VALUES (1, 99.50, NULL)")
+        ran = run_python("-W", "error", "-c", on(server, ended), cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.fullmatch(r"<Transaction: .*>\nno transaction for a minute\n", ran.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.server
 def test_other_examples_of_live_changes(tmp_path: Path) -> None:
     """Each ends by itself, once the stream is made to end."""
     document = python_blocks(GUIDES / "stream-in-python.md")
-    _, _, stopping, _, managing, frames, columns, _ = document
+    _, _, stopping, _, managing, frames, columns, *_ = document
     with fresh_server() as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("SELECT pg_create_logical_replication_slot('live', 'pgoutput')")
@@ -123,11 +140,11 @@ def test_a_capture_that_signals_end(number: signal.Signals, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.parametrize("name", ["the example", "the tutorial"])
+@pytest.mark.parametrize("name", ["minimal_consumer", "asyncio_consumer", "the tutorial"])
 def test_a_consumer_has_everything_once(name: str, tmp_path: Path) -> None:
     """Killed, ended and started again, while rows are written."""
     file = tmp_path / "consumed.sqlite"
-    script = ROOT / "examples" / "minimal_consumer.py"
+    script = ROOT / "examples" / f"{name}.py"
     program, check = python_blocks(TUTORIALS / "consumer.md")
     if name == "the tutorial":
         script = tmp_path / "consumer.py"
