@@ -227,7 +227,7 @@ class TableState(NamedTuple):
     """What a target has of a table."""
 
     relation_id: int
-    stored: str
+    stored_name: str
     version: int
     stale: str | None
     columns: dict[str, str]
