@@ -6,6 +6,9 @@ The targets in Python always run, under atheris. If clang with its libFuzzer is 
 in C run too, and the compiled modules are built with coverage, AddressSanitizer and UBSan. Without
 it, libFuzzer only sees the coverage of Python code, and this says so. Everything is in build/fuzz:
 the inputs in corpus/, which later runs go on from, what was found in found/, and the logs.
+
+A file in found/ repeats its fault as `python tests/fuzz/python_targets.py TARGET FILE`, or, for the
+targets in C, as `build/fuzz/core-TARGET FILE`. Add a test or a vector for each fault.
 """
 
 from __future__ import annotations
