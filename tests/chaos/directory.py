@@ -48,10 +48,16 @@ TABLES = 6
 
 
 class Writer:
-    """Changes tables without a pause, and what is published of them."""
+    """Changes tables without a pause, and what is published of them.
 
-    def __init__(self, server: EmbeddedServer, chance: random.Random) -> None:
+    A table that has returned to the publication stays until it has a snapshot. If it left before
+    that, no read of the catalogue might show that it was away.
+    """
+
+    def __init__(self, server: EmbeddedServer, directory: Path, chance: random.Random) -> None:
         self._server = server
+        self._directory = directory
+        self._returned: dict[str, tuple[int, int]] = {}  # relation id and LSN
         self._chance = random.Random(chance.random())
         self._stop = threading.Event()
         self._number = 0
@@ -90,6 +96,8 @@ class Writer:
         kind = self._chance.choice(
             ("leave", "join", "join", "join", "truncate", "rewrite", "rename", "again")
         )
+        if kind in ("leave", "again") and not self._may_leave(table):
+            return
         is_published = connection.execute(
             "SELECT count(*) FROM pg_publication_tables WHERE tablename = %s", [table]
         ).fetchone() == (1,)
@@ -103,6 +111,20 @@ class Writer:
         }[kind]
         for statement in statements:
             connection.execute(statement.encode())
+        if kind == "join" and statements:
+            query = "SELECT %s::regclass::oid::bigint, pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+            ((relation_id, lsn),) = connection.execute(query, [table]).fetchall()
+            self._returned[table] = relation_id, int(lsn)
+
+    def _may_leave(self, table: str) -> bool:
+        """Whether the table never returned, or has a snapshot since."""
+        if table in self._returned:
+            relation_id, lsn = self._returned[table]
+            state = SnapshotStates(self._directory).read().get(relation_id)
+            if state is None or all(one.lsn < lsn for one in state.snapshots):
+                return False
+            del self._returned[table]
+        return True
 
     def end(self) -> None:
         self._stop.set()
@@ -239,7 +261,7 @@ def run(seed: int, kills: int) -> None:
         execute(server, "CREATE PUBLICATION p")
         for number in range(TABLES):
             execute(server, *make_table(f"t{number}"))
-        writer = Writer(server, chance)
+        writer = Writer(server, directory, chance)
         stack.callback(writer.end)
         uploaded = Uploaded(directory, chance.choice(("all", "local")))
         stack.callback(uploaded.end)
