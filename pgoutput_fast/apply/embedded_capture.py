@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,8 +14,6 @@ from ..segments.listing import has_begun, metadata_of
 if TYPE_CHECKING:
     from ..connections import ConnectionParameters
     from ..replication import CaptureProgress
-
-_POLL = 0.01  # seconds between two checks whether the capture has begun
 
 DEFAULT_CAPTURE = CaptureOptions(snapshot="initial", create_slot=True, keep_seconds=600.0)
 """The default options of the capture of a sync."""
@@ -70,18 +67,21 @@ class EmbeddedCapture:
         self._watch = threading.Thread(target=self._pass_on, daemon=True)
 
     def start(self) -> None:
-        """Start the capture, and wait until its change log can be read."""
+        """Start the capture, and wait until it streams or has ended.
+
+        Before it streams, it requests the snapshots that the change log lacks.
+        """
         self._thread.start()
         self._watch.start()
-        while not has_begun(self._directory):
-            if self._is_over:
-                self.result()
-                raise PgOutputError(
-                    f"the capture into {self._directory} ended before it was ready",
-                    code="stopped",
-                    path=str(self._directory),
-                )
-            time.sleep(_POLL)
+        while self._progress is None and not self._is_over:
+            self.wait(None)
+        if not has_begun(self._directory):
+            self.result()
+            raise PgOutputError(
+                f"the capture into {self._directory} ended before it was ready",
+                code="stopped",
+                path=str(self._directory),
+            )
 
     def _pass_on(self) -> None:
         self._stop.wait()
@@ -108,7 +108,7 @@ class EmbeddedCapture:
         if before is None or before.durable_lsn != progress.durable_lsn:
             self._news.set()
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float | None) -> bool:
         """Wait for new changes, the capture's end or a stop; False if the time passed first."""
         is_set = self._news.wait(seconds)
         self._news.clear()

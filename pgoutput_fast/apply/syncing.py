@@ -418,7 +418,7 @@ class Syncing:
         while True:
             begin, is_idle = time.monotonic(), True
             ends = is_over()
-            while not is_stopped() and self._write_available(is_last=ends):
+            while not is_stopped() and self._write_available():
                 is_idle = False
                 if is_enough() and not (until_lsn and self._is_behind(until_lsn)):
                     break
@@ -455,13 +455,8 @@ class Syncing:
         waiting = self._waiting_ids | paused
         return any(at < lsn and relation_id not in waiting for relation_id, at in tables.items())
 
-    def _write_available(self, *, is_last: bool) -> bool:
-        """Write a window of the changes that the log has; False if there is nothing to write.
-
-        With `is_last`, the capture is over.
-        """
-        # Before a capture streams, it requests the snapshots that the change log lacks.
-        may_request = not is_last and self._captured is not None and self._captured() is None
+    def _write_available(self) -> bool:
+        """Write a window of the changes that the log has; False if there is nothing to write."""
         view = self._log.view()
         self._see(view)
         if self._end_lsn < self._target_state.lsn:
@@ -474,10 +469,6 @@ class Syncing:
         try:
             return self._write_next(view)
         except StoppedError:
-            return False
-        except PgOutputError as error:
-            if error.code != "no_snapshot" or not may_request:
-                raise
             return False
 
     def _write_next(self, view: View) -> bool:

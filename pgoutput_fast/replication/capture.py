@@ -78,8 +78,8 @@ def capture(
         at the LSN or before. The slot keeps the rest. Waiting tables get their snapshots before the
         capture ends. If the LSN of a snapshot is later, the capture goes on up to that LSN.
     progress : callable
-        Called with a `CaptureProgress` after each batch of frames. Also called once a second while
-        no frames come, and while the capture writes a large transaction.
+        Called with a `CaptureProgress` when the stream begins, and after each batch of frames. Also
+        called once a second while no frames come, and while the capture writes a large transaction.
     stop : threading.Event
         Set it in another thread to end the capture within some tenths of a second. All whole
         transactions that the capture received are then durable.

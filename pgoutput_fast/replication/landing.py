@@ -147,6 +147,7 @@ class Landing:
 
     def run(self, until_lsn: int | None, stop: threading.Event | None) -> CaptureProgress:
         """Write segments until `stop`, or until `until_lsn` is reached and no table waits."""
+        self._report()
         while True:
             self._stream(until_lsn, stop)
             self._upkeep.wait(stop, self._report)
