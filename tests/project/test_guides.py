@@ -160,7 +160,7 @@ def test_a_consumer_has_everything_once(name: str, tmp_path: Path) -> None:
             return begun
 
         def stored() -> list[int]:
-            with contextlib.closing(sqlite3.connect(file)) as reader:
+            with contextlib.closing(sqlite3.connect(file, timeout=60)) as reader:
                 rows = reader.execute("SELECT row FROM changes ORDER BY rowid")
                 return [json.loads(row)["id"] for (row,) in rows]
 
