@@ -168,11 +168,11 @@ def next_ranges(position: Position, states: Mapping[int, TableSnapshots], end: i
         if state is None:
             tables[relation_id] = CommitRange(start, stop)
         else:
-            if state.waits_from is not None:
-                stop = max(start, min(stop, state.waits_from))
-            elif state.snapshots and state.snapshots[-1].lsn > end:
+            if state.snapshots and state.snapshots[-1].lsn > end:
                 # The snapshot is beyond the end: read the waiting changes together with it later.
                 stop = start
+            elif state.waits_from is not None:
+                stop = max(start, min(stop, state.waits_from))
             begins, void = state.begins, state.void(start)
             if void is not None and void.start <= start:
                 begins = void.end

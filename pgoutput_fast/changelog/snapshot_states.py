@@ -261,7 +261,8 @@ class SnapshotStates:
         """Store durably that a table waits for a new snapshot.
 
         Call it before anything after `lsn` becomes durable. Otherwise readers would take changes
-        that have to wait.
+        that have to wait. The stream may not have reached the table's last snapshot, or the LSN at
+        which the table left. Then the table waits from there.
 
         Parameters
         ----------
@@ -274,7 +275,10 @@ class SnapshotStates:
             As in `Snapshot`.
         """
         state = self.states.get(relation_id)
-        number = state.all_snapshots[-1].number + 1 if state else 1
+        number = 1
+        if state is not None:
+            last = state.all_snapshots[-1]
+            number, lsn = last.number + 1, max(lsn, last.lsn)
         return self._write(Snapshot(relation_id, number, first, "waiting", lsn), fields)
 
     def finish(self, snapshot: Snapshot, lsn: int, fields: dict[str, object]) -> Snapshot:

@@ -276,17 +276,12 @@ class Upkeep:
                 self._order(relation_id, announced[relation_id], why)
 
     def _order(self, relation_id: int, table: list[str], why: str) -> None:
-        """Request a snapshot of a table, unless it waits for one already.
-
-        The table waits from the end of the durable segments. If it left the publications at a later
-        LSN, it waits from that LSN, as its changes before that LSN count.
-        """
+        """Request a snapshot of a table, unless it waits for one already."""
         state = self._tables.states.get(relation_id)
         if state is not None and state.waits_from is not None:
             return
         first = state is None or not state.snapshots
-        lsn = max(self._writer.position, self._left_at(relation_id))
-        self._tables.wait(relation_id, lsn, {"table": table}, first=first)
+        self._tables.wait(relation_id, self._writer.position, {"table": table}, first=first)
         _log.info("table %s needs a snapshot: %s", ".".join(table), why)
         if self._copier is None:
             self._copier = Copier(self._target, self._tables, history=self._history)

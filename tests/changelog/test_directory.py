@@ -402,6 +402,17 @@ def test_what_a_table_had_that_left_while_it_waited_does_not_count(tmp_path: Pat
     assert [copy.lsn for copy in read_ranges.of(1).snapshots] == [850]
 
 
+def test_a_table_that_waits_again_before_the_stream_reaches_its_snapshot(tmp_path: Path) -> None:
+    """What was committed since the first wait comes with the snapshot: it may lack changes."""
+    tables = SnapshotStates(tmp_path)
+    tables.finish(tables.wait(1, 10, {}, first=True), 20, {})
+    tables.finish(tables.wait(1, 30, {}, first=False), 60, {})
+    tables.wait(1, 40, {}, first=False)
+    assert next_ranges(Position(25, {}), tables.read(), 40).of(1)[:2] == (25, 25)
+    (start, end, _, snapshots) = next_ranges(Position(25, {}), tables.read(), 70).of(1)
+    assert (start, end, [one.lsn for one in snapshots]) == (25, 60, [60])
+
+
 def test_where_a_new_consumer_begins_with_a_table_that_waits() -> None:
     whole, order = Snapshot(1, 1, True, "snapshot", 100), Snapshot(1, 2, False, "waiting", 500)
     states = {1: TableSnapshots((whole, order))}
