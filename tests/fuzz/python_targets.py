@@ -1,6 +1,7 @@
 """Fuzz targets in Python: both implementations over the same bytes, and what reads text and files.
 
     python tests/fuzz/python_targets.py TARGET [option of libFuzzer]… [corpus]…
+    python tests/fuzz/python_targets.py --seeds DIRECTORY
 
 A target takes bytes, and raises if it finds a fault: an exception that callers do not expect, a
 difference between the implementations, or a secret in a text. Each has a function of seeds; those
@@ -561,14 +562,21 @@ def core_rows_seeds() -> Seeds:
 
 
 def main() -> None:
-    """Fuzz a target, or write its seeds."""
-    name = sys.argv[1].replace("-", "_")
-    if sys.argv[2] == "--seeds":
-        for number, seed in enumerate(globals()[f"{name}_seeds"]()):
-            Path(sys.argv[3], f"seed-{number}").write_bytes(seed)
+    """Fuzz a target, or write the seeds of all targets."""
+    if sys.argv[1] == "--seeds":
+        for name, seeds in globals().items():
+            if name.endswith("_seeds"):
+                target = name.removesuffix("_seeds").replace("_", "-")
+                write_files(Path(sys.argv[2], target), seeds())
         return
-    atheris.Setup([sys.argv[0], *sys.argv[2:]], globals()[name])
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], globals()[sys.argv[1]])
     atheris.Fuzz()
+
+
+def write_files(directory: Path, seeds: Seeds) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds):
+        (directory / str(number)).write_bytes(seed)
 
 
 if __name__ == "__main__":
