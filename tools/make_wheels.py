@@ -47,10 +47,13 @@ def build(python: str, sdist: Path, directory: Path) -> Path:
     """Build a wheel of the sdist with zig, and give it the tag of the glibc that it needs."""
     machine = platform.machine()
     compiler = f"{sys.executable} -m ziglang cc -target {machine}-linux-gnu.{GLIBC}"
+    # Where Debian's Python.h looks for its pyconfig.h; zig's own headers come first.
+    compiler += " -idirafter /usr/include"
     raw, repaired = directory / "raw", directory / "repaired"
+    # The pip of this environment: the Python of a distribution may have none.
     run(
-        *(python, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"),
-        *("--wheel-dir", raw, sdist),
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python),
+        *("wheel", "--no-deps", "--wheel-dir", raw, sdist),
         **{**settings()["environment"], "CC": compiler, "LDSHARED": f"{compiler} -shared"},
     )
     (wheel,) = raw.glob("*.whl")
