@@ -157,6 +157,7 @@ def _timestamp(policies: Policies, zoned: bool) -> Codec:
             # It also ignores digits between the seconds and the zone.
             and (not zoned or (raw[-3:] == b"+00" and raw[19:20] in b"+."))
             and 44 not in raw  # a comma, which fromisoformat accepts in place of a point
+            and raw[11:13] != b"24"  # from Python 3.14 on, 24:00 is 0:00 of the next day
         ):
             try:
                 value = fromisoformat(raw.decode())

@@ -364,6 +364,7 @@ MALFORMED: list[tuple[str, bytes, bytes]] = [
     ("timestamp", b"0000-01-01 00:00:00", b"t"),
     ("timestamp", b"294277-01-01 00:00:00", b"t"), ("timestamp", b"10001-02-29 00:00:00", b"t"),
     ("timestamp", b"0044-03-15 24:00:00 BC", b"t"), ("timestamp", b"2024-01-01 24:00:00", b"t"),
+    ("timestamptz", b"2024-01-01 24:00:00+00", b"t"),
     ("timestamptz", b"2024-01-01 00:00:00-24:60", b"t"),
     ("timestamptz", b"2024-01-01 00:00:00+25:61:61", b"t"),
     ("timestamptz", b"2024-01-01 00:00:00+01:00:60", b"t"),
