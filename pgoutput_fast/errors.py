@@ -430,6 +430,18 @@ def frame_bytes(frame: object) -> bytes:
         return view.tobytes()
 
 
+def refuse_another_thread() -> NoReturn:
+    """Raise the error for a decoder that another thread uses at the same time.
+
+    Raises
+    ------
+    PgOutputError
+    """
+    raise PgOutputError(
+        "another thread decodes with this decoder", code="unfit_input", hint="Give each its own"
+    )
+
+
 MOST_SERVER_TEXT = 8192
 """The largest number of characters of a server's text that are shown."""
 CUT = " …"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from .._impl import twin
 from ..decoding.state import StreamState
-from ..errors import Argument, DecodeError, PgOutputError
+from ..errors import Argument, DecodeError, PgOutputError, refuse_another_thread
 from ..policies import Policies
 from ..protocol.messages import decode_rare
 from ..protocol.wire import XID_SIZE, offset_of, relation_id_of
@@ -439,11 +439,7 @@ class ColumnarDecoder:
             The engine is running, or another thread uses it.
         """
         if self._runs or not self._lock.acquire(blocking=False):
-            raise PgOutputError(
-                "another thread decodes with this decoder",
-                code="unfit_input",
-                hint="Give each its own",
-            )
+            refuse_another_thread()
 
     def __getstate__(self) -> tuple[StreamState, DecoderOptions]:
         self._take()

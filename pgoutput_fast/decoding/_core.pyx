@@ -30,7 +30,7 @@ from types import MappingProxyType
 
 from ._tuples import TupleData  # no-cython-lint: a name of this module
 from .diagnose import diagnose
-from ..errors import DecodeError, frame_bytes
+from ..errors import DecodeError, frame_bytes, refuse_another_thread
 from ..protocol.messages import decode_rare, describe, to_datetime
 from ..settings import make_settings
 from .state import StreamState
@@ -470,7 +470,7 @@ cdef class Decoder:
     """Decodes the frames of one replication stream in their order.
 
     A decoder remembers the relations and types that earlier frames announced, and the open
-    transaction. Do not use a decoder in several threads at the same time.
+    transaction. Only one thread at a time may use a decoder; a call during another is refused.
 
     Parameters
     ----------
@@ -497,6 +497,9 @@ cdef class Decoder:
     cdef Pending _pending
     cdef int64_t _rows
     cdef bint _in_stream
+    # Whether a call runs that executes Python code, in which another thread may come. Reads and
+    # writes of it are safe only with the GIL.
+    cdef bint _runs
     # A cache of plans. The low bits of a relation's OID are the number of its slot.
     cdef uint32_t[CACHED] _cached_ids
     cdef list _cached_plans
@@ -512,9 +515,19 @@ cdef class Decoder:
 
     @property
     def state(self):
-        """The state from earlier frames: relations, types, the open transaction."""
-        self._sync()
-        return self._state
+        """The state from earlier frames: relations, types, the open transaction.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread is decoding with this decoder.
+        """
+        self._take()
+        try:
+            self._sync()
+            return self._state
+        finally:
+            self._runs = False
 
     @property
     def relations(self):
@@ -522,9 +535,19 @@ cdef class Decoder:
         return MappingProxyType(self._state.relations)
 
     def reset(self) -> None:
-        """Begin a new connection: forget open transactions and their streamed relations."""
-        self._state.reset()
-        self._adopt(self._state)
+        """Begin a new connection: forget open transactions and their streamed relations.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread is decoding with this decoder.
+        """
+        self._take()
+        try:
+            self._state.reset()
+            self._adopt(self._state)
+        finally:
+            self._runs = False
 
     def decode(self, frame: Any) -> AnyMessage:
         """Decode the stream's next frame.
@@ -538,6 +561,8 @@ cdef class Decoder:
         ------
         DecodeError
             The frame is malformed, or its message can't come now. The decoder has not changed.
+        PgOutputError
+            Another thread is decoding with this decoder.
         TypeError
             `frame` is not a contiguous buffer.
         """
@@ -574,6 +599,24 @@ cdef class Decoder:
 
     cdef object _decode(self, object frame):
         cdef bytes data = frame if PyBytes_CheckExact(frame) else frame_bytes(frame)
+        message = decode_usual(self, data)
+        if message is not None:
+            return message
+        self._take()
+        try:
+            return self._decode_unusual(data)
+        finally:
+            self._runs = False
+
+    # Refuse this call if another one runs. Otherwise this one runs, until the caller says that it
+    # has ended.
+    cdef int _take(self) except -1:
+        if self._runs:
+            refuse_another_thread()
+        self._runs = True
+        return 0
+
+    cdef object _decode_unusual(self, bytes data):
         cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
         cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
         cdef uint8_t tag = start[0]  # 0 if it is empty: a NUL follows the bytes
@@ -582,9 +625,6 @@ cdef class Decoder:
         cdef Plan plan
         cdef object found
         cdef _Row row = None
-        message = decode_usual(self, data)
-        if message is not None:
-            return message
         if tag == c'I' or tag == c'U' or tag == c'D':
             at = ROW_RELATION_ID + xid_size(self._in_stream)
             if length >= at + 4:
@@ -639,7 +679,7 @@ cdef class Decoder:
 
 
 # Decode a usual frame: a row whose plan is cached, a Begin or a Commit. Return None if the frame is
-# another message, or malformed.
+# another message, or malformed, or if another call runs. No Python code runs here.
 cdef inline object decode_usual(Decoder decoder, bytes data):
     cdef const uint8_t *start = <const uint8_t *> PyBytes_AS_STRING(data)
     cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
@@ -649,6 +689,8 @@ cdef inline object decode_usual(Decoder decoder, bytes data):
     cdef Plan plan
     cdef _Row row
     cdef _Fixed message
+    if decoder._runs:
+        return None
     if tag == c'I' or tag == c'U' or tag == c'D':
         if length < at + 4:
             return None

@@ -11,11 +11,12 @@ fault.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import MAX_FRAME_LENGTH, DecodeError, frame_bytes
+from ..errors import MAX_FRAME_LENGTH, DecodeError, frame_bytes, refuse_another_thread
 from ..policies import Policies
 from ..protocol.messages import Message, Relation, decode_rare, describe, to_datetime
 from ..protocol.wire import (
@@ -501,7 +502,7 @@ class Decoder:
     """Decodes the frames of one replication stream in their order.
 
     A decoder remembers the relations and types that earlier frames announced, and the open
-    transaction. Do not use a decoder in several threads at the same time.
+    transaction. Only one thread at a time may use a decoder; a call during another is refused.
 
     Parameters
     ----------
@@ -520,7 +521,7 @@ class Decoder:
         An argument has a wrong type.
     """
 
-    __slots__ = ("_state",)
+    __slots__ = ("_lock", "_state")
 
     def __init__(
         self,
@@ -528,12 +529,22 @@ class Decoder:
         encoding: str = "utf-8",
         registry: TypeRegistry | None = None,
     ) -> None:
-        self._state = StreamState(make_settings(policies, encoding, registry))
+        self._adopt(StreamState(make_settings(policies, encoding, registry)))
 
     @property
     def state(self) -> StreamState:
-        """The state from earlier frames: relations, types, the open transaction."""
-        return self._state
+        """The state from earlier frames: relations, types, the open transaction.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread is decoding with this decoder.
+        """
+        self._take()
+        try:
+            return self._state
+        finally:
+            self._lock.release()
 
     @property
     def relations(self) -> Mapping[int, Relation]:
@@ -541,8 +552,18 @@ class Decoder:
         return MappingProxyType(self._state.relations)
 
     def reset(self) -> None:
-        """Begin a new connection: forget open transactions and their streamed relations."""
-        self._state.reset()
+        """Begin a new connection: forget open transactions and their streamed relations.
+
+        Raises
+        ------
+        PgOutputError
+            Another thread is decoding with this decoder.
+        """
+        self._take()
+        try:
+            self._state.reset()
+        finally:
+            self._lock.release()
 
     def decode(self, frame: Any) -> AnyMessage:
         """Decode the stream's next frame.
@@ -556,11 +577,20 @@ class Decoder:
         ------
         DecodeError
             The frame is malformed, or its message can't come now. The decoder has not changed.
+        PgOutputError
+            Another thread is decoding with this decoder.
         TypeError
             `frame` is not a contiguous buffer.
         """
         if type(frame) is not bytes:
             frame = frame_bytes(frame)
+        self._take()
+        try:
+            return self._decode(frame)
+        finally:
+            self._lock.release()
+
+    def _decode(self, frame: bytes) -> AnyMessage:
         state = self._state
         tag = frame[0] if frame else None
         if tag == _I or tag == _U or tag == _D:
@@ -606,6 +636,14 @@ class Decoder:
                 raise
             yield message
 
+    def _adopt(self, state: StreamState) -> None:
+        self._state = state
+        self._lock = threading.Lock()
+
+    def _take(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            refuse_another_thread()
+
     def __reduce__(self) -> tuple[object, ...]:
         return restore_decoder, (self.state,)
 
@@ -622,5 +660,5 @@ class Decoder:
 def decoder_of(state: StreamState) -> Decoder:
     """Return a decoder that decodes the next frames from `state` on."""
     decoder = Decoder.__new__(Decoder)
-    decoder._state = state
+    decoder._adopt(state)
     return decoder

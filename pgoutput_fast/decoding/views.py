@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import printable
+from ..errors import PgOutputError, printable
 from ..protocol.messages import SHOWN_CHARACTERS, shown_bytes
 from .plan import RelationPlan
 from .state import StreamState
@@ -36,7 +36,10 @@ def restore_decoder(state: StreamState) -> Any:
 
 def describe_decoder(decoder: Any) -> str:
     """Return the repr of a decoder."""
-    state = decoder.state
+    try:
+        state = decoder.state
+    except PgOutputError:
+        return "<Decoder: another thread decodes with it>"
     parts = [f"{len(state.relations)} relations"]
     if state.open_xid is not None:
         parts.append(f"in the stream chunk of xid {state.open_xid}")
