@@ -64,8 +64,7 @@ class RelationPlan:
     """
 
     __slots__ = (
-        "_column_types",
-        "_version",
+        "_known_types",
         "binary",
         "compiled",
         "is_key",
@@ -91,8 +90,9 @@ class RelationPlan:
         self.names = tuple(column.name for column in columns)
         self.positions = _ColumnNumbers(relation)
         self.is_key = tuple(column.is_key for column in columns)
-        self._column_types: tuple[ColumnType, ...] | None = None
-        self._version = 0  # of the registry, when the column types were found
+        # The version of the registry, and the column types that were found in it. They are replaced
+        # together, as several threads may read one row.
+        self._known_types: tuple[int, tuple[ColumnType, ...]] | None = None
         self.compiled: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -101,10 +101,13 @@ class RelationPlan:
     @property
     def column_types(self) -> tuple[ColumnType, ...]:
         """The type of each column, from the table of types, its Type message and the registry."""
+        return self._current_types()[1]
+
+    def _current_types(self) -> tuple[int, tuple[ColumnType, ...]]:
         registry = self.settings.registry
         version = 0 if registry is None else registry.version
-        if self._column_types is None or self._version != version:
-            self._version = version
+        known = self._known_types
+        if known is None or known[0] != version:
             found = []
             for column in self.relation.columns:
                 message = self.types.get(column.type_id)
@@ -117,8 +120,8 @@ class RelationPlan:
                         registry=registry,
                     )
                 )
-            self._column_types = tuple(found)
-        return self._column_types
+            known = self._known_types = version, tuple(found)
+        return known
 
     @property
     def codes(self) -> bytes:
@@ -152,16 +155,15 @@ class RelationPlan:
 
     def _looked_up(self, position: int) -> Codec:
         """Functions that find the type anew whenever the registry has looked up its types again."""
-        version = -1
-        codec: Codec
+        known: tuple[int, Codec] | None = None
 
         def current() -> Codec:
-            nonlocal version, codec
-            found = self.column_types[position]  # the property sets self._version
-            if self._version != version:
-                codec = codec_of(found, self.settings)
-                version = self._version
-            return codec
+            nonlocal known
+            version, types = self._current_types()
+            codec = known
+            if codec is None or codec[0] != version:
+                codec = known = version, codec_of(types[position], self.settings)
+            return codec[1]
 
         return Codec(
             lambda raw: current().text(raw),

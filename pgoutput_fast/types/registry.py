@@ -85,9 +85,10 @@ class TypeRegistry:
         self._changed()
 
     def _changed(self) -> None:
-        self._version = getattr(self, "_version", 0) + 1
         self._known: dict[tuple[int, int], ColumnType] = {}
         self._too_deep = _too_deep(self._catalog)
+        # The last step: other threads keep what they find under the version that they see.
+        self._version = getattr(self, "_version", 0) + 1
 
     @property
     def version(self) -> int:
