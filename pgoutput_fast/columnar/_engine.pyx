@@ -30,7 +30,7 @@ from pgoutput_fast.columnar._relation cimport (
 )
 
 from ..decoding._core import decode, restore
-from ..decoding.diagnose import diagnose
+from ..decoding.diagnose import diagnose, refuse_changed
 from ..decoding.plan import refuse_value
 from ..errors import DecodeError
 from ..protocol.wire import relation_id_of
@@ -408,7 +408,10 @@ cdef class ColumnEngine(Reader):
         try:
             if error is not None:
                 refuse_value(frame, self.error_offset, self.error_column, error, plan)
-            refuse_time(frame, 0, "lsn", self.lsn())
+            lsn = self.lsn()
+            if lsn is None or not lsn >> 63:
+                refuse_changed()
+            refuse_time(frame, 0, "lsn", lsn)
         except DecodeError as refused:
             refused.frame = self.position
             raise

@@ -29,7 +29,7 @@ def diagnose(
     ------
     DecodeError
     PgOutputError
-        Nothing is wrong with the frame: its bytes or the decoder's state changed in between.
+        Nothing is wrong with the frame: its bytes changed in between.
     """
     tag = chr(frame[0])
     cursor = Cursor(frame, in_stream, "latin-1")
@@ -63,12 +63,10 @@ def refuse_changed() -> NoReturn:
     PgOutputError
     """
     raise PgOutputError(
-        "a frame was refused when it was read first, and nothing is wrong with it now that it was "
-        "read again: another thread uses the same decoder, or writes into the buffer that the "
-        "frame is in",
+        "a frame was refused when it was read first, and nothing is wrong with it when it is read "
+        "again: another thread writes into the frames or their LSNs",
         code="unfit_input",
-        hint="Give each thread a decoder of its own, and leave a buffer alone until its "
-        "frames are decoded",
+        hint="Leave buffers alone until their frames are decoded",
     )
 
 

@@ -1,6 +1,6 @@
-"""Frames, and what they are read by, that change while they are read: the error says so.
+"""Frames that change while they are read: the error says so.
 
-Both are a mistake of the caller's that needs a second thread. Here a profile function does in its
+This is a mistake of the caller's that needs a second thread. Here a profile function does in its
 place, and always at the same point, what such a thread does sometimes.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow", reason="the twin makes Arrow arrays with it")
@@ -41,15 +42,6 @@ def when_called(name: str, act: Callable[[], object]) -> Iterator[None]:
         sys.setprofile(None)
 
 
-def test_a_decoder_that_another_thread_uses(impl: ModuleType) -> None:
-    decoder = impl.Decoder()
-    learns = when_called("diagnose", lambda: decoder.decode(relation(TWO)))
-    with learns, expect_error(code="unfit_input") as caught:
-        decoder.decode(ROW)
-    assert not isinstance(caught.value, pf.DecodeError)
-    assert decoder.decode(ROW).new.as_dict() == {"id": 1, "name": "a"}
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_buffer_that_another_thread_writes_to(implementation: str) -> None:
     """The walk of frames refuses the second one, which is mended when its error is looked for."""
@@ -67,3 +59,18 @@ def test_a_buffer_that_another_thread_writes_to(implementation: str) -> None:
         else:
             with expect_error(code="unfit_input"):
                 pf.decode_batch(data, offsets)
+
+
+def test_lsns_that_another_thread_writes_to() -> None:
+    """The engine refuses an LSN, which is mended when its error is looked for."""
+    lsns = np.array([1 << 63], np.uint64)
+
+    def mend() -> None:
+        lsns[0] = 1
+
+    with chosen("cython"):
+        decoder = pf.ColumnarDecoder(target="spark")
+        list(decoder.decode([relation(TWO)]))
+        with when_called("check_order", mend), expect_error(code="unfit_input") as caught:
+            list(decoder.decode([ROW], lsns=lsns))
+    assert not isinstance(caught.value, pf.DecodeError)
