@@ -32,7 +32,7 @@ def live_arenas() -> int:
     A batch has one arena. One from with_commit(), as_read() or part() has a second for what is
     its own.
     """
-    return _live_arenas
+    return pgf_add(&_live_arenas, 0)
 
 
 cdef Arena *make_arena(Py_ssize_t most) noexcept nogil:

@@ -351,9 +351,11 @@ cdef class EnumTable:
 
     cdef int fill(self, labels) except -1:
         cdef bytes label
-        cdef Py_ssize_t count = len(labels.numbers), size = 0, slots = 8
+        # A list: another thread may add a label.
+        cdef list names = list(labels.numbers)
+        cdef Py_ssize_t count = len(names), size = 0, slots = 8
         cdef int32_t number = 0
-        for label in labels.numbers:
+        for label in names:
             size += PyBytes_GET_SIZE(label)
         while slots < 2 * count:
             slots *= 2
@@ -366,7 +368,7 @@ cdef class EnumTable:
         self.table.count = count
         self.table.mask = slots - 1
         size = 0
-        for label in labels.numbers:
+        for label in names:
             memcpy(self.table.text + size, PyBytes_AS_STRING(label), PyBytes_GET_SIZE(label))
             slot_of(
                 &self.table, <const uint8_t *> PyBytes_AS_STRING(label), PyBytes_GET_SIZE(label)

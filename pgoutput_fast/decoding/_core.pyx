@@ -497,8 +497,8 @@ cdef class Decoder:
     cdef Pending _pending
     cdef int64_t _rows
     cdef bint _in_stream
-    # Whether a call runs that executes Python code, in which another thread may come. Reads and
-    # writes of it are safe only with the GIL.
+    # Whether a call runs that executes Python code, in which another thread may come: a critical
+    # section lets other threads in where its thread waits, as the GIL does.
     cdef bint _runs
     # A cache of plans. The low bits of a relation's OID are the number of its slot.
     cdef uint32_t[CACHED] _cached_ids
@@ -509,11 +509,13 @@ cdef class Decoder:
         return_annotation=inspect.Signature.empty
     )
 
+    @cython.critical_section
     def __init__(self, policies: Policies | None = None, encoding: str = "utf-8",
                  registry: TypeRegistry | None = None):
         self._adopt(StreamState(make_settings(policies, encoding, registry)))
 
     @property
+    @cython.critical_section
     def state(self):
         """The state from earlier frames: relations, types, the open transaction.
 
@@ -532,8 +534,11 @@ cdef class Decoder:
     @property
     def relations(self):
         """The relations announced so far, by OID, except in streamed transactions in progress."""
-        return MappingProxyType(self._state.relations)
+        with cython.critical_section(self):
+            state = self._state
+        return MappingProxyType(state.relations)
 
+    @cython.critical_section
     def reset(self) -> None:
         """Begin a new connection: forget open transactions and their streamed relations.
 
@@ -544,8 +549,7 @@ cdef class Decoder:
         """
         self._take()
         try:
-            self._state.reset()
-            self._adopt(self._state)
+            self._begin_connection()
         finally:
             self._runs = False
 
@@ -597,6 +601,7 @@ cdef class Decoder:
     def __repr__(self):
         return describe_decoder(self)
 
+    @cython.critical_section
     cdef object _decode(self, object frame):
         cdef bytes data = frame if PyBytes_CheckExact(frame) else frame_bytes(frame)
         message = decode_usual(self, data)
@@ -651,6 +656,10 @@ cdef class Decoder:
         if tag != c'T' and tag != c'M' and tag != c'O':
             self._adopt(self._state)
         return result
+
+    cdef int _begin_connection(self) except -1:
+        self._state.reset()
+        return self._adopt(self._state)
 
     # Decode the next frames from `state` on. This empties the cache of plans.
     cdef int _adopt(self, object state) except -1:
@@ -726,6 +735,7 @@ cdef class _Messages:
     def __iter__(self):
         return self
 
+    @cython.critical_section
     def __next__(self):
         if self._frames is None:
             raise StopIteration
@@ -735,7 +745,8 @@ cdef class _Messages:
         frame = next(frames)
         message = None
         if self._is_exact and PyBytes_CheckExact(frame):
-            message = decode_usual(self._decoder, <bytes> frame)
+            with cython.critical_section(self._decoder):
+                message = decode_usual(self._decoder, <bytes> frame)
         if message is None:
             message = self._decode(frame)
         self._frames = frames

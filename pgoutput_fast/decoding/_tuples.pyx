@@ -58,10 +58,16 @@ cdef object plan_of(Plan plan):
     return None if plan is None else plan.plan
 
 
-cdef int resolve(Plan plan) except -1:
-    plan.text = plan.plan.text
-    plan.binary = plan.plan.binary
-    plan.codes = plan.plan.codes
+# Find the functions of a relation's columns at the first call.
+cdef inline int resolve(Plan plan) except -1:
+    with cython.critical_section(plan):
+        if plan.codes is not None:
+            return 0
+    text, binary, codes = plan.plan.text, plan.plan.binary, plan.plan.codes
+    with cython.critical_section(plan):
+        # Keep what another thread has found meanwhile: it may decode a row with it.
+        if plan.codes is None:
+            plan.text, plan.binary, plan.codes = text, binary, codes
     return 0
 
 
@@ -271,8 +277,7 @@ cdef class TupleData:
             i = self._index(key)
             if plan is None:
                 fail_stateless(self._frame, self._in_stream)
-        if plan.codes is None:
-            resolve(plan)
+        resolve(plan)
         column = self._column(i)
         try:
             return value_of(
@@ -337,6 +342,7 @@ cdef class TupleData:
             raise IndexError(f"column {i} of a tuple of {width} columns")
         return i + width if i < 0 else i
 
+    @cython.critical_section
     cdef ColumnSlice _column(self, Py_ssize_t i) except *:
         cdef const uint8_t *frame
         cdef ColumnSlice *slices
@@ -390,8 +396,7 @@ cdef tuple values_of(TupleData data):
     cdef Plan plan = data._plan
     if plan is None:
         fail_stateless(data._frame, data._in_stream)
-    if plan.codes is None:
-        resolve(plan)
+    resolve(plan)
     cdef const uint8_t *codes = <const uint8_t *> PyBytes_AS_STRING(plan.codes)
     cdef tuple text = plan.text
     cdef tuple binary = plan.binary

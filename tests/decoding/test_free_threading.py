@@ -6,7 +6,6 @@ With or without the GIL, what threads share gives the right result or an error.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.expected_errors import expect_error
 from support.frames.make_frames import OID, begin, commit, insert, relation
+from support.threads import THREADS, frequent_switches, in_threads
 
 import pgoutput_fast as pf
+from pgoutput_fast.decoding import _core, plan
 from pgoutput_fast.decoding.state import StreamState
 from pgoutput_fast.settings import make_settings
+from pgoutput_fast.values import CODES
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-THREADS = 4
 ROUNDS = 50
 FRAMES = [
     relation("a", "b"),
@@ -39,33 +40,9 @@ FRAMES = [
 
 
 @pytest.fixture(autouse=True)
-def frequent_switches() -> Iterator[None]:
-    """Threads alternate as often as Python lets them."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def in_threads(work: Callable[[], Any], count: int = THREADS) -> list[Any]:
-    """What a function returns or raises in threads that start it at the same time."""
-    barrier = threading.Barrier(count)
-    results: list[Any] = []
-
-    def run() -> None:
-        barrier.wait()
-        try:
-            results.append(work())
-        except (pf.PgOutputError, AssertionError) as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == count
-    return results
+def switches() -> Iterator[None]:
+    with frequent_switches():
+        yield
 
 
 def shown(message: Any) -> Any:
@@ -243,7 +220,6 @@ def test_a_registry_changes_in_the_midst_of_a_lookup(
     assert row[0] == "1"
     registry.register(16400, text=lambda raw: ("registered", raw))
     seen: list[Any] = []
-    from pgoutput_fast.decoding import plan
 
     def slow(*arguments: Any, **more: Any) -> Any:
         monkeypatch.undo()
@@ -256,3 +232,52 @@ def test_a_registry_changes_in_the_midst_of_a_lookup(
     monkeypatch.setattr(plan, "column_type", slow)
     assert row[0] == ("registered", b"1")
     assert seen == [("registered", b"1")]
+
+
+def test_another_thread_decodes_with_what_it_found_first(
+    impl: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads find how to decode a relation's columns. The first to finish decodes meanwhile.
+
+    The memory of what it found must not be freed when the second one finishes.
+    """
+    width = 20
+    decodes, both_found = threading.Event(), threading.Event()
+    memory: list[bytes] = []
+    rows: list[Any] = []
+
+    def number(raw: bytes) -> int:
+        if threading.current_thread() is other:
+            decodes.set()
+            assert both_found.wait(10)
+        else:
+            # Bytes as large as the codes of the columns, whose memory they take if it is free.
+            memory.extend(bytes([CODES["text"]]) * width for _ in range(100))
+            both_found.set()
+        return int(raw)
+
+    def pause(*arguments: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        other.start()
+        assert decodes.wait(10)
+        return column_type(*arguments, **more)
+
+    registry = pf.TypeRegistry()
+    registry.register(16400, text=number)
+    decoder = impl.Decoder(registry=registry)
+    types = {"a": 16400} | {f"c{i}": 23 for i in range(1, width)}
+    decoder.decode(pf.testing.Table("t", types, OID).relation())
+    row = decoder.decode(insert(*[b"1"] * width)).new
+    other = threading.Thread(target=lambda: rows.append(row.values()))
+    column_type = plan.column_type
+    monkeypatch.setattr(plan, "column_type", pause)
+    rows.append(row.values())
+    other.join()
+    assert rows == [(1,) * width] * 2
+
+
+def test_threads_that_share_an_iterator() -> None:
+    """Of the compiled decoder; that of the twin is a generator, which Python itself refuses."""
+    messages = _core.Decoder().decode_many(FRAMES * ROUNDS)
+    numbers = in_threads(lambda: sum(1 for _ in messages))
+    assert sum(numbers) == len(FRAMES) * ROUNDS
