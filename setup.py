@@ -71,6 +71,8 @@ def extensions() -> list[Extension]:
             # (embedsignature would put them into the docstrings, which would then differ.)
             "binding": True,
             "linetrace": line_trace,
+            # Importing the modules leaves the GIL of a free-threaded Python off.
+            "freethreading_compatible": True,
         },
     )
     for module in modules:

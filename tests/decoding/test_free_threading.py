@@ -5,9 +5,13 @@ With or without the GIL, what threads share gives the right result or an error.
 
 from __future__ import annotations
 
-import functools
+import importlib.machinery
+import subprocess
+import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +28,8 @@ from pgoutput_fast.values import CODES
 if TYPE_CHECKING:
     from types import ModuleType
 
-ROUNDS = 50
+ROUNDS = 20
+ROWS = 3_000
 FRAMES = [
     relation("a", "b"),
     *[
@@ -169,16 +174,17 @@ READERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_threads_that_read_one_row(impl: ModuleType, reader: str) -> None:
+def test_threads_that_read_the_same_rows(impl: ModuleType, reader: str) -> None:
     """The first access finds the columns, and the first of a relation how they are decoded."""
     table = pf.testing.Table("t", {"a": "int4", "b": "text", "c": "float8"}, OID)
     read, expected = READERS[reader]
-    for _ in range(ROUNDS):
-        decoder = impl.Decoder()
-        decoder.decode(table.relation())
-        message = decoder.decode(insert(b"1", "é".encode(), b"2.5"))
-        row = message.new
-        assert in_threads(functools.partial(read, row)) == [expected] * THREADS
+    decoder = impl.Decoder()
+    rows = []
+    for number in range(ROWS):
+        if number % 10 == 0:
+            decoder.decode(table.relation())
+        rows.append(decoder.decode(insert(b"1", "é".encode(), b"2.5")).new)
+    assert in_threads(lambda: [read(row) for row in rows]) == [[expected] * ROWS] * THREADS
 
 
 def test_threads_that_read_rows_while_a_decoder_goes_on(impl: ModuleType) -> None:
@@ -252,7 +258,7 @@ def test_another_thread_decodes_with_what_it_found_first(
             assert both_found.wait(10)
         else:
             # Bytes as large as the codes of the columns, whose memory they take if it is free.
-            memory.extend(bytes([CODES["text"]]) * width for _ in range(100))
+            memory.extend(bytes([CODES["text"]]) * width for _ in range(10_000))
             both_found.set()
         return int(raw)
 
@@ -281,3 +287,23 @@ def test_threads_that_share_an_iterator() -> None:
     messages = _core.Decoder().decode_many(FRAMES * ROUNDS)
     numbers = in_threads(lambda: sum(1 for _ in messages))
     assert sum(numbers) == len(FRAMES) * ROUNDS
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="Python has a GIL")
+def test_modules_leave_the_gil_off() -> None:
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    root = Path(pf.__file__).parent
+    modules = [
+        ".".join(path.relative_to(root.parent).parts).removesuffix(suffix)
+        for path in root.rglob(f"*{suffix}")
+        if path.parent.name != "replication"  # it imports psycopg, which may need the GIL
+    ]
+    assert "pgoutput_fast.decoding._core" in modules
+    # A dependency of a module may be missing. Python warns if it has to enable the GIL.
+    program = """
+import contextlib, importlib, sys
+for name in sys.argv[1:]:
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(name)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program, *modules], check=True)
