@@ -59,15 +59,18 @@ cdef object plan_of(Plan plan):
 
 
 # Find the functions of a relation's columns at the first call.
+@cython.critical_section
 cdef inline int resolve(Plan plan) except -1:
-    with cython.critical_section(plan):
-        if plan.codes is not None:
-            return 0
+    if plan.codes is None:
+        find_functions(plan)
+    return 0
+
+
+cdef int find_functions(Plan plan) except -1:
     text, binary, codes = plan.plan.text, plan.plan.binary, plan.plan.codes
-    with cython.critical_section(plan):
-        # Keep what another thread has found meanwhile: it may decode a row with it.
-        if plan.codes is None:
-            plan.text, plan.binary, plan.codes = text, binary, codes
+    # Keep what another thread has found meanwhile: it may decode a row with it.
+    if plan.codes is None:
+        plan.text, plan.binary, plan.codes = text, binary, codes
     return 0
 
 
