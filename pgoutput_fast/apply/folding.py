@@ -623,11 +623,9 @@ class _KeyedRows(NamedTuple):
             for field, number in zip(from_, numbers, strict=True)
         ]
         return [
-            pa.array(np.where(is_present, "upsert", "delete"), pa.string()),
+            _chosen(is_present, "upsert", "delete"),
             pa.StructArray.from_arrays(values, fields=row),
-            pa.array(
-                np.where(self.followed.is_in_table[part], "present", self.absent), pa.string()
-            ),
+            _chosen(self.followed.is_in_table[part], "present", self.absent),
             _names_of(np.array(unsent).T.reshape(len(last), -1), self.schema.field("row").type),
             pa.StructArray.from_arrays(keys, fields=from_, mask=pa.array(origins == UNKNOWN)),
             *(reader.take(pa.field(name, type_), found_rows) for name, type_ in _HEAD.items()),
@@ -664,6 +662,11 @@ def _result_schema(row: list[pa.Field], key: list[pa.Field], *more: pa.Field) ->
             *more,
         ]
     )
+
+
+def _chosen(flags: Any, yes: str, no: str) -> pa.Array:
+    """Return one of two words for each flag."""
+    return pc.if_else(pa.array(flags), yes, no)
 
 
 def _names_of(flags: Any, row: pa.StructType) -> pa.Array:
@@ -784,9 +787,9 @@ class _Multiset:
                 reader.take(field.with_name(str(i)), found_rows) for i, field in enumerate(row)
             ]
             return [
-                pa.array(np.where(count < 0, "delete", "upsert"), pa.string()),
+                _chosen(count < 0, "delete", "upsert"),
                 pa.StructArray.from_arrays(values, fields=row),
-                pa.array(np.where(count < 0, "present", "any"), pa.string()),
+                _chosen(count < 0, "present", "any"),
                 pa.nulls(len(count), schema.field("unchanged").type),
                 pa.nulls(len(count), schema.field("from_").type),
                 *(reader.take(pa.field(name, type_), found_rows) for name, type_ in _HEAD.items()),
