@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import platform
+import sys
 import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ def _choose() -> tuple[ModuleType, str | None]:
     except ImportError as error:
         where = os.path.dirname(__file__)  # noqa: PTH120 - pathlib would double the import's time
         reason = f"the compiled extension cannot be imported from {where}: {error}"
-    if platform.python_implementation() == "CPython":
+    if sys.implementation.name == "cpython":
         warnings.warn(
             f"pgoutput_fast is slow: {reason}; PGOUTPUT_FAST_IMPL=python says that this is meant",
             RuntimeWarning,

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import ipaddress
-import uuid
+import functools
 from decimal import Decimal
 from typing import Any
 
 from .objects import UNCHANGED, Interval, Range, SparseVector
 
-_AS_STR = (
-    Decimal,
-    uuid.UUID,
-    ipaddress.IPv4Address,
-    ipaddress.IPv6Address,
-    ipaddress.IPv4Interface,
-    ipaddress.IPv6Interface,
-    ipaddress.IPv4Network,
-    ipaddress.IPv6Network,
-)
+
+@functools.cache
+def _as_str() -> tuple[type, ...]:
+    """Return the classes whose values become their str."""
+    import ipaddress  # both import slowly
+    import uuid
+
+    return (
+        Decimal,
+        uuid.UUID,
+        ipaddress.IPv4Address,
+        ipaddress.IPv6Address,
+        ipaddress.IPv4Interface,
+        ipaddress.IPv6Interface,
+        ipaddress.IPv4Network,
+        ipaddress.IPv6Network,
+    )
 
 
 def json_default(value: object) -> Any:
@@ -51,7 +57,7 @@ def json_default(value: object) -> Any:
         return {"unchanged": True}
     if isinstance(value, bytes):
         return {"hex": value.hex()}
-    if isinstance(value, _AS_STR):
+    if isinstance(value, _as_str()):
         return str(value)
     if isinstance(value, (datetime.date, datetime.time)):  # a datetime is a date too
         return value.isoformat()

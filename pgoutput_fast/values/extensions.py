@@ -106,13 +106,13 @@ def _hstore_text(part: str) -> str:
 
 _FLOAT = r"(?:-?(?:\d+(?:\.\d+)?(?:e[+-]\d+)?|Infinity)|NaN)"
 _CORNER = rf"\((?:{_FLOAT}(?:, {_FLOAT})*)?\)"
-_CUBE = re.compile(rf"{_CORNER}(?:,{_CORNER})?".encode())
+_CUBE = rf"{_CORNER}(?:,{_CORNER})?".encode()
 _CUBE_DIMENSIONS = 100  # CUBE_MAX_DIM
 _POINT_FLAG = 0x80000000
 
 
 def _cube_text(raw: bytes) -> str:
-    if _CUBE.fullmatch(raw) is None:
+    if re.fullmatch(_CUBE, raw) is None:
         raise ValueError(f"{show_bytes(raw)} is no cube")
     return raw.decode()
 
@@ -187,7 +187,7 @@ def _dense(name: str, letter: str) -> Codec:
     return Codec(text, binary, form)
 
 
-_SPARSE = re.compile(rb"\{((?:\d+:[0-9.e+-]+(?:,\d+:[0-9.e+-]+)*)?)\}/(\d{1,10})")
+_SPARSE = rb"\{((?:\d+:[0-9.e+-]+(?:,\d+:[0-9.e+-]+)*)?)\}/(\d{1,10})"
 
 
 def _sparse(dim: int, indices: tuple[int, ...], values: tuple[float, ...]) -> SparseVector:
@@ -206,7 +206,7 @@ def _sparse(dim: int, indices: tuple[int, ...], values: tuple[float, ...]) -> Sp
 
 def _sparse_text(raw: bytes) -> SparseVector:
     """A sparsevec in text format, which counts indices from 1; binary format counts from 0."""
-    match = _SPARSE.fullmatch(raw)
+    match = re.fullmatch(_SPARSE, raw)
     if match is None:
         raise ValueError(f"{show_bytes(raw)} is no sparsevec")
     pairs = [pair.split(b":") for pair in match[1].split(b",")] if match[1] else []

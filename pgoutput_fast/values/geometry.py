@@ -20,10 +20,10 @@ def _points(numbers: tuple[float, ...]) -> str:
 
 
 def _codec(name: str, pattern: str, form: Callable[[bytes], str]) -> Codec:
-    matches = re.compile(pattern.encode()).fullmatch
+    encoded = pattern.encode()
 
     def text(raw: bytes) -> str:
-        if matches(raw) is None:
+        if re.fullmatch(encoded, raw) is None:
             raise ValueError(f"{show_bytes(raw)} is no {name}")
         return raw.decode()
 

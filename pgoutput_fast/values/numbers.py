@@ -7,7 +7,6 @@ import re
 import struct
 from collections.abc import Callable
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation
-from fractions import Fraction
 
 from .base import Codec, CodecOf, NoTextForm, expect_size, show_bytes, wrong_size
 
@@ -121,6 +120,8 @@ def _shortest_between(value: float, before: float, after: float, surviving: int)
     `surviving` is how many digits always survive the conversion from text to a float and back, so
     that a shorter result has zeros at its end; 1 if there is no such number.
     """
+    from fractions import Fraction  # imports slowly, and few values need it
+
     exact = Fraction(value)
     low = (exact + Fraction(before)) / 2
     # The greatest float has no finite neighbour above. One is assumed at the distance of the one

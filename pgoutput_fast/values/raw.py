@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import binascii
+import functools
 import operator
 import re
 import struct
-import uuid
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from .base import Codec, CodecOf, expect_size, show_bytes, wrong_size
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Sequence
 
 
 def _bytea_text(raw: bytes) -> bytes:
@@ -72,15 +76,21 @@ _from_bytes = int.from_bytes
 _unhexlify = binascii.unhexlify
 _new = object.__new__
 _set = object.__setattr__
-_UUID_CLASS = uuid.UUID
-_UNKNOWN_SAFETY = uuid.SafeUUID.unknown
+
+
+@functools.cache
+def _uuid_parts() -> tuple[type[uuid.UUID], uuid.SafeUUID]:
+    import uuid  # imports slowly
+
+    return uuid.UUID, uuid.SafeUUID.unknown
 
 
 def _make_uuid(value: int) -> uuid.UUID:
     """The same as uuid.UUID(int=value), whose constructor takes three times as long."""
-    made = _new(_UUID_CLASS)
+    kind, safety = _uuid_parts()
+    made = _new(kind)
     _set(made, "int", value)
-    _set(made, "is_safe", _UNKNOWN_SAFETY)
+    _set(made, "is_safe", safety)
     return made
 
 
@@ -160,7 +170,7 @@ _PG_LSN = _plain(
 _MACADDR = _plain("macaddr", rb"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", 6, lambda raw: raw.hex(":"))
 _MACADDR8 = _plain("macaddr8", rb"[0-9a-f]{2}(?::[0-9a-f]{2}){7}", 8, lambda raw: raw.hex(":"))
 
-_SNAPSHOT = re.compile(rb"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)")
+_SNAPSHOT = rb"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)"
 _snapshot_head = struct.Struct(">iQQ").unpack_from
 
 
@@ -176,7 +186,7 @@ def _snapshot_check(lowest: int, highest: int, running: Sequence[int]) -> None:
 
 
 def _snapshot_text(raw: bytes) -> str:
-    match = _SNAPSHOT.fullmatch(raw)
+    match = re.fullmatch(_SNAPSHOT, raw)
     if match is None:
         raise ValueError(f"{show_bytes(raw)} is no snapshot")
     lowest, highest, running = match.groups()

@@ -9,11 +9,11 @@ from .base import Codec, CodecOf, show_bytes
 
 _QUOTED = r"'[^'\\]*(?:(?:''|\\\\)[^'\\]*)*'"
 _LEXEME = rf"{_QUOTED}(?::[0-9]{{1,5}}[ABC]?(?:,[0-9]{{1,5}}[ABC]?)*)?"
-_VECTOR = re.compile(rf"(?:{_LEXEME}(?: {_LEXEME})*)?")
+_VECTOR = rf"(?:{_LEXEME}(?: {_LEXEME})*)?"
 _OPERAND = rf"(?:!|\( )*{_QUOTED}(?::(?=[*A-D])\*?A?B?C?D?)?(?: \))*"
 _OPERATOR = r" (?:[&|]|<(?:-|[0-9]{1,5})>) "
-_QUERY = re.compile(rf"(?:{_OPERAND}(?:{_OPERATOR}{_OPERAND})*)?")
-_PARENTHESES = re.compile(rf"{_QUOTED}|([()])")
+_QUERY = rf"(?:{_OPERAND}(?:{_OPERATOR}{_OPERAND})*)?"
+_PARENTHESES = rf"{_QUOTED}|([()])"
 
 
 def _quoted(lexeme: str) -> str:
@@ -38,7 +38,7 @@ _WEIGHTS = ("", "C", "B", "A")
 def _vector(encoding: str) -> Codec:
     def text(raw: bytes) -> str:
         value = raw.decode(encoding)
-        if _VECTOR.fullmatch(value) is None:
+        if re.fullmatch(_VECTOR, value) is None:
             raise ValueError(f"{show_bytes(raw)} is no tsvector")
         return value
 
@@ -172,9 +172,11 @@ def _parts(operation: _Operation) -> list[_Operation | str]:
 def _query(encoding: str) -> Codec:
     def text(raw: bytes) -> str:
         value = raw.decode(encoding)
-        if _QUERY.fullmatch(value) is not None:
+        if re.fullmatch(_QUERY, value) is not None:
             depth = 0
-            for parenthesis in _PARENTHESES.findall(value) if "(" in value or ")" in value else ():
+            for parenthesis in (
+                re.findall(_PARENTHESES, value) if "(" in value or ")" in value else ()
+            ):
                 depth += (parenthesis == "(") - (parenthesis == ")")
                 if depth < 0:
                     break

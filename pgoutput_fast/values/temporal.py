@@ -21,9 +21,11 @@ _DAY = 86_400_000_000  # microseconds
 _int32 = struct.Struct(">i").unpack
 _int64 = struct.Struct(">q").unpack
 
+# `re` compiles the patterns of rare forms when they are first used, and keeps them: compiling all
+# of them here would take a tenth of the package's import.
 _CLOCK = rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
 _DATE = re.compile(rb"(\d{4,7})-(\d\d)-(\d\d)( BC)?")
-_GERMAN_DATE = re.compile(rb"(\d\d)\.(\d\d)\.(\d{4,7})( BC)?")
+_GERMAN_DATE = rb"(\d\d)\.(\d\d)\.(\d{4,7})( BC)?"
 _TIME = re.compile(_CLOCK)
 _TIMETZ = re.compile(_CLOCK + rb"([+-])(\d\d)(?::(\d\d)(?::(\d\d))?)?")
 _TIMESTAMP = re.compile(
@@ -32,8 +34,8 @@ _TIMESTAMP = re.compile(
 # The time zone in the DateStyles German, SQL and Postgres: an offset or an abbreviation, which can
 # consist of digits too, as +0545.
 _ZONE = rb"(?: ?(?:([+-])(\d\d)(?::?(\d\d)(?::?(\d\d))?)?|([A-Za-z]{3,})))?( BC)?"
-_GERMAN_TIMESTAMP = re.compile(rb"(\d\d)\.(\d\d)\.(\d{4,6}) " + _CLOCK + _ZONE)
-_POSTGRES_TIMESTAMP = re.compile(
+_GERMAN_TIMESTAMP = rb"(\d\d)\.(\d\d)\.(\d{4,6}) " + _CLOCK + _ZONE
+_POSTGRES_TIMESTAMP = (
     rb"(?:Sun|Mon|Tue|Wed|Thu|Fri|Sat) (?:(\d\d) ([A-Z][a-z]{2})|([A-Z][a-z]{2}) (\d\d)) "
     + _CLOCK + rb" (\d{4,6})" + _ZONE
 )  # fmt: skip
@@ -42,9 +44,9 @@ _MONTHS = {
     for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
 }
 # In the DateStyle SQL, and for dates in the DateStyle Postgres, the day or the month comes first.
-_SQL_DATE = re.compile(rb"(\d\d)([-/])(\d\d)\2(\d{4,7})( BC)?")
-_SQL_TIMESTAMP = re.compile(rb"(\d\d)/(\d\d)/(\d{4,6}) " + _CLOCK + _ZONE)
-_DAY_OR_MONTH_FIRST = re.compile(rb"\d\d([-/])\d\d\1\d{4,7}(?: .*)?")
+_SQL_DATE = rb"(\d\d)([-/])(\d\d)\2(\d{4,7})( BC)?"
+_SQL_TIMESTAMP = rb"(\d\d)/(\d\d)/(\d{4,6}) " + _CLOCK + _ZONE
+_DAY_OR_MONTH_FIRST = rb"\d\d([-/])\d\d\1\d{4,7}(?: .*)?"
 _FIRST_UNKNOWN = (
     "; whether its day or its month comes first is known to the session's DateStyle alone, "
     "which must be ISO"
@@ -74,9 +76,9 @@ def _date(policies: Policies) -> Codec:
         match = _DATE.fullmatch(raw)
         if match is not None:
             year, month, day, era = match.groups()
-        elif (match := _GERMAN_DATE.fullmatch(raw)) is not None:
+        elif (match := re.fullmatch(_GERMAN_DATE, raw)) is not None:
             day, month, year, era = match.groups()
-        elif (match := _SQL_DATE.fullmatch(raw)) is not None:
+        elif (match := re.fullmatch(_SQL_DATE, raw)) is not None:
             first, _, second, year, era = match.groups()
             day, month = _day_and_month(first, second, raw, "date")
         if match is not None:
@@ -226,7 +228,7 @@ def _no_such(raw: bytes, name: str, reason: object) -> ValueError:
 
 def _no_value(raw: bytes, name: str) -> ValueError:
     """Make the error for a text that is no date or timestamp, or whose DateStyle is not clear."""
-    reason = _FIRST_UNKNOWN if _DAY_OR_MONTH_FIRST.fullmatch(raw) else _STYLE
+    reason = _FIRST_UNKNOWN if re.fullmatch(_DAY_OR_MONTH_FIRST, raw) else _STYLE
     return ValueError(f"{show_bytes(raw)} is no {name}{reason}")
 
 
@@ -253,14 +255,14 @@ def _timestamp_fields(
     abbreviation: bytes | None = None
     if (match := _TIMESTAMP.fullmatch(raw)) is not None:
         year, month, day, *clock, sign, hours, minutes, seconds, era = match.groups()
-    elif (match := _GERMAN_TIMESTAMP.fullmatch(raw)) is not None:
+    elif (match := re.fullmatch(_GERMAN_TIMESTAMP, raw)) is not None:
         day, month, year, *clock, sign, hours, minutes, seconds, abbreviation, era = match.groups()
-    elif (match := _SQL_TIMESTAMP.fullmatch(raw)) is not None:
+    elif (match := re.fullmatch(_SQL_TIMESTAMP, raw)) is not None:
         first, second, year, *clock, sign, hours, minutes, seconds, abbreviation, era = (
             match.groups()
         )
         day, month = _day_and_month(first, second, raw, name)
-    elif (match := _POSTGRES_TIMESTAMP.fullmatch(raw)) is not None:
+    elif (match := re.fullmatch(_POSTGRES_TIMESTAMP, raw)) is not None:
         day, month, month2, day2, *clock, year, sign, hours, minutes, seconds, abbreviation, era = (
             match.groups()
         )
@@ -357,23 +359,19 @@ _INTERVAL_POSTGRES = re.compile(
     rb"(?: ([+-]?\d{1,9}) years?)?(?: ([+-]?\d{1,2}) mons?)?(?: ([+-]?\d{1,10}) days?)?"
     rb"(?: " + _INTERVAL_CLOCK + rb")?"
 )  # fmt: skip
-_INTERVAL_VERBOSE = re.compile(
+_INTERVAL_VERBOSE = (
     rb"@(?: 0|(?: (-?\d{1,9}) years?)?(?: (-?\d{1,2}) mons?)?(?: (-?\d{1,10}) days?)?"
     rb"(?: (-?\d{1,10}) hours?)?(?: (-?\d{1,2}) mins?)?"
     rb"(?: (-?)(\d{1,2})(?:\.(\d{1,6}))? secs?)?)( ago)?"
 )
-_INTERVAL_ISO = re.compile(
+_INTERVAL_ISO = (
     rb"P(?:(-?\d{1,9})Y)?(?:(-?\d{1,2})M)?(?:(-?\d{1,10})D)?"
     rb"(?:T(?:(-?\d{1,10})H)?(?:(-?\d{1,2})M)?(?:(-?)(\d{1,2})(?:\.(\d{1,6}))?S)?)?"
 )
 # In the IntervalStyle sql_standard, one sign in front applies to the whole interval, unless every
 # part has a sign.
-_INTERVAL_SQL_SIGNED = re.compile(
-    rb"([+-])(\d{1,9})-(\d{1,2}) ([+-]\d{1,10}) (?=[+-])" + _INTERVAL_CLOCK
-)
-_INTERVAL_SQL = re.compile(
-    rb"(-?)(?:(\d{1,9})-(\d{1,2})|(\d{1,10}) (?=\d)" + _INTERVAL_CLOCK + rb"|(0))"
-)
+_INTERVAL_SQL_SIGNED = rb"([+-])(\d{1,9})-(\d{1,2}) ([+-]\d{1,10}) (?=[+-])" + _INTERVAL_CLOCK
+_INTERVAL_SQL = rb"(-?)(?:(\d{1,9})-(\d{1,2})|(\d{1,10}) (?=\d)" + _INTERVAL_CLOCK + rb"|(0))"
 _INFINITE_PARTS = {
     b"infinity": Interval(0x7FFFFFFF, 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF),
     b"-infinity": Interval(-0x80000000, -0x80000000, -0x8000000000000000),
@@ -410,20 +408,20 @@ def _interval_fields(raw: bytes) -> tuple[int, int, int]:
         return int(years or 0) * 12 + int(months or 0), int(days or 0), microseconds
     first = raw[:1]
     if first == b"P":
-        match = _INTERVAL_ISO.fullmatch(raw)
+        match = re.fullmatch(_INTERVAL_ISO, raw)
         if match is not None and raw[-1:] not in (b"P", b"T"):
             return _signed_parts(*match.groups())
     elif first == b"@":
-        match = _INTERVAL_VERBOSE.fullmatch(raw)
+        match = re.fullmatch(_INTERVAL_VERBOSE, raw)
         if match is not None and raw != b"@" and raw != b"@ ago":
             *parts, ago = match.groups()
             months, days, microseconds = _signed_parts(*parts)
             return (-months, -days, -microseconds) if ago else (months, days, microseconds)
-    elif (match := _INTERVAL_SQL_SIGNED.fullmatch(raw)) is not None:
+    elif (match := re.fullmatch(_INTERVAL_SQL_SIGNED, raw)) is not None:
         sign, years, months, days, *clock = match.groups()
         size = int(years) * 12 + int(months)
         return -size if sign == b"-" else size, int(days), _duration(*clock)
-    elif (match := _INTERVAL_SQL.fullmatch(raw)) is not None:
+    elif (match := re.fullmatch(_INTERVAL_SQL, raw)) is not None:
         sign, years, months, days, *clock, _ = match.groups()
         size = int(years or 0) * 12 + int(months or 0)
         microseconds = _duration(*clock) if clock[1] is not None else 0
