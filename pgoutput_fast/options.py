@@ -8,13 +8,12 @@ documentation are all made from these fields.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .errors import PgOutputError
 
@@ -29,8 +28,7 @@ _MOST = (1 << 63) - 1  # the largest size of a file
 _WORDS = {"true": True, "false": False}
 
 
-@dataclass(frozen=True)
-class OptionKind:
+class OptionKind(NamedTuple):
     """The values that an option takes.
 
     Attributes
@@ -285,5 +283,7 @@ def arguments_of(function: Callable[..., Any], *kinds: type[Options]) -> set[str
 
 def near(name: str, candidates: Iterable[str]) -> str:
     """Return an error's suggestion for an unknown name: the known name that is most similar."""
+    import difflib
+
     similar = difflib.get_close_matches(name, [*candidates], 1)
     return f"Did you mean {similar[0]}?" if similar else ""

@@ -10,7 +10,6 @@ segments takes the types from it that were in force when the values were written
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -534,7 +533,7 @@ def _differs(before: CatalogType | None, after: CatalogType | None) -> bool:
     if before is None or after is None:
         type_ = before or after
         return type_ is not None and type_.kind == "c"
-    return dataclasses.replace(before, labels=()) != dataclasses.replace(after, labels=())
+    return before._replace(labels=()) != after._replace(labels=())
 
 
 class HistoryFollower:

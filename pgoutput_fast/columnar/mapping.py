@@ -12,9 +12,9 @@ import operator
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..names import shown_name
 from ..objects import Interval
@@ -86,16 +86,14 @@ def without_functions(type: ColumnType) -> ColumnType:
     registered = type.registered
     if registered is not None and registered.arrow is None:
         registered = None
-    return replace(
-        type,
+    return type._replace(
         registered=registered,
         element=None if type.element is None else without_functions(type.element),
         fields=tuple([(name, without_functions(field)) for name, field in type.fields]),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Maker:
+class _Maker(NamedTuple):
     """Makes the field of a column and, recursively, the fields of its parts."""
 
     settings: Settings
@@ -159,7 +157,7 @@ class _Maker:
         if encoding in NO_ASCII:
             # The functions of nested types look for quotes and braces among the bytes, where in
             # these encodings they can be parts of other characters. So they are given UTF-8.
-            in_utf8 = replace(self, settings=replace(self.settings, encoding="utf-8"))
+            in_utf8 = self._replace(settings=replace(self.settings, encoding="utf-8"))
             inner, _ = _functions_of(in_utf8.made_of_parts(type))
 
             def text(raw: bytes) -> bytes | None:

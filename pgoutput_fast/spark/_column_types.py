@@ -162,7 +162,7 @@ def column_field(type_: ColumnType, settings: Settings, ddl: str, *, binary: boo
     if plain.registered is None and entry is not None and entry.codec == "numeric":
         # `policies_for` has checked that the wanted decimal holds all values of the column's own.
         precision, scale = _precision_and_scale(ddl)
-        plain = replace(plain, modifier=(precision << 16 | scale) + 4)
+        plain = plain._replace(modifier=(precision << 16 | scale) + 4)
     return _natural(plain, settings, binary=binary)
 
 

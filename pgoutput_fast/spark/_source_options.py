@@ -77,7 +77,7 @@ _REGISTRY = OptionKind(
     _registry, metavar="PATH", is_secret=True,
 )  # fmt: skip
 _LSN = OptionKind((int,), "an LSN, such as 16/B374D848", _lsn, metavar="LSN")
-_PATH = dataclasses.replace(text(), metavar="PATH")
+_PATH = text()._replace(metavar="PATH")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class SourceOptions(Options):
     )
     output: str | None = option(_PATH, None, "Where mode manifest writes files.")
     dsn: str | None = option(
-        dataclasses.replace(text(), metavar="DSN", is_secret=True), None,
+        text()._replace(metavar="DSN", is_secret=True), None,
         "The server, without a password. Give the driver ~/.pgpass or PGPASSWORD.",
     )  # fmt: skip
     slot: str | None = option(text(), None, "The slot to capture.")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import Argument, PgOutputError
 from .resolve import ColumnType, Converter, RegisteredType, builtin_type
 from .table import BY_OID, EXTENSION_BY_NAME
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogType:
+class CatalogType(NamedTuple):
     """A type as ``pg_type`` and other tables of the system catalogue describe it.
 
     Attributes
@@ -266,7 +263,7 @@ class TypeRegistry:
 
     def to_json(self) -> str:
         """Return the catalogue as JSON for :meth:`from_json`, without registered functions."""
-        types = [dataclasses.asdict(self._catalog[oid]) for oid in sorted(self._catalog)]
+        types = [self._catalog[oid]._asdict() for oid in sorted(self._catalog)]
         return json.dumps({"format_version": FORMAT_VERSION, "types": types})
 
     @classmethod
@@ -317,26 +314,25 @@ class TypeRegistry:
             return named
         if entry.kind == "d":
             base = self.known(entry.element, modifier if entry.modifier < 0 else entry.modifier)
-            return replace(base, oid=oid, registered=registered or base.registered)
+            return base._replace(oid=oid, registered=registered or base.registered)
         if entry.kind == "e":
-            return replace(named, kind="enum", labels=entry.labels)
+            return named._replace(kind="enum", labels=entry.labels)
         if entry.kind == "c":
             fields = tuple((name, self.known(*field)) for name, *field in entry.fields)
-            return replace(named, kind="composite", fields=fields)
+            return named._replace(kind="composite", fields=fields)
         if entry.kind in _ELEMENT_KINDS:
-            return replace(
-                named, kind=_ELEMENT_KINDS[entry.kind], element=self.known(entry.element)
+            return named._replace(
+                kind=_ELEMENT_KINDS[entry.kind], element=self.known(entry.element)
             )
         if entry.element:
-            return replace(
-                named,
+            return named._replace(
                 kind="array",
                 element=self.known(entry.element, modifier),
                 delimiter=self._delimiter(entry.element),
             )
         extension = EXTENSION_BY_NAME.get(entry.name)
         if extension is not None and extension.extension == entry.extension:
-            return replace(named, kind="base", entry=extension)
+            return named._replace(kind="base", entry=extension)
         return named
 
     def _delimiter(self, oid: int) -> str:

@@ -8,16 +8,14 @@ from text format and bytes from binary format.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .table import BY_ARRAY_OID, BY_NAME, BY_OID, EXTENSION_BY_NAME, PgType
 
 Converter = Callable[[bytes], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredType:
+class RegisteredType(NamedTuple):
     """What a user registered for a type.
 
     Attributes
@@ -33,8 +31,7 @@ class RegisteredType:
     arrow: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnType:
+class ColumnType(NamedTuple):
     """The type of a column, as a tree with the types of its elements and fields.
 
     Attributes
@@ -124,7 +121,7 @@ def column_type(
     registered = found.registered
     if registered is None and registry is not None:
         registered = registry.find(oid, namespace, name)
-    return replace(found, oid=oid, namespace=namespace, name=name, registered=registered)
+    return found._replace(oid=oid, namespace=namespace, name=name, registered=registered)
 
 
 def builtin_type(oid: int, modifier: int, registry: Registry | None) -> ColumnType | None:

@@ -6,11 +6,10 @@ Arrow columns, the Spark reader, the documentation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PgType:
+class PgType(NamedTuple):
     """One row of the table: a scalar type, or a built-in range, multirange or vector type.
 
     Attributes
