@@ -19,6 +19,7 @@ LEVELS = {
     "message": "message object, validated, columns lazy: decoder.decode_many(frames)",
     "message, one by one": "the same through decoder.decode(frame)",
     "texts": "decode_many, and texts() of each row",
+    "texts, one by one": "the same through decoder.decode(frame)",
     "values": "decode_many, and values() of each row",
 }
 
@@ -82,7 +83,7 @@ def fields(message: Any, columns: Callable[[Any], Any]) -> tuple[Any, ...]:
 def baseline_loop(workload: workloads.Workload, level: str) -> Loop:
     preamble, frames, rows = stream_of(workload)
     decoder = baseline.Decoder(
-        "typed" if level == "values" else "texts" if level == "texts" else "bytes"
+        "typed" if level == "values" else "texts" if level.startswith("texts") else "bytes"
     )
     exhaust(map(decoder.decode, preamble))
 
@@ -119,6 +120,10 @@ def own_loop(workload: workloads.Workload, level: str, who: str, module: Any) ->
         for message in itertools.compress(decoder.decode_many(frames), rows):
             message.new.texts()
 
+    def run_texts_one_by_one() -> None:
+        for message in itertools.compress(map(decoder.decode, frames), rows):
+            message.new.texts()
+
     def run_values() -> None:
         for message in itertools.compress(decoder.decode_many(frames), rows):
             message.new.values()
@@ -133,11 +138,11 @@ def own_loop(workload: workloads.Workload, level: str, who: str, module: Any) ->
             tuple(message.new)
 
     def result() -> list[Any]:
-        if level == "message, one by one":
+        if level.endswith("one by one"):
             messages: Iterable[Any] = map(decoder.decode, frames)
         else:
             messages = decoder.decode_many(frames)
-        if level == "texts":
+        if level.startswith("texts"):
             return [fields(message, lambda row: row.texts()) for message in messages]
         if level == "values":
             return [fields(message, lambda row: row.values()) for message in messages]
@@ -149,6 +154,7 @@ def own_loop(workload: workloads.Workload, level: str, who: str, module: Any) ->
         "message": run_messages,
         "message, one by one": run_one_by_one,
         "texts": run_texts,
+        "texts, one by one": run_texts_one_by_one,
         "values": run_values,
         "iteration": run_iteration,
         "tuple": run_tuples,
@@ -311,7 +317,7 @@ def check_baseline(workload: workloads.Workload, level: str, result: list[Any]) 
             )
             for row in workload.rows
         ]
-        if level == "texts":
+        if level.startswith("texts"):
             rows = [
                 tuple(None if value is None else value.decode() for value in row) for row in rows
             ]
@@ -358,7 +364,7 @@ def loops(
     for level in LEVELS:
         # The plain decoder, with which results are compared, makes no text of binary values, and
         # does not know all types of recorded streams.
-        if (level == "texts" and workload.tuple_format == "binary") or (
+        if (level.startswith("texts") and workload.tuple_format == "binary") or (
             level == "values" and workload.table is None
         ):
             continue

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from .goals import RECEIVE_ONLY, verdicts
+from .goals import verdicts
 from .harness import Results
 
 _OURS, _PLAIN, _OTHERS, _BAD = "#0b6e4f", "#8a8f98", "#c46a1b", "#b3261e"
@@ -157,7 +157,10 @@ def _colour(who: str) -> str:
     return _PLAIN if who in _RECEIVING else _OTHERS
 
 
-_RECEIVING = {*RECEIVE_ONLY, "psycopg 3, SO_RCVLOWAT"}
+_RECEIVING = {
+    *("pg_recvlogical", "psycopg2, receive", "psycopg 3, receive", "pg_walstream, raw"),
+    "psycopg 3, SO_RCVLOWAT",
+}
 
 
 def memory(results: Results) -> Any | None:

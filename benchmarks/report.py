@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import columns, decoders, features
-from .goals import goal_table
+from .goals import goal_table, limits
 from .harness import Results, grouped, nanoseconds, table, times
 from .peers.ways import OURS, WAYS
 
@@ -166,6 +166,7 @@ def growth_table(results: Results) -> str:
 def sections(results: Results) -> Iterator[tuple[str, str]]:
     """Title and text of each section of the report."""
     yield "Goals", goal_table(results)
+    yield "Why goals are missed", "\n".join(limits(results))
     for metric, what in (
         ("cpu", "CPU ns per frame ± quartile distance"),
         ("memory", "peak memory"),
