@@ -33,7 +33,7 @@ KEYS = {
 }
 """Name of a case → the columns of its table's key."""
 REST = {"a": "text", "b": "int8", "c": "timestamptz", "d": "float8", "e": "text"}
-_CHANGES = 200_000
+_FOLDED = 200_000  # changes
 _TRANSACTION = 100  # changes of a transaction
 _METADATA = SegmentMetadata(
     "7000000000000000001", "shop", "s", ("p",), 180004, "UTF8", {}, {"proto_version": "1"}
@@ -85,14 +85,14 @@ def _table(name: str, columns: dict[str, str], relation_id: int) -> testing.Tabl
     return testing.Table(name, columns | REST, relation_id, key=[*columns])
 
 
-def fold_cases(seconds: float, missing: dict[str, str]) -> Iterator[Case]:
+def fold_cases(count: int, seconds: float, missing: dict[str, str]) -> Iterator[Case]:
     """For each kind of key: decoding, the fold of what was decoded, and what others do with it."""
     import pyarrow as pa
 
     for name, columns in KEYS.items():
         table = _table("t", columns, 16384)
         frames = [table.relation()]
-        for number, body in enumerate(changes(table, columns, _CHANGES, 1), 1):
+        for number, body in enumerate(changes(table, columns, count, 1), 1):
             lsn = number * 1000
             frames += [testing.begin(number, lsn), *body, testing.commit(lsn)]
         given = pa.array(frames, pa.binary())
@@ -109,7 +109,7 @@ def fold_cases(seconds: float, missing: dict[str, str]) -> Iterator[Case]:
         loops: dict[str, Callable[[], object]] = {"decoding": decode, "fold": fold}
         loops |= _last_rows(whole, [*columns], missing)
         for who, run in loops.items():
-            yield harness.timed(f"fold: {name}/{who}", run, _CHANGES, seconds)
+            yield harness.timed(f"fold: {name}/{who}", run, count, seconds)
 
 
 def _last_rows(
@@ -171,10 +171,10 @@ def write_segments(directory: Path, tables: int, count: int) -> None:
             writer.write(0, table.relation())
         lsn, left, written, is_flushed = 0, list(streams), 0, False
         while left:
-            if written >= count // 2 and not is_flushed:
-                writer.flush()
-                is_flushed = True
             for stream in list(left):
+                if written >= count // 2 and not is_flushed:
+                    writer.flush()
+                    is_flushed = True
                 body = next(stream, None)
                 if body is None:
                     left.remove(stream)
@@ -223,17 +223,18 @@ def run(options: argparse.Namespace, results: Results) -> None:
     """Measure both."""
     optional_module("pyarrow")
     rounds = options.rounds or (3 if options.quick else 7)
-    harness.measure(fold_cases(0.05, results.missing), rounds, results)
+    folded = round(_FOLDED * (options.scale or 1))
+    harness.measure(fold_cases(folded, 0.05, results.missing), rounds, results)
     optional_module("duckdb")
     count = int(400_000 * (options.scale or 1))
     with sync_cases(count) as cases:
         harness.measure(cases, rounds, results)
     try:
-        with slot_cases((options.scale or 1) * (0.1 if options.quick else 0.5)) as cases:
-            harness.measure(cases, 1 if options.quick else 3, results)
+        with slot_cases((options.scale or 1) * (0.05 if options.quick else 1)) as cases:
+            harness.measure(cases, 1 if options.quick else min(rounds, 3), results)
     except NotMeasured as reason:
         results.missing["slot to tables"] = str(reason)
     results.described["apply"] = (
-        f"{_CHANGES:,} changes of 8 columns for each fold: a quarter inserts, 7 % deletes, 1 % "
+        f"{folded:,} changes of 8 columns for each fold: a quarter inserts, 7 % deletes, 1 % "
         f"updates of the key; {count:,} for each sync, half of them for a second window"
     )

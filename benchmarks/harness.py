@@ -267,6 +267,14 @@ def peak_memory(prepare: Callable[[], Callable[[], object]]) -> float:
     return float(told)
 
 
+def peak_of(pid: int) -> int:
+    """The greatest resident size of a process so far, in bytes; 0 if it has ended."""
+    try:
+        return _status("VmHWM", pid)
+    except NotMeasured:
+        return 0
+
+
 def _status(field: str, pid: int | str = "self") -> int:
     """A size from /proc/PID/status, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():

@@ -57,10 +57,10 @@ _KINDS = (
 )
 _WIDE = [(f"c{i:02}", *_KINDS[i % len(_KINDS)]) for i in range(29)]
 # 5 % NULL.
-_WIDE_VALUES = ", ".join(
+_WIDE_VALUES = [
     f"CASE WHEN g * {i + 1} % 20 = 7 THEN NULL ELSE {value.format(k=i + 1)} END"
     for i, (_, _, value) in enumerate(_WIDE)
-)
+]
 
 TABLES = f"""
 CREATE TABLE narrow (id int8 PRIMARY KEY, a int4, t text, n numeric(12,2), ts timestamptz, b bool);
@@ -88,7 +88,7 @@ END LOOP; END $$
 """
 _MIXED = f"""
 DO $$ BEGIN FOR i IN 0 .. {{wide}} - 1 LOOP
-    INSERT INTO wide SELECT g, {_WIDE_VALUES}
+    INSERT INTO wide SELECT g, {", ".join(_WIDE_VALUES)}
         FROM generate_series(i * 1000::int8 + 1, (i + 1) * 1000::int8) g;
     COMMIT;
 END LOOP; END $$;
@@ -110,6 +110,13 @@ DO $$ BEGIN FOR i IN 1 .. {{small}} LOOP
     COMMIT;
 END LOOP; END $$
 """
+
+COPIED = f"""
+CREATE TABLE copied (id int8, {", ".join(f"{name} {kind}" for name, kind, _ in _WIDE[:18])});
+INSERT INTO copied SELECT g, {", ".join(_WIDE_VALUES[:18])} FROM generate_series(1, {{rows}}) g;
+ALTER TABLE copied ADD PRIMARY KEY (id)
+"""
+"""A table of 19 columns that has rows before anybody copies it."""
 
 # Workload → number and size of its transactions of rows of `narrow`, at scale 1.
 _SIZES = {
