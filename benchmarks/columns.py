@@ -318,9 +318,13 @@ def relations(known: int) -> float:
     relation, *frames = workload.frames
 
     def of(oid: int, frame: bytes) -> bytes:
-        if frame[:1] not in (b"I", b"U", b"R"):
-            return frame
-        return frame[:1] + oid.to_bytes(4, "big") + frame[5:]
+        number = oid.to_bytes(4, "big")
+        if (
+            frame[:1] == b"R"
+        ):  # a name of its own: the decoder forgets a relation that lost its name
+            schema, name, rest = frame[5:].split(b"\0", 2)
+            return b"R" + number + b"\0".join((schema, b"%s%d" % (name, oid), rest))
+        return frame[:1] + number + frame[5:] if frame[:1] in (b"I", b"U") else frame
 
     decoder = pf.ColumnarDecoder()
     for _ in decoder.decode([of(20_000 + i, relation) for i in range(known)]):

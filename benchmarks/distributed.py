@@ -377,7 +377,7 @@ def run(options: argparse.Namespace, results: Results) -> None:
         harness.measure(segment_cases(spark, Path(directory), count), rounds, results)
     with slot_cases(scale) as cases:
         harness.measure(cases, rounds, results)
-    seconds = 20.0 if options.quick else 60.0
+    seconds = max(5.0, 60 * scale)
     for kind in ("local", "spark"):
         late = sorted(delays(kind, seconds)[0])
         name = f"delay: {_PACE:,} changes/s/{kind}"

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import functools
 import sys
+import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,11 +28,15 @@ ROWS = {
 # --- Decoding, in this process --------------------------------------------------------------------
 
 
+def _rows(options: argparse.Namespace, name: str) -> int:
+    return max(10, round(ROWS[name] * (options.scale or 1)))
+
+
 def streams(options: argparse.Namespace) -> Iterator[workloads.Workload]:
     """The workloads that the options name, generated and recorded ones."""
     for name in options.workload:
         for tuple_format in workloads.FORMATS:
-            yield workloads.generate(name, tuple_format, ROWS[name])
+            yield workloads.generate(name, tuple_format, _rows(options, name))
     for path in options.capture:
         yield workloads.recorded(path)
 
@@ -62,10 +68,10 @@ def decode(options: argparse.Namespace, results: Results) -> None:
             cases.append(harness.timed(name, run, count, seconds))
             items[name] = workload
     if "wide" in options.workload:
-        cases += columns.thread_cases(workloads.generate("wide", "text", ROWS["wide"]))
+        cases += columns.thread_cases(workloads.generate("wide", "text", _rows(options, "wide")))
     with contextlib.ExitStack() as stack:
         tables = {
-            name: workloads.generate(name, "binary", ROWS[name])
+            name: workloads.generate(name, "binary", _rows(options, name))
             for name in ("narrow", "wide")
             if name in options.workload
         }
@@ -82,7 +88,7 @@ def decode(options: argparse.Namespace, results: Results) -> None:
                 results.add(name, {"memory": harness.peak_memory(prepare)})
             except NotMeasured as reason:
                 results.missing[f"{name}, memory"] = str(reason)
-        for name, sample in columns.scaling(1_000_000).items():
+        for name, sample in columns.scaling(round(1_000_000 * (options.scale or 1))).items():
             results.add(name, sample)
 
 
@@ -153,10 +159,9 @@ def show(results: Results) -> None:
         print(f"{name}: {value}")
     for who, why in harness.grouped(results.missing).items():
         print(f"not measured: {who} ({why})")
-    (_, goals), *others = report.sections(results)
-    for title, text in others:
+    goals, _, *others = report.sections(results)
+    for title, text in (*others, goals):
         print(f"\n{title}\n{text}")
-    print(f"\n{goals}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,7 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--peer", action="append", help="live, this one only, by its name in drain.py (repeatable)"
     )
     parser.add_argument("--way", action="append", help="ways, this one only (repeatable)")
-    parser.add_argument("--scale", type=float, help="live: 1 is a million changes")
+    parser.add_argument(
+        "--scale", type=float, help="of what is measured; 1 is live a million changes"
+    )
     parser.add_argument("--rounds", type=int, help="rounds of each part")
     parser.add_argument(
         "--json",
@@ -195,7 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.capture is None:
         options.capture = sorted((HERE / "captures").glob("*.arrow"))
     results = Results(harness.describe())
+    status = 0
     for part in options.part or [name for name in PARTS if not (options.quick and name in _LONG)]:
+        begin = time.perf_counter()
         try:
             PARTS[part](options, results)
         except NotMeasured as reason:
@@ -203,6 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except decoders.WrongResult as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
+        except Exception:  # noqa: BLE001 - the other parts took an hour
+            traceback.print_exc()
+            status = 1
+        print(f"{part}: {(time.perf_counter() - begin) / 60:.0f} minutes", file=sys.stderr)
     if options.part and options.json is not None and options.json.exists():
         stored = Results.load(options.json)
         whole = {key: stored.described[key] for key in ("date", "load", "machine")}
@@ -219,4 +232,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report:
         report.write(results)
         print(f"written: {report.DIRECTORY / 'README.md'}")
-    return 0
+    return status

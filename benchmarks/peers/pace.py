@@ -65,12 +65,15 @@ CONSUMERS = ("receive only", "transactions", "groups", "groups, protocol 1", "ca
 
 def run(options: argparse.Namespace, results: Results) -> None:
     """Measure each consumer at each pace."""
+    scale = options.scale or (0.2 if options.quick else 1)
     with EmbeddedServer(tcp=True) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute(_TABLE)
             connection.execute("CREATE PUBLICATION paced FOR TABLE paced")
         cases = []
-        for name, pace in PACES.items():
+        for name, whole in PACES.items():
+            bursts = max(1, round(whole.commits / whole.burst * scale))
+            pace = whole._replace(commits=bursts * whole.burst)
             for consumer in CONSUMERS:
                 key = f"pace: {name}/{consumer}"
 
