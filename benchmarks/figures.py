@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "docs" / "explanation" / name for name in ("comparison.md", "benchmarks.md")),
+    ROOT / "docs" / "how-to" / "sizing.md",
 ]
 
 _MARKED = re.compile(
@@ -39,7 +40,7 @@ _LIVE = {
 
 def speed(results: Results) -> Iterator[str]:
     """Return the table of the README: the live clients, then a few figures of single stages."""
-    machine = _shown_machine(results)
+    machine = _shown_machine(results, "live")
     yield f"| CPU time per change, {machine} | 6 columns | mixed, up to 30 columns |"
     yield "|---|--:|--:|"
     yield from _live_rows(results)
@@ -99,12 +100,91 @@ def goals(results: Results) -> Iterator[str]:
     )
 
 
+def sizing(results: Results) -> Iterator[str]:
+    """Return what one process and Spark take for the same tables."""
+
+    def rates(name: str) -> str:
+        return " / ".join(_rate(results, f"backlog: {rows}/{name}") for rows in ("narrow", "mixed"))
+
+    def cpu(name: str) -> str:
+        cases = (f"backlog: {rows}/{name}" for rows in ("narrow", "mixed"))
+        return " / ".join(f"{_median(results, case, 'cpu') * 1e6:.1f}" for case in cases)
+
+    def late(name: str) -> str:
+        case = f"delay: 5,000 changes/s/{name}"
+        return " / ".join(
+            f"{_median(results, case, metric) * 1e3:.0f}" for metric in ("median", "p95")
+        )
+
+    local, spark = (
+        _rate(results, name)
+        for name in ("segments: 4 tables/sync, local", "segments by Spark/4 tables")
+    )
+    yield from _lines(
+        ("", "one process", "Spark, two cores"),
+        ("---", "---", "---"),
+        ("change log to tables, 4 tables, changes/s", local, spark),
+        ("backlog of a slot, narrow / mixed rows, changes/s", rates("local"), rates("spark")),
+        ("the capture alone, narrow / mixed, changes/s", rates("capture"), ""),
+        ("CPU time of a change from the slot, narrow / mixed, µs", cpu("local"), cpu("spark")),
+        (
+            "from commit to change table at 5,000 changes/s, median / p95, ms",
+            *(late("local"), late("spark")),
+        ),
+    )
+
+
+def growth(results: Results) -> Iterator[str]:
+    """Return what a sync costs as it has more tables, segments or columns."""
+
+    def spent(name: str) -> float:
+        return _median(results, f"growth: {name}", "cpu")
+
+    copies = [spent(f"first copy/{n} tables") / n * 1e3 for n in (10, 100, 1000)]
+    idle = {
+        of: f"{spent(f'idle, each second/{of}'):.1%}".replace("%", " %")
+        for of in ("10 tables", "1000 tables", "10000 segments")
+    }
+    window = {
+        of: f"{spent(f'a window of one row/{of}') * 1e3:,.0f} ms"
+        for of in ("10 tables", "1000 tables", "500 columns", "1500 columns")
+    }
+    each = spent("a row in each table/1000 tables") / 1000
+    yield from _lines(
+        ("what", "CPU time"),
+        ("---", "---"),
+        ("first copy of a small table", f"{min(copies):.0f} to {max(copies):.0f} ms"),
+        (
+            "idle, with 10 / 1,000 tables, of a core",
+            f"{idle['10 tables']} / {idle['1000 tables']}",
+        ),
+        ("idle, with 10,000 segments, of a core", idle["10000 segments"]),
+        (
+            "a window of one row, with 10 / 1,000 tables",
+            f"{window['10 tables']} / {window['1000 tables']}",
+        ),
+        ("a changed table in a window", f"{each * 1e3:.0f} ms"),
+        (
+            "a window of one row, with 500 / 1,500 columns",
+            f"{window['500 columns']} / {window['1500 columns']}",
+        ),
+        ("merging a segment", f"{spent('merges/10000 segments') / 10_000 * 1e3:.1f} ms"),
+    )
+
+
 BLOCKS: dict[str, Callable[[Results], Iterator[str]]] = {
     "speed": speed,
     "live": live,
     "decoder": decoder,
     "goals": goals,
+    "sizing": sizing,
+    "growth": growth,
 }
+
+
+def _lines(*rows: tuple[str, ...]) -> Iterator[str]:
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
 
 
 def _live_rows(results: Results) -> Iterator[str]:
