@@ -381,6 +381,10 @@ cdef class ColumnEngine(Reader):
             column = &rows.after.columns[c]
             if column.width < 0 and column.offsets != NULL:
                 rows.usual_bytes[c] = column.offsets[rows.after.filled]
+        for labels, table in relation.labels.items():
+            # Another decoder that uses this layout may have added labels.
+            if len(labels.numbers) != (<EnumTable> table).table.count:
+                (<EnumTable> table).fill(labels)
         with nogil:
             made = finish(rows, batch, self.lsns != NULL)
         if not made:

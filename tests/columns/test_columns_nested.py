@@ -21,6 +21,9 @@ from support.columns.values import has_other_shape, same_value
 from support.frames.made_vectors import NULL, SAME, binary, insert, relation, row, text, tuple_data
 
 import pgoutput_fast as pf
+from pgoutput_fast.columnar.schema import Layout, layout_of
+from pgoutput_fast.columnar.selection import Selection
+from pgoutput_fast.decoding.plan import RelationPlan
 from pgoutput_fast.settings import make_settings
 from pgoutput_fast.types import CatalogType, column_type
 
@@ -337,6 +340,21 @@ def test_a_new_label_starts_a_batch() -> None:
         labels = [*known, "new", "newer"][: 3 + n]
         assert side.field(0).dictionary.to_pylist() == labels
         assert side.field(1).values.dictionary.to_pylist() == labels
+
+
+def test_decoders_that_share_a_layout_share_its_labels() -> None:
+    made: dict[str, Layout] = {}
+
+    def layouts(plan: RelationPlan) -> Layout:
+        return made.setdefault("the only one", layout_of(plan, "arrow", Selection()))
+
+    one, other = (pf.ColumnarDecoder(registry=registry(), layouts=layouts) for _ in range(2))
+    for decoder, moods in ((one, ["ok"]), (other, ["new", "ok"]), (one, ["new", "sad"])):
+        frames = [announced(MOOD, MOODS), *(insert(text(m), text(f"{{{m}}}")) for m in moods)]
+        (batch,) = map(pa.record_batch, decoder.decode(frames))
+        batch.validate(full=True)
+        assert batch.column("after").field(0).to_pylist() == moods
+        assert batch.column("after").field(1).to_pylist() == [[m] for m in moods]
 
 
 def test_a_label_of_a_bad_frame_is_not_learned() -> None:
