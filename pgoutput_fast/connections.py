@@ -445,7 +445,10 @@ class ConnectionParameters:
             )
         parameters, why = None, ""
         try:
-            parameters = conninfo.conninfo_to_dict(dsn or "", **values)
+            if any("\0" in text for text in (dsn or "", *values.values())):
+                why = ": it has a NUL character, at which libpq would stop reading"
+            else:
+                parameters = conninfo.conninfo_to_dict(dsn or "", **values)
         except psycopg.Error as error:
             why = _unknown_parameter(str(error), dsn or "", libpq_names)
         if parameters is None:

@@ -56,3 +56,17 @@ def test_what_may_be_of_a_password_is_not_shown(dsn: str) -> None:
         ConnectionParameters(dsn)
     assert "hots" not in str(caught.value)
     assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("dsn", "keywords"),
+    [
+        ("host=a\0 sslmode=verify-full", {}),
+        ("postgresql://h\0 'a b:s3cret@'", {}),
+        ("host=a", {"password": "s3cret\0"}),
+    ],
+)
+def test_a_string_that_libpq_would_cut_is_refused(dsn: str, keywords: dict[str, str]) -> None:
+    with expect_error(code="bad_option") as caught:
+        ConnectionParameters(dsn, keywords)
+    assert "s3cret" not in str(caught.value)
