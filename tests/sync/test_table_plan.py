@@ -439,3 +439,14 @@ def test_a_table_whose_name_is_not_selected(
     assert BEFORE.table is not None
     found = plan_from_catalog(state, BEFORE.table, start, rules, is_selected=is_selected)
     assert found == plan
+
+
+def test_a_plan_without_reason_and_columns_needs_the_name_alone() -> None:
+    plans = (CatalogPlan(), CatalogPlan(UNSELECTED), CatalogPlan(follows=True))
+    assert [plan.is_name for plan in plans] == [True, False, False]
+
+
+def test_rules_say_whether_a_policy_makes_null() -> None:
+    given = (Policies(), Policies(infinity="null"), Policies(out_of_range="null"))
+    made = [TableRules.of(SyncOptions(), RememberedOptions(), policies) for policies in given]
+    assert [rules.makes_null for rules in made] == [False, True, True]
