@@ -32,7 +32,13 @@ from pgoutput_fast._disk import claim_directory
 from pgoutput_fast.changelog import merging
 from pgoutput_fast.changelog.consumers import Consumer, consumers, remove_consumer
 from pgoutput_fast.changelog.merging import FAN, delete_covered, mergeable, merges
-from pgoutput_fast.changelog.read_plan import Position, first_position, next_ranges
+from pgoutput_fast.changelog.read_plan import (
+    CommitRange,
+    Position,
+    ReadRanges,
+    first_position,
+    next_ranges,
+)
 from pgoutput_fast.changelog.requests import forget_request, request_copy, requested
 from pgoutput_fast.changelog.retention import Keep, forget_dropped, retain
 from pgoutput_fast.changelog.snapshot_states import Snapshot, SnapshotStates, TableSnapshots
@@ -419,6 +425,18 @@ def test_where_a_new_consumer_begins_with_a_table_that_waits() -> None:
     assert first_position(states, 100) == Position(100, {1: 99})
     # What came behind the copy is deleted.
     assert first_position(states, 300) == Position(300, {1: 500})
+    # A table that is gone has no changes to read but those after a snapshot that is still there.
+    gone = {1: TableSnapshots((whole, Snapshot(1, 2, False, "gone", 600)))}
+    assert first_position(gone, 100) == Position(100, {1: 99})
+    assert first_position(gone, 300) == Position(300, {1: 600})
+
+
+def test_empty_ranges_do_not_decide_where_a_window_begins_or_ends() -> None:
+    tables = {1: CommitRange(5, 5), 2: CommitRange(20, 30), 3: CommitRange(90, 90)}
+    read_ranges = ReadRanges(CommitRange(10, 40), tables, Position(40, {}))
+    assert (read_ranges.start, read_ranges.end) == (10, 30)
+    nothing = ReadRanges(CommitRange(40, 40), {1: CommitRange(5, 5)}, Position(40, {}))
+    assert (nothing.start, nothing.end) == (40, 40)
 
 
 def test_a_directory_that_may_not_be_written(
