@@ -116,8 +116,9 @@ GOALS = [
          {"slot: narrow": 1.5, "slot: mixed": 1.5}, at_most=True),
     Goal("slot to state tables alone, by slope", "DuckDB, state alone", "DuckDB",
          {"slot: narrow": 0.85, "slot: mixed": 0.85}, at_most=True),
-    Goal("slot to tables, beside Debezium to JSON", "DuckDB", "Debezium, JSON",
-         {"slot: narrow": 1 / 8, "slot: mixed": 1 / 10}, at_most=True),
+    *(Goal(f"slot to {target}, beside Debezium to JSON", target, "Debezium, JSON",
+           {"slot: narrow": 1 / 8, "slot: mixed": 1 / 10}, at_most=True)
+      for target in ("DuckDB", "Delta")),
     *_SNAPSHOT,
     Goal("segments to files of changes by Spark", "mode manifest", "Spark's own writer",
          {"segments: 4 tables": 4}, metric="wall"),
