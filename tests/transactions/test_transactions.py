@@ -162,6 +162,13 @@ def test_prepared_ones_at_prepare() -> None:
     assert not list(found[3])
 
 
+def test_a_transaction_that_ends_at_zero_was_not_delivered_before() -> None:
+    insert = testing.insert(ACCOUNTS, [1, "a"])
+    frames = [testing.begin(7, 0), ACCOUNTS.relation(), insert, testing.commit(0, 0)]
+    (found,) = Assembler().feed(frames)
+    assert (found.end_lsn, content(found)) == (0, [insert])
+
+
 def test_a_prepared_transaction_that_never_came() -> None:
     frames = [testing.commit_prepared(7, "old", 0x200, 0x230, 5)]
     (empty,) = Assembler().feed(frames)
