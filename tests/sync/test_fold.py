@@ -223,6 +223,15 @@ def test_a_table_without_a_key_counts_its_rows() -> None:
     assert net.key == ()
 
 
+def test_a_truncate_of_a_table_without_a_key() -> None:
+    rows = [t.insert(WHOLE, [1, "a"]), t.truncate([WHOLE]), t.insert(WHOLE, [2, "b"])]
+    net = folded(WHOLE.relation(), *rows)
+    assert net.truncated
+    assert [tuple(row["row"].values()) for row in net.rows.to_pylist()] == [(2, "b")]
+    with expect_error(code="unfit_row", table="public.things"):
+        folded(WHOLE.relation(), *rows, t.delete(WHOLE, [1, "a"]))
+
+
 def test_a_table_that_sends_no_old_rows_is_a_multiset_of_inserts() -> None:
     net = folded(OPEN.relation(), t.insert(OPEN, [1, "a"]), t.insert(OPEN, [1, "a"]))
     assert net.rows.column("count").to_pylist() == [2]
@@ -375,9 +384,26 @@ def test_wrong_keys_are_refused() -> None:
         fold([])
 
 
+def test_a_key_that_changes_is_refused() -> None:
+    rows = [t.insert(THINGS, [1, "a", "b"]), NAMED.relation(), t.insert(NAMED, [2, "c", "d"])]
+    with expect_error(code="unfit_schema", table="public.things"):
+        folded(THINGS.relation(), *rows)
+
+
 def test_arrow_batches_of_other_columns_are_refused() -> None:
     with expect_error(code="unfit_input"):
         fold([pa.record_batch({"a": [1]})])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("op", ["merge"]), ("unchanged", [["else"]]), ("unchanged", [["note"]])]
+)
+def test_batches_of_pyarrow_that_no_decoder_makes_are_refused(name: str, value: Any) -> None:
+    (batch,) = map(pa.record_batch, batches(THINGS.relation(), t.insert(THINGS, [1, "a", None])))
+    at = batch.schema.get_field_index(name)
+    changed = batch.set_column(at, batch.schema.field(at), pa.array(value, batch.column(at).type))
+    with expect_error(code="unfit_input", table="public.things"):
+        fold([changed])
 
 
 def test_tables_and_batches_of_pyarrow_are_taken() -> None:
