@@ -529,7 +529,7 @@ def test_a_table_that_a_rolled_back_transaction_altered(in_stream: bool) -> None
     assert row.new.as_dict() == {"id": 1, "note": "c"}
 
 
-class RememberedOptions(list[Any]):
+class KeptTransactions(list[Any]):
     """Keeps prepared transactions for another assembler."""
 
     def keep(self, prepared: Any) -> None:
@@ -552,7 +552,7 @@ def test_a_transaction_with_rows_before_and_after_it_alters_a_table(ends: str, k
         frames += [testing.begin(8), *content, testing.commit()]
     else:
         frames += prepared_frames(8, *content)
-    kept = RememberedOptions()
+    kept = KeptTransactions()
     assembler = Assembler(
         prepared="prepare" if ends == "prepare" else "commit",
         keeper=kept if ends == "restored" else None,
@@ -569,3 +569,19 @@ def test_a_transaction_with_rows_before_and_after_it_alters_a_table(ends: str, k
     assert tags_of(found[-1]) == (b"BRIRIC" if is_new else b"BIRIC")
     inserted = [one.new.as_dict() for one in found[-1] if one.tag == "I"]
     assert inserted == [{"id": 2, "note": "b"}, {"id": 3, "note": "c", "more": 5}]
+
+
+def test_a_kept_transaction_has_the_types_of_its_tables() -> None:
+    mood, size = testing.UserType(20000, "mood"), testing.UserType(20001, "size")
+    moods = Table("moods", {"id": "int4", "mood": mood}, relation_id=16600)
+    sizes = Table("sizes", {"id": "int4", "size": size}, relation_id=16700)
+    announced = [mood.frame(), moods.relation(), size.frame(), sizes.relation()]
+    frames = [testing.begin(6), *announced, testing.insert(sizes, [1, "big"]), testing.commit()]
+    frames += prepared_frames(8, testing.insert(moods, [2, "sad"]))
+    kept = KeptTransactions()
+    list(Assembler(keeper=kept).feed(frames))
+    later = Assembler()
+    later.restore(kept[-1])
+    (found,) = later.feed([testing.commit_prepared(8, "g")])
+    assert list(found.frames())[1:-2] == announced[:2]
+    assert [one.new.as_dict() for one in found if one.tag == "I"] == [{"id": 2, "mood": "sad"}]
