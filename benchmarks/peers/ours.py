@@ -107,24 +107,23 @@ def transactions() -> None:
 def captured() -> None:
     """A capture to durable segments, on the disk that the checkout is on."""
     _, _, compression = peer.MODE.partition("/")
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:
-        peer.begin()
-        capture(
-            peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION], directory=directory,
-            adopt_slot=True, until_lsn=STOP_LSN, compression=compression or None,
-        )  # fmt: skip
-        spent = peer.cpu() - peer._started[1]
-        wall = time.perf_counter() - peer._started[0]
-        memory = peer.resident()
-        changes = size = 0
-        for segment in list_segments(directory):
-            with SegmentReader(segment.path) as reader:
-                for batch in reader:
-                    changes += len(batch) - batch["seq"].null_count
-                    size += pc.sum(pc.binary_length(batch["data"])).as_py() or 0
-        shutil.rmtree(directory)
-        Path(directory).mkdir()
-        peer.done(VERSION, changes, check=0, spent=spent, wall=wall, memory=memory)
+    directory = tempfile.mkdtemp(dir=Path(__file__).parent)
+    peer.begin()
+    capture(
+        peer.DSN, slot=peer.SLOT, publications=[peer.PUBLICATION], directory=directory,
+        adopt_slot=True, until_lsn=STOP_LSN, compression=compression or None,
+    )  # fmt: skip
+    spent = peer.cpu() - peer._started[1]
+    wall = time.perf_counter() - peer._started[0]
+    memory = peer.resident()
+    changes = size = 0
+    for segment in list_segments(directory):
+        with SegmentReader(segment.path) as reader:
+            for batch in reader:
+                changes += len(batch) - batch["seq"].null_count
+                size += pc.sum(pc.binary_length(batch["data"])).as_py() or 0
+    shutil.rmtree(directory)  # now, as done() ends the process
+    peer.done(VERSION, changes, check=0, spent=spent, wall=wall, memory=memory)
 
 
 def sum_of_keys(columns: pa.RecordBatch) -> int:
