@@ -141,6 +141,8 @@ def main() -> None:
 
     import pgoutput_fast.replication.delivery  # noqa: F401
 
+    pa.array([])  # pyarrow imports pandas at the first of these
+
     # The threads of NumPy's linear algebra, which nobody uses here, spin for a while after they are
     # made, and would be counted.
     time.sleep(0.5)
