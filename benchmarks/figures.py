@@ -94,10 +94,7 @@ def decoder(results: Results) -> Iterator[str]:
 def goals(results: Results) -> Iterator[str]:
     """Return a sentence on how many goals this run met."""
     met = [verdict.met for verdict in verdicts(results)]
-    yield (
-        f"The stored run meets {met.count(True)} goals and misses {met.count(False)}. "
-        f"{met.count(None)} were not measured in it."
-    )
+    yield f"The stored run meets {met.count(True)} goals and misses {met.count(False)}."
 
 
 def sizing(results: Results) -> Iterator[str]:

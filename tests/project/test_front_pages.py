@@ -14,7 +14,7 @@ from support.commands.builds import ROOT
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from benchmarks import figures
+from benchmarks import figures, goals
 
 EXPLANATION = ROOT / "docs" / "explanation"
 
@@ -30,6 +30,12 @@ def test_figures_are_those_of_the_stored_results(page: Path) -> None:
 def test_each_block_of_figures_stands_in_one_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in figures.PAGES)
     assert sorted(re.findall(r"<!-- figures: (\w+) -->", text)) == sorted(figures.BLOCKS)
+
+
+def test_the_report_measures_every_goal_and_explains_each_missed_one() -> None:
+    verdicts = list(goals.verdicts(figures.Results.load(figures.RESULTS)))
+    assert [(one.goal.level, one.workload) for one in verdicts if one.met is None] == []
+    assert {one.goal.level for one in verdicts if not one.met} == goals.LIMITS.keys()
 
 
 def test_pictures_of_messages_are_those_of_the_wire_table() -> None:
