@@ -401,6 +401,16 @@ def _fixed(format: str, letter: str, code: str, binary_code: str) -> Any:
     return make
 
 
+def _float4(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
+    def binary(raw: bytes) -> bytes:
+        codec.binary(raw)  # checks the size
+        # A Python float is a double: through it, a signalling NaN would become a quiet one.
+        return int.from_bytes(raw, "big").to_bytes(4, _ORDER)
+
+    field = _stored(codec, struct.Struct("=f").pack, "f", 4, "float4_text", "same4")
+    return replace(field, binary=binary)
+
+
 def _bool(type: ColumnType, codec: Codec, settings: Settings, target: str) -> Field:
     return _stored(
         codec, lambda value: b"\1" if value else b"\0", "b", 0, "bool_text", "bool_binary"
@@ -684,7 +694,7 @@ _FIELDS: dict[str, Callable[[ColumnType, Codec, Settings, str], Field]] = {
     "int8": _fixed("l", "q", "int8_text", "same8"),
     "uint4": _uint4,
     "uint8": _uint8,
-    "float4": _fixed("f", "f", "float4_text", "same4"),
+    "float4": _float4,
     "float8": _fixed("g", "d", "float8_text", "same8"),
     "numeric": _numeric,
     "text": _text,

@@ -238,6 +238,12 @@ def test_text_and_binary(name: str) -> None:
         assert batch.column("before").field(0).to_pylist() == [expected, expected]
 
 
+def test_a_signalling_nan_keeps_its_bits() -> None:
+    nan = bytes.fromhex("7f8ccccd")
+    for numbers in (column(700, binary(nan)), column(1021, binary(array(700, nan))).values):
+        assert numbers.view(pa.uint32()).to_pylist() == [0x7F8CCCCD]
+
+
 def test_other_targets() -> None:
     moods = column(MOODS, text("{ok}"), target="spark")
     assert moods.type == pa.list_(pa.utf8())
