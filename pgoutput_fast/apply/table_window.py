@@ -218,7 +218,12 @@ class TableWindow:
         table_in_catalog : TableInCatalog
         """
         self.take_gathered()
-        self._begin_layout(self._planned(schema, table_in_catalog), self._folded + 1)
+        plan = self._planned(schema, table_in_catalog)
+        self._begin_layout(plan, self._folded + 1)
+        if plan.begins_version:
+            # Without its first changes, the version still needs its table: DuckDB's target takes a
+            # version without one as deleted.
+            self._writer.append(_empty(plan.conversion.schema))
         self._last = None
 
     def _planned(self, schema: pa.Schema, table_in_catalog: TableInCatalog) -> LayoutPlan:
