@@ -141,6 +141,8 @@ class SegmentReader:
     def _batch(self, index: int) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
         with self._errors():
             batch, custom = self._reader.get_batch_with_custom_metadata(index)
+            # pyarrow ends the process when it reads a value with a negative length.
+            batch.validate()
             return batch, dict(custom or {})
 
     def _check(

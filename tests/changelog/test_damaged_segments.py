@@ -147,6 +147,21 @@ def test_a_damaged_size_of_a_compressed_buffer_is_refused(tmp_path: Path, claime
         rows(path)
 
 
+def test_a_layout_index_of_negative_length_is_refused(
+    segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the checksum fits: pyarrow ends the process when it reads such a value."""
+    monkeypatch.setattr(SegmentReader, "_check", lambda *_: None)
+    with SegmentReader(segment) as reader:
+        size = len(reader._index)
+    data = bytearray(segment.read_bytes())
+    at = data.rindex(struct.pack("<ii", 0, size))
+    data[at : at + 8] = struct.pack("<ii", size + 1, size)
+    segment.write_bytes(data)
+    with expect_error(code="damaged", path=str(segment)):
+        SegmentReader(segment)
+
+
 @pytest.mark.parametrize(
     "batches",
     [[], [0, 1, 2], [3], [0, 1, 1, 3], [1, 0, 2, 3]],
