@@ -238,11 +238,11 @@ class Capture:
             self.tables.leave(oid, self.world.lsn, {})
             self.known.discard(oid)
             return
+        joined = self.world.joined[oid] if not is_initial else 0  # read before the snapshot
         point = self.exported if is_initial else self.world.advance()
         rows = sorted(self.world.rows(oid, point).items())
         yield
         half = len(rows) // 2
-        joined = self.world.joined[oid] if not is_initial else 0
         announced = [table(oid).relation()]
         files = SnapshotFiles(self.directory, order, METADATA, point, 5, announced)
         self.files[oid] = files
