@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.columns.columnar import IMPLEMENTATIONS, chosen
 
@@ -158,6 +158,7 @@ def test_any_cut_into_runs_gives_the_same_rows(
         st.sampled_from([1, 100, 2000, 4 << 20]),
         st.sampled_from([1, 3000, 8000, 16 << 20]),
     )
+    @example(large([40, 120], 100), [50], 16, 2000, 3000)  # in several parts
     def run(
         server: Server, cuts: Any, batch_frames: int, batch_bytes: int, segment_bytes: int
     ) -> None:
